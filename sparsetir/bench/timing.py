@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time several calls side by side so that a busy machine or a spinning thread pool favours none of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from sparsetir.errors import ArgumentError
+
+MIN_CALLS = 3
+MAX_REPEATS = 3
+# A thread that lost its core comes back after one or more scheduler ticks of 4 ms.
+TICK = 3.5e-3
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of one case, in seconds per call.
+
+    Parameters
+    ----------
+    median, min, max : float
+        Over all samples that were kept.
+    samples : tuple of float
+        Every kept call, in the order in which they ran.
+    discarded : int
+        Bursts thrown away because the machine was busy.
+    """
+
+    median: float
+    min: float
+    max: float
+    samples: tuple[float, ...] = field(repr=False)
+    discarded: int = 0
+
+    @classmethod
+    def of(cls, samples: list[float], *, discarded: int = 0) -> Timing:
+        """Summarise `samples`, of which there must be at least one."""
+        return cls(median(samples), min(samples), max(samples), tuple(samples), discarded)
+
+    @property
+    def spread(self) -> float:
+        """Distance of the lower and the upper quartile, relative to the median; 0 is a quiet machine."""
+        ordered = sorted(self.samples)
+        lower, upper = ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4]
+        return (upper - lower) / self.median if self.median else 0.0
+
+
+def burst(call: Callable[[], object], seconds: float) -> list[float]:
+    """Times of consecutive calls for about `seconds`, at least `MIN_CALLS`, after one call that is not timed."""
+    call()
+    samples: list[float] = []
+    clock = time.perf_counter
+    end = clock() + seconds
+    while len(samples) < MIN_CALLS or clock() < end:
+        start = clock()
+        call()
+        samples.append(clock() - start)
+    return samples
+
+
+def is_disturbed(samples: list[float]) -> bool:
+    """Whether half of the calls or more waited for a scheduler tick."""
+    middle, fastest = median(samples), min(samples)
+    return middle > 2 * fastest and middle - fastest > TICK
+
+
+def quiet_burst(call: Callable[[], object], seconds: float) -> tuple[list[float], int]:
+    """The first undisturbed burst (or the last one allowed), and how many were discarded before it."""
+    for discarded in range(MAX_REPEATS):
+        samples = burst(call, seconds)
+        if not is_disturbed(samples):
+            return samples, discarded
+    return samples, MAX_REPEATS - 1
+
+
+def interleave(
+    cases: Mapping[str, Callable[[], object]], *, rounds: int = 3, burst_seconds: float = 0.05, rest: float = 0.25
+) -> dict[str, Timing]:
+    """Time the cases in turn, a burst of calls each, for several rounds.
+
+    Parameters
+    ----------
+    cases : mapping of str to callable
+        What to time; a callable returns when its result is ready.
+    rounds : int
+        How often each case has its turn.
+    burst_seconds : float
+        Length of one turn; at least three calls are timed however long they take.
+    rest : float
+        Seconds of sleep before each turn: OpenMP and TVM workers spin for a while after a call and would
+        take cores from the next case.
+
+    Returns
+    -------
+    dict of str to Timing
+        In the order of `cases`.
+
+    Examples
+    --------
+    >>> times = interleave({"sum": lambda: sum(range(1000))}, rounds=1, burst_seconds=0.001, rest=0.0)
+    >>> times["sum"].min <= times["sum"].median <= times["sum"].max
+    True
+    """
+    if rounds < 1:
+        raise ArgumentError(f"rounds must be at least 1, found {rounds}")
+    samples: dict[str, list[float]] = {name: [] for name in cases}
+    discarded = dict.fromkeys(cases, 0)
+    for _ in range(rounds):
+        for name, call in cases.items():
+            time.sleep(rest)
+            kept, thrown = quiet_burst(call, burst_seconds)
+            samples[name] += kept
+            discarded[name] += thrown
+    return {name: Timing.of(samples[name], discarded=discarded[name]) for name in cases}

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors a user can meet. Each is also the fitting builtin, so ``except ValueError`` works."""
+
+from __future__ import annotations
+
+
+class SparseTIRError(Exception):
+    """Base of every error raised on purpose by this package."""
+
+
+class ScriptError(SparseTIRError, SyntaxError):
+    """A program text does not follow the dialect; the message quotes the source line."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class VerifyError(SparseTIRError, ValueError):
+    """A program breaks a rule of its stage.
+
+    Parameters
+    ----------
+    message : str
+        What was expected, what was found, what to try.
+    construct : str
+        Name of the axis, buffer or iteration at fault ("" if none).
+    """
+
+    def __init__(self, message: str, construct: str = "") -> None:
+        super().__init__(message)
+        self.construct = construct
+
+
+class ArgumentError(SparseTIRError, ValueError):
+    """A kernel was called with an argument of wrong shape, size or structure."""
+
+
+class ArgumentTypeError(SparseTIRError, TypeError):
+    """A kernel was called with an argument of wrong type or dtype, or with a wrong name."""
+
+
+class StructureError(ArgumentError):
+    """The index arrays of a sparse argument are not what the axes tree promises."""
+
+
+class LoweringError(SparseTIRError, NotImplementedError):
+    """A legal program asks for something the compiler does not do."""
+
+
+class ScheduleError(SparseTIRError, ValueError):
+    """A schedule primitive is not legal here; the message gives the reason."""
+
+
+class FileFormatError(SparseTIRError, ValueError):
+    """A matrix or tensor file cannot be read as its format."""
+
+
+class TuningError(SparseTIRError, RuntimeError):
+    """A search could not produce a kernel."""

@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a stage-I program means, in plain numpy: the oracle every compiled kernel is judged by.
+
+Slow and literal on purpose: one Python step per stored slot, no schedule, no search but a linear scan,
+nothing shared with the lowering. Arithmetic is numpy's in the dtype of each node, so a float16 sum is rounded at
+every step where a kernel may keep it in float32.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes  # noqa: F401  makes numpy know bfloat16
+import numpy as np
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.ir import Call, Op, Var
+
+from sparsetir import op
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, VerifyError
+from sparsetir.ir import Axis, Program, SparseBuffer, SpIter, decode, is_sp_iter
+
+_REDUCE = 2
+
+_BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    tirx.Add: operator.add,
+    tirx.Sub: operator.sub,
+    tirx.Mul: operator.mul,
+    tirx.Div: lambda a, b: (a - np.fmod(a, b)) // b if isinstance(a, np.integer) else a / b,
+    tirx.Mod: np.fmod,
+    tirx.FloorDiv: operator.floordiv,
+    tirx.FloorMod: operator.mod,
+    tirx.Min: lambda a, b: a if a < b else b,
+    tirx.Max: lambda a, b: a if a > b else b,
+    tirx.EQ: operator.eq,
+    tirx.NE: operator.ne,
+    tirx.LT: operator.lt,
+    tirx.LE: operator.le,
+    tirx.GT: operator.gt,
+    tirx.GE: operator.ge,
+    tirx.BitwiseAnd: operator.and_,
+    tirx.BitwiseOr: operator.or_,
+    tirx.BitwiseXor: operator.xor,
+    tirx.LShift: operator.lshift,
+    tirx.RShift: operator.rshift,
+}
+
+_SAME_IN_NUMPY = (
+    "exp exp2 log log2 log10 log1p sqrt fabs floor ceil trunc "
+    "sin cos tan sinh cosh tanh hypot copysign fmod isnan isinf isfinite"
+)
+
+# Computed in float64, then rounded once to the dtype of the call.
+_MATH: dict[str, Callable[..., Any]] = {
+    **{name: getattr(np, name) for name in _SAME_IN_NUMPY.split()},
+    "atan": np.arctan,
+    "atan2": np.arctan2,
+    "erf": math.erf,
+    "exp10": lambda x: 10.0**x,
+    "nearbyint": np.rint,
+    "pow": np.power,
+    "round": np.rint,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+}
+
+
+def _as(value: Any, dtype: Any) -> Any:
+    """`value` as a numpy scalar, converted the way C does."""
+    return np.asarray(value).astype(np.dtype(str(dtype)))[()]
+
+
+def _unknown(node: Any, what: str = "") -> LoweringError:
+    kind, text = what or type(node).__name__, str(node).splitlines()[0]
+    return LoweringError(f"the interpreter runs the nodes of a stage-I program, found {kind} in: {text}")
+
+
+@dataclass(frozen=True, eq=False)
+class _Point:
+    """One stored slot of `axis`; `coords` runs from the root of its tree down to it."""
+
+    axis: Axis
+    above: int
+    position: int
+    coords: tuple[int, ...]
+
+
+class _Machine:
+    """Memory, values of variables and the points of the iterations now running."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.memory: dict[Var, np.ndarray] = {}
+        self.values: dict[Var, Any] = {}
+        self.points: dict[Var, _Point] = {}
+        self.current: dict[Axis, _Point] = {}
+        self.rule_args: Sequence[int] = ()
+        self.initialising = False
+
+    # --- storage: which slots there are, and where a coordinate is ---
+
+    def fiber(self, axis: Axis, parent: _Point | None) -> tuple[int, int]:
+        """First position and number of slots of the fiber of `axis` below `parent`."""
+        above = 0 if parent is None else parent.position
+        if axis.indptr is not None:
+            indptr = self.memory[axis.indptr]
+            return int(indptr[above]), int(indptr[above + 1]) - int(indptr[above])
+        if axis.extent_rule is not None:
+            coords = () if parent is None else parent.coords
+            return self.rule(axis.offset_rule, coords), self.rule(axis.extent_rule, coords)
+        if axis.kind == "singleton":
+            return above, 1
+        if axis.kind == "sparse_fixed":
+            width = int(self.eval(axis.width))
+            return above * width, width
+        return 0, int(self.eval(axis.length))
+
+    def rule(self, rule: ir.Expr | None, args: Sequence[int]) -> int:
+        """Value of a formula of an axis at `args`."""
+        outer, self.rule_args = self.rule_args, args
+        value = int(self.eval(rule))
+        self.rule_args = outer
+        return value
+
+    def coordinate(self, axis: Axis, coords: tuple[int, ...], position: int, slot: int) -> int:
+        if axis.rule is not None:
+            return self.rule(axis.rule, (*coords, slot))
+        return slot if axis.indices is None else int(self.memory[axis.indices][position])
+
+    def slots(self, axis: Axis, parent: _Point | None, first: int, slots: Iterable[int]) -> Iterator[_Point]:
+        """The points at `slots` of the fiber that starts at `first`, without padding."""
+        above, coords = (0, ()) if parent is None else (parent.position, parent.coords)
+        length = int(self.eval(axis.length))
+        for slot in slots:
+            coordinate = self.coordinate(axis, coords, first + slot, slot)
+            if 0 <= coordinate < length:
+                yield _Point(axis, above, first + slot, (*coords, coordinate))
+
+    def stored(self, axis: Axis, parent: _Point | None) -> Iterator[_Point]:
+        """Every stored slot below `parent`, in order."""
+        first, count = self.fiber(axis, parent)
+        return self.slots(axis, parent, first, range(count))
+
+    def find(self, axis: Axis, parent: _Point | None, coordinate: int) -> Iterator[_Point]:
+        """Every slot below `parent` that holds `coordinate`: none if it is absent, several if duplicated."""
+        if axis.is_dense:
+            first, count = self.fiber(axis, parent)
+            return self.slots(axis, parent, first, [coordinate] if coordinate in range(count) else [])
+        return (point for point in self.stored(axis, parent) if point.coords[-1] == coordinate)
+
+    def candidates(self, axis: Axis, parent: _Point | None, subscript: ir.Expr) -> Iterator[_Point]:
+        """The slots `subscript` may mean: its own slot if it iterates this very fiber, else by search."""
+        point = self.points.get(subscript) if isinstance(subscript, Var) else None
+        above = 0 if parent is None else parent.position
+        if point is not None and point.axis is axis and point.above == above:
+            return iter((point,))
+        return self.find(axis, parent, int(self.eval(subscript)))
+
+    def chains(
+        self, axes: Sequence[Axis], subscripts: Mapping[Axis, ir.Expr], found: tuple[_Point, ...] = ()
+    ) -> Iterator[tuple[_Point, ...]]:
+        """Every way to follow `subscripts` down `axes`, each axis listed right after its parent."""
+        if not axes:
+            yield found
+            return
+        parent = None if axes[0].parent is None else found[-1]
+        for point in self.candidates(axes[0], parent, subscripts[axes[0]]):
+            yield from self.chains(axes[1:], subscripts, (*found, point))
+
+    def places(self, buffer: SparseBuffer, subscripts: Sequence[ir.Expr]) -> Iterator[tuple[int, ...]]:
+        """The storage elements at these coordinates, first match first; none if they are absent."""
+        axes = [axis for tree in buffer.trees for axis in tree]
+        for points in self.chains(axes, dict(zip(buffer.axes, subscripts, strict=True))):
+            position = {point.axis: point.position for point in points}
+            yield tuple(position[tree[-1]] for tree in buffer.trees)
+
+    def plain(self, buffer: Var, subscripts: Sequence[ir.Expr]) -> tuple[int, ...]:
+        place = tuple(int(self.eval(s)) for s in subscripts)
+        shape = self.memory[buffer].shape
+        if len(place) != len(shape) or not all(0 <= i < n for i, n in zip(place, shape, strict=True)):
+            raise ArgumentError(f"buffer {buffer.name} has shape {shape}, the program subscripts it at {place}")
+        return place
+
+    # --- statements ---
+
+    def run(self, node: Any) -> None:
+        """Execute a statement."""
+        handler = _STATEMENTS.get(type(node))
+        if handler is None:
+            raise _unknown(node)
+        handler(self, node)
+
+    def seq(self, node: tirx.SeqStmt) -> None:
+        for child in node.seq:
+            self.run(child)
+
+    def bind(self, node: tirx.Bind) -> None:
+        if node.var not in self.program.axes:
+            self.values[node.var] = self.eval(node.value)
+
+    def evaluate(self, node: tirx.Evaluate) -> None:
+        if not op.is_call(node.value, "bind_axes"):
+            self.eval(node.value)
+
+    def allocate(self, buffer: Var) -> None:
+        shape = [int(self.eval(n)) for n in buffer.ty.shape]
+        self.memory[buffer] = np.zeros(shape, np.dtype(str(buffer.ty.dtype)))
+
+    def alias(self, node: tirx.DeclBuffer) -> None:
+        if node.buffer in self.program.buffers:
+            return
+        if not isinstance(node.data, Call) or not tirx.is_buffer_var(node.data.args[0]):
+            raise _unknown(node)
+        shape = [int(self.eval(n)) for n in node.buffer.ty.shape]
+        self.memory[node.buffer] = self.memory[node.data.args[0]].reshape(shape)
+
+    def store(self, node: tirx.BufferStore) -> None:
+        buffer = self.program.buffers.get(node.buffer)
+        if buffer is None:
+            place = self.plain(node.buffer, node.indices)
+            self.memory[node.buffer][place] = self.eval(node.value)
+            return
+        places = self.places(buffer, list(node.indices))
+        # An initial value belongs to the coordinate, so every stored duplicate of it is initialised.
+        for place in list(places if self.initialising else itertools.islice(places, 1)):
+            self.memory[buffer.storage][place] = self.eval(node.value)
+
+    def loop(self, node: tirx.For) -> None:
+        low, extent = int(self.eval(node.min)), int(self.eval(node.extent))
+        step = 1 if node.step is None else int(self.eval(node.step))
+        for i in range(low, low + extent, step):
+            self.values[node.loop_var] = _as(i, node.loop_var.ty.dtype)
+            self.run(node.body)
+
+    def repeat(self, node: tirx.While) -> None:
+        while self.eval(node.condition):
+            self.run(node.body)
+
+    def branch(self, node: tirx.IfThenElse) -> None:
+        if self.eval(node.condition):
+            self.run(node.then_case)
+        elif node.else_case is not None:
+            self.run(node.else_case)
+
+    def check(self, node: tirx.AssertStmt) -> None:
+        if not self.eval(node.condition):
+            raise ArgumentError(f"the program asserts {node.condition}, which is false")
+
+    def realize(self, node: s_tir.SBlockRealize) -> None:
+        if not self.eval(node.predicate):
+            return
+        if is_sp_iter(node):
+            self.iterate(next(it for it in self.program.iterations if it.node.same_as(node)))
+            return
+        block = node.block
+        for var, value in zip(block.iter_vars, node.iter_values, strict=True):
+            self.values[var.var] = self.eval(value)
+        reduced = [v for v in block.iter_vars if v.iter_type == _REDUCE]
+        first = all(self.values[v.var] == self.eval(v.dom.min) for v in reduced)
+        self.execute(block, block.init if first else None, block.body)
+
+    def execute(self, block: s_tir.SBlock, *statements: Any) -> None:
+        """Run `statements` of a block with its own fresh local buffers."""
+        if block.match_buffers:
+            raise _unknown(block.match_buffers[0])
+        for buffer in block.alloc_buffers:
+            self.allocate(buffer)
+        for statement in statements:
+            if statement is not None:
+                self.run(statement)
+
+    # --- sparse iterations ---
+
+    def iterate(self, it: SpIter) -> None:
+        """Initialise every spatial point once, then run the body at every stored point in list order."""
+        items = [(axis, var, e.attached_to) for e in it.entries for axis, var in zip(e.axes, e.vars, strict=True)]
+        if it.block.init is not None:
+            spatial = [item for item, kind in zip(items, it.kinds, strict=True) if kind == "S"]
+            self.initialise(it.block, [(axis, var) for axis, var, _ in spatial])
+        self.walk(it.block, items)
+
+    def initialise(self, block: s_tir.SBlock, spatial: Sequence[tuple[Axis, Var]]) -> None:
+        self.initialising = True
+        for coords in itertools.product(*(range(int(self.eval(axis.length))) for axis, _ in spatial)):
+            for (_, var), coordinate in zip(spatial, coords, strict=True):
+                self.values[var] = _as(coordinate, var.ty.dtype)
+            self.execute(block, block.init)
+        self.initialising = False
+
+    def walk(self, block: s_tir.SBlock, items: Sequence[tuple[Axis, Var, Axis | None]]) -> None:
+        """Run the body over the stored points of the remaining axes, outermost first."""
+        if not items:
+            self.execute(block, block.body)
+            return
+        axis, var, attached_to = items[0]
+        enclosing = self.current.get(axis)
+        for parent in self.parents(axis, attached_to):
+            for point in self.stored(axis, parent):
+                self.points[var] = self.current[axis] = point
+                self.values[var] = _as(point.coords[-1], var.ty.dtype)
+                self.walk(block, items[1:])
+        self.points.pop(var, None)
+        self.current.pop(axis, None)
+        if enclosing is not None:
+            self.current[axis] = enclosing
+
+    def parents(self, axis: Axis, attached_to: Axis | None) -> Sequence[_Point | None]:
+        """The point whose fiber of `axis` is iterated; none if an attached coordinate is absent."""
+        if axis.parent is None:
+            return [None]
+        if attached_to is None:
+            return [self.here(axis.parent, axis)]
+        above = None if axis.parent.parent is None else self.here(axis.parent.parent, axis)
+        coordinate = self.here(attached_to, axis).coords[-1]
+        return list(itertools.islice(self.find(axis.parent, above, coordinate), 1))
+
+    def here(self, axis: Axis, wanted_by: Axis) -> _Point:
+        if axis not in self.current:
+            message = f"axis {wanted_by.name} needs {axis.name} iterated before it; list {axis.name} first"
+            raise VerifyError(message, wanted_by.name)
+        return self.current[axis]
+
+    # --- expressions ---
+
+    def eval(self, node: Any) -> Any:
+        """Value of an expression, a numpy scalar of its dtype."""
+        if (binary := _BINARY.get(type(node))) is not None:
+            return binary(self.eval(node.a), self.eval(node.b))
+        handler = _EXPRESSIONS.get(type(node))
+        if handler is None:
+            raise _unknown(node)
+        return handler(self, node)
+
+    def variable(self, node: Var) -> Any:
+        if node not in self.values:
+            raise ArgumentError(f"nothing gives a value to {node.name}; pass {node.name}=... or a buffer it sizes")
+        return self.values[node]
+
+    def load(self, node: ir.TensorLoad) -> Any:
+        buffer = self.program.buffers.get(node.source)
+        if buffer is None:
+            return self.memory[node.source][self.plain(node.source, node.indices)]
+        for place in self.places(buffer, list(node.indices)):
+            return self.memory[buffer.storage][place]
+        return _as(self.eval(buffer.default), buffer.dtype)
+
+    def let(self, node: tirx.Let) -> Any:
+        self.values[node.var] = self.eval(node.value)
+        return self.eval(node.body)
+
+    def select(self, condition: Any, true: Any, false: Any) -> Any:
+        return self.eval(true if self.eval(condition) else false)
+
+    def call(self, node: Call) -> Any:
+        name = str(node.op.name).split(".")[-1] if isinstance(node.op, Op) else ""
+        if op.is_call(node, "arg"):
+            return _as(self.rule_args[int(node.args[0])], node.ty.dtype)
+        if name == "if_then_else":
+            return self.select(*node.args)
+        if name == "likely":
+            return self.eval(node.args[0])
+        if name not in _MATH:
+            raise _unknown(node, f"Call {name}")
+        return _as(_MATH[name](*(np.float64(self.eval(a)) for a in node.args)), node.ty.dtype)
+
+
+_STATEMENTS: dict[type, Callable[[_Machine, Any], None]] = {
+    tirx.SeqStmt: _Machine.seq,
+    tirx.Bind: _Machine.bind,
+    tirx.Evaluate: _Machine.evaluate,
+    tirx.AllocBuffer: lambda m, s: m.allocate(s.buffer),
+    tirx.DeclBuffer: _Machine.alias,
+    tirx.BufferStore: _Machine.store,
+    tirx.For: _Machine.loop,
+    tirx.While: _Machine.repeat,
+    tirx.IfThenElse: _Machine.branch,
+    tirx.AttrStmt: lambda m, s: m.run(s.body),
+    tirx.AssertStmt: _Machine.check,
+    s_tir.SBlockRealize: _Machine.realize,
+}
+
+_EXPRESSIONS: dict[type, Callable[[_Machine, Any], Any]] = {
+    tirx.IntImm: lambda m, e: _as(int(e.value), e.ty.dtype),
+    tirx.FloatImm: lambda m, e: _as(float(e.value), e.ty.dtype),
+    ir.StringImm: lambda m, e: str(e.value),
+    Var: _Machine.variable,
+    ir.TensorLoad: _Machine.load,
+    tirx.And: lambda m, e: np.bool_(m.eval(e.a) and m.eval(e.b)),
+    tirx.Or: lambda m, e: np.bool_(m.eval(e.a) or m.eval(e.b)),
+    tirx.Not: lambda m, e: np.logical_not(m.eval(e.a)),
+    tirx.BitwiseNot: lambda m, e: ~m.eval(e.a),
+    tirx.Select: lambda m, e: m.select(e.condition, e.true_value, e.false_value),
+    tirx.Cast: lambda m, e: _as(m.eval(e.value), e.ty.dtype),
+    tirx.Let: _Machine.let,
+    Call: _Machine.call,
+}
+
+
+def _unknowns(machine: _Machine, expr: ir.Expr) -> list[Var]:
+    """The variables of `expr` that have no value yet."""
+    found: dict[Var, None] = {}
+    tvm_ffi.structural_walk(expr, [(Var, lambda v: found.setdefault(v))])
+    return [v for v in found if v not in machine.values]
+
+
+def _solve(machine: _Machine, dim: ir.Expr, size: int) -> bool:
+    """Give the one unknown variable of `dim`, linear in it, the value that makes ``dim == size``."""
+    unknown = _unknowns(machine, dim)
+    if len(unknown) != 1:
+        return False
+    trials = []
+    for trial in (0, 1):
+        machine.values[unknown[0]] = _as(trial, unknown[0].ty.dtype)
+        trials.append(int(machine.eval(dim)))
+    del machine.values[unknown[0]]
+    slope = trials[1] - trials[0]
+    if slope == 0 or (size - trials[0]) % slope:
+        return False
+    machine.values[unknown[0]] = _as((size - trials[0]) // slope, unknown[0].ty.dtype)
+    return True
+
+
+def _infer_sizes(machine: _Machine, buffers: Sequence[Var], args: Mapping[str, Any]) -> None:
+    """Values of the scalar parameters and symbolic sizes, from `args` and the shapes of its arrays."""
+    sizes = {v for b in buffers for dim in b.ty.shape for v in _unknowns(machine, dim)}
+    scalars = sizes | {p for p in machine.program.func.params if not tirx.is_buffer_var(p)}
+    known = {str(v.name) for v in [*scalars, *buffers]}
+    if wrong := sorted(set(args) - known):
+        raise ArgumentTypeError(f"no parameter is called {wrong[0]!r}; there are: {', '.join(sorted(known))}")
+    machine.values.update({v: _as(args[v.name], v.ty.dtype) for v in scalars if v.name in args})
+    given = [(b.ty.shape, np.shape(args[b.name])) for b in buffers if b.name in args]
+    pairs = [p for dims, shape in given if len(dims) == len(shape) for p in zip(dims, shape, strict=True)]
+    while any([_solve(machine, dim, size) for dim, size in pairs]):
+        pass
+
+
+def _fill(machine: _Machine, buffer: Var, args: Mapping[str, Any]) -> None:
+    """Put a copy of the caller's array, or zeros, in memory."""
+    machine.allocate(buffer)
+    if buffer.name not in args:
+        return
+    array, memory = np.asarray(args[buffer.name]), machine.memory[buffer]
+    if array.size != memory.size:
+        raise ArgumentError(f"{buffer.name} must have shape {memory.shape}, found {array.shape}")
+    memory[...] = array.reshape(memory.shape)
+
+
+def interpret(func: tirx.PrimFunc, args: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Run a stage-I function on numpy arrays, literally as the language defines it.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        A stage-I function.
+    args : Mapping[str, Any]
+        Arrays in storage order and numbers, by parameter name. A missing buffer is zeros; a missing size is
+        inferred from the shapes of the arrays.
+
+    Returns
+    -------
+    dict[str, np.ndarray]
+        Final contents of every buffer parameter. The caller's arrays are not changed.
+
+    Raises
+    ------
+    LoweringError
+        The program holds a node that has no meaning in stage I.
+    ArgumentError, ArgumentTypeError
+        An argument has the wrong size or name, a size cannot be inferred, or a plain buffer is subscripted
+        out of its shape.
+
+    Examples
+    --------
+    >>> import sparsetir
+    >>> from sparsetir.interpret import interpret
+    >>> args = dict(indptr=[0, 1, 1], indices=[2], a=[3], b=[[1], [2], [4]])
+    >>> interpret(sparsetir.ops.spmm(), args)["c"].tolist()
+    [[12.0], [0.0]]
+    """
+    machine = _Machine(decode(func))
+    buffers = [p for p in func.params if tirx.is_buffer_var(p)]
+    with np.errstate(all="ignore"):
+        _infer_sizes(machine, buffers, args)
+        for buffer in buffers:
+            _fill(machine, buffer, args)
+        machine.run(func.body)
+    return {str(b.name): machine.memory[b] for b in buffers}

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From stage I to flat loops: the ordered list of passes, and nothing else knows the order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import ir, s_tir, tirx
+
+from sparsetir.errors import VerifyError
+from sparsetir.lower.align_params import AlignParams
+from sparsetir.lower.balance_loops import BalanceLoops
+from sparsetir.lower.bound_locals import BoundLocals
+from sparsetir.lower.declare_regions import DeclareRegions
+from sparsetir.lower.decompose_init import DecomposeInit
+from sparsetir.lower.emit_nest import EmitNest
+from sparsetir.lower.keep_accumulators import KeepAccumulators
+from sparsetir.lower.lower_find import LowerFind
+from sparsetir.lower.peel_tiles import PeelTiles
+
+TO_STAGE_2 = [
+    AlignParams,  # natural alignment, noalias
+    EmitNest,  # sp_iter -> nested blocks over positions, searches as calls
+    DeclareRegions,  # reads and writes of every block
+]
+
+TO_STAGE_3 = [
+    DecomposeInit(),  # initialisation above the reduction loops
+    s_tir.transform.CanonicalizeLoop(),
+    s_tir.transform.LowerInitBlock(),
+    s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+    s_tir.transform.ConvertBlocksToOpaque(),
+    s_tir.transform.CompactBufferAllocation(),
+    s_tir.transform.LowerMatchBuffer(),
+    s_tir.transform.LowerOpaqueBlock(),
+    tirx.transform.StmtSimplify(),
+    BalanceLoops,  # annotated rows -> parallel chunks of equal work
+    PeelTiles,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
+    tirx.transform.ConvertSSA(),
+    KeepAccumulators,  # running values in registers
+    LowerFind,  # search calls -> loops
+    BoundLocals,  # fixed sizes for thread-local arrays
+    tirx.transform.FlattenBuffer(),
+    tirx.transform.StmtSimplify(),
+]
+
+
+def as_module(func: Any) -> ir.IRModule:
+    """A module around one function (called ``main`` if it has no name), or the module itself."""
+    if isinstance(func, ir.IRModule):
+        return func
+    if not isinstance(func, tirx.PrimFunc):
+        raise VerifyError(f"expected a tirx.PrimFunc or an IRModule, found {type(func).__name__}")
+    name = func.attrs.get("global_symbol", "main") if func.attrs is not None else "main"
+    return ir.IRModule({str(name): func.with_attr("global_symbol", str(name))})
+
+
+def run(passes: list[Any], mod: ir.IRModule) -> ir.IRModule:
+    """Apply `passes` in order."""
+    return tvm.transform.Sequential(passes)(mod)
+
+
+def lower(func: Any, stage: int = 3) -> Any:
+    """Lower a stage-I function or module.
+
+    Parameters
+    ----------
+    func : PrimFunc or IRModule
+        A program of the dialect; functions that are none pass through unchanged.
+    stage : {2, 3}
+        2: nested blocks over positions, ready for the stock ``tvm.s_tir.Schedule``.
+        3: flat loops over one-dimensional arrays, nothing of the dialect left.
+
+    Returns
+    -------
+    PrimFunc or IRModule
+        What was given, lowered.
+
+    Raises
+    ------
+    VerifyError
+        The program breaks a rule of stage I, or `stage` is neither 2 nor 3.
+    """
+    if stage not in (2, 3):
+        raise VerifyError(f"stage must be 2 or 3, found {stage!r}; stage 1 is the function itself")
+    mod = run(TO_STAGE_2, as_module(func))
+    if stage == 3:
+        mod = run(TO_STAGE_3, mod)
+    return mod if isinstance(func, ir.IRModule) else next(iter(mod.functions.values()))

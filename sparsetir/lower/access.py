@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From coordinates to positions: what ``A[i, j]`` means inside a loop nest.
+
+A `Cursor` is one iterated axis at its current place. `Resolver` turns a subscript list into storage indices
+plus the conditions under which the coordinate is stored at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import tvm_ffi
+from tvm import ir, sym, tirx
+from tvm.ir import Var
+
+from sparsetir import op
+from sparsetir.ir import Axis, SparseBuffer, cast, const, load, substitute_args
+
+Conditions = list[ir.Expr]
+
+
+@dataclass(frozen=True, eq=False)
+class Cursor:
+    """An axis where the enclosing loops stand: all fields are expressions of the loop variables.
+
+    A cursor without an axis is a plain coordinate (an initialisation that walks the coordinate space).
+    """
+
+    axis: Axis | None
+    coord: ir.Expr
+    pos: ir.Expr | None = None
+    parent_pos: ir.Expr | None = None
+    above: tuple[ir.Expr, ...] = ()
+
+    @property
+    def coords(self) -> tuple[ir.Expr, ...]:
+        """Coordinates of the ancestors and of the axis itself."""
+        return (*self.above, self.coord)
+
+
+@dataclass
+class Scope:
+    """The cursors in force, by axis and by iteration variable, and what is known of the variables' ranges."""
+
+    by_axis: dict[Axis, Cursor] = field(default_factory=dict)
+    by_var: dict[Var, Cursor] = field(default_factory=dict)
+    ranges: dict[Var, ir.Range] = field(default_factory=dict)
+
+    def child(self) -> Scope:
+        """A copy that inner loops may extend."""
+        return Scope(dict(self.by_axis), dict(self.by_var), dict(self.ranges))
+
+    def add(self, var: Var, cursor: Cursor, length: ir.Expr) -> None:
+        """Bind iteration variable `var`, whose coordinate lies in ``[0, length)``."""
+        self.by_var[var] = cursor
+        self.ranges[var] = ir.Range(const(0, str(length.ty.dtype)), length)
+        if cursor.axis is not None:
+            self.by_axis[cursor.axis] = cursor
+
+    def proves_in_range(self, subscript: ir.Expr, length: ir.Expr) -> bool:
+        """Whether ``0 <= subscript < length`` whatever the data."""
+        analyzer = sym.Analyzer()
+        for var, extent in self.ranges.items():
+            analyzer.bind(var, extent)
+        length = cast(length, str(subscript.ty.dtype))
+        return bool(analyzer.can_prove(subscript >= 0)) and bool(analyzer.can_prove(subscript < length))
+
+
+def same(a: ir.Expr | None, b: ir.Expr | None) -> bool:
+    """Structural equality; None only equals None."""
+    if a is None or b is None:
+        return a is b
+    return bool(tvm_ffi.structural_equal(a, b))
+
+
+def conjunction(conditions: Sequence[ir.Expr]) -> ir.Expr:
+    """All of `conditions`."""
+    out = conditions[0]
+    for condition in conditions[1:]:
+        out = tirx.And(out, condition)
+    return out
+
+
+def guarded(conditions: Conditions, value: ir.Expr, otherwise: ir.Expr) -> ir.Expr:
+    """`value` where the conditions hold; `value` is not evaluated elsewhere."""
+    return tirx.if_then_else(conjunction(conditions), value, otherwise) if conditions else value
+
+
+def in_range(coord: ir.Expr, length: ir.Expr) -> Conditions:
+    """The two comparisons of ``0 <= coord < length``."""
+    dtype = str(coord.ty.dtype)
+    return [coord >= const(0, dtype), coord < cast(length, dtype)]
+
+
+class Resolver:
+    """Finds positions of coordinates within one scope."""
+
+    def __init__(self, scope: Scope, strategy: str = "inline") -> None:
+        self.scope = scope
+        self.strategy = strategy
+
+    def resolve(
+        self, buffer: SparseBuffer, subscripts: Sequence[ir.Expr], coords: Sequence[ir.Expr]
+    ) -> tuple[list[ir.Expr], Conditions]:
+        """Storage indices of ``buffer[subscripts]`` and when they exist.
+
+        `subscripts` are as the user wrote them, `coords` the same in terms of loop variables.
+        """
+        conditions: Conditions = []
+        positions = []
+        for tree in buffer.trees:
+            pos: ir.Expr | None = None
+            above: list[ir.Expr] = []
+            for axis in tree:
+                where = buffer.axes.index(axis)
+                cursor = self._direct(axis, subscripts[where], pos)
+                if cursor is not None:
+                    pos, coord = cursor.pos, cursor.coord
+                else:
+                    coord = cast(coords[where], axis.idtype)
+                    known = self.scope.proves_in_range(subscripts[where], axis.length)
+                    pos, more = lookup(axis, pos, above, coord, conditions, known, self.strategy)
+                    conditions = conditions + more
+                above.append(coord)
+            positions.append(pos)
+        return positions, conditions
+
+    def _direct(self, axis: Axis, subscript: ir.Expr, parent_pos: ir.Expr | None) -> Cursor | None:
+        """The cursor whose position can be used as it stands: the axis's own, below the same parent."""
+        cursor = self.scope.by_var.get(subscript) if isinstance(subscript, Var) else None
+        if cursor is None or cursor.axis is not axis or not same(cursor.parent_pos, parent_pos):
+            return None
+        return cursor
+
+
+def lookup(
+    axis: Axis,
+    parent_pos: ir.Expr | None,
+    above: Sequence[ir.Expr],
+    coord: ir.Expr,
+    given: Conditions,
+    known_in_range: bool,
+    strategy: str = "inline",
+) -> tuple[ir.Expr, Conditions]:
+    """Position of `coord` in the fiber below `parent_pos`, and the conditions for it to be stored there.
+
+    `given` are the conditions under which `parent_pos` exists: nothing is read where they fail.
+    """
+    if axis.kind == "dense_fixed":
+        return coord, [] if known_in_range else in_range(coord, axis.length)
+    zero = const(0, axis.idtype)
+    parent = const(0, axis.idtype) if parent_pos is None else parent_pos
+    begin = guarded(given, axis.begin(parent, above), zero)
+    extent = guarded(given, axis.extent(parent, above), zero)
+    if axis.is_dense:
+        return begin + coord, in_range(coord, extent)
+    if axis.rule is not None:
+        slot = _slot_of_rule(axis, above, coord, extent)
+        bounds = [] if known_in_range else in_range(coord, axis.length)
+        return begin + slot, [*bounds, *in_range(slot, extent)]
+    first = tirx.BufferLoad(axis.indices, [begin])
+    slot = op.call("find", [first, extent, coord, int(axis.sorted), ir.StringImm(strategy)], axis.idtype)
+    bounds = [] if known_in_range or not axis.may_be_absent else in_range(coord, axis.length)
+    return begin + slot, [*bounds, slot >= zero]
+
+
+def _slot_of_rule(axis: Axis, above: Sequence[ir.Expr], coord: ir.Expr, extent: ir.Expr) -> ir.Expr:
+    """Invert a formula that advances by one per slot; search where it does not."""
+    at = [substitute_args(axis.rule, [*above, const(s, axis.idtype)]) for s in (0, 1)]
+    slot = Var("s", ir.PrimType(axis.idtype))
+    value = substitute_args(axis.rule, [*above, slot])
+    for step in (1, -1):
+        if sym.Analyzer().can_prove_equal(value, at[0] + step * slot):
+            return (coord - at[0]) * step if step < 0 else coord - at[0]
+    rule = substitute_args(axis.rule, [*above, op.call("arg", [0], axis.idtype)])
+    return op.call("find_rule", [rule, extent, coord], axis.idtype)
+
+
+def fiber_of(axis: Axis, pos: ir.Expr) -> ir.Expr:
+    """Position of the parent whose fiber holds position `pos` of `axis`."""
+    if axis.parent is None:
+        return const(0, axis.idtype)
+    if axis.kind == "singleton":
+        return cast(pos, axis.parent.idtype)
+    if axis.kind == "sparse_fixed":
+        return cast(tirx.floordiv(pos, cast(axis.width, str(pos.ty.dtype))), axis.parent.idtype)
+    if axis.indptr is None:
+        from sparsetir.errors import LoweringError
+
+        message = f"T.fuse over {axis.name}, whose rows are given by a formula, is not supported: give it an indptr"
+        raise LoweringError(message)
+    first = load(axis.indptr, const(0, str(axis.indptr.ty.dtype)))
+    count = cast(axis.parent.count, str(axis.indptr.ty.dtype))
+    found = op.call("find_fiber", [first, count, cast(pos, str(axis.indptr.ty.dtype))], str(axis.indptr.ty.dtype))
+    return cast(found, axis.parent.idtype)

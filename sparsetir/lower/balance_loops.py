@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Share the rows of an annotated loop so that every chunk has the same number of nonzeros.
+
+before::
+
+    for i in T.serial(m, annotations={"sparsetir.chunks": 16}):
+        for j in range(indptr[i + 1] - indptr[i]):
+            ...
+
+after::
+
+    for chunk in T.parallel(16):
+        ...  # first[0], last[0]: where indptr[i] + i passes chunk / 16 and (chunk + 1) / 16 of its total
+        for i in range(last[0] - first[0]):
+            for j in range(indptr[first[0] + i + 1] - indptr[first[0] + i]):
+                ...
+
+The work before row `i` is read off the row pointers of the innermost ragged loop below it; one is added per
+row. Rows without a ragged loop are shared evenly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, sym, tirx
+from tvm.ir import Var
+
+from sparsetir.ir import cast, const, load
+from sparsetir.lower.lower_find import _alloc, _cell, _get, _seq, _set, binary_search
+
+CHUNKS = "sparsetir.chunks"
+INDPTR = "sparsetir.indptr"
+
+
+def _substitute(node: Any, mapping: dict[Var, ir.Expr]) -> Any:
+    def on_var(var: Var, kind: int) -> Any:
+        return mapping.get(var, var) if kind == 0 else var
+
+    return tvm_ffi.structural_map(node, with_def_region_kind=(Var, on_var))
+
+
+def _is_prefix(expr: ir.Expr, row: Var, pointers: set[str]) -> bool:
+    """Whether `expr` is the row, or row pointers of the dialect applied to it: then it never decreases."""
+    if isinstance(expr, tirx.Cast):
+        return _is_prefix(expr.value, row, pointers)
+    if isinstance(expr, ir.TensorLoad):
+        return str(expr.source.name) in pointers and _is_prefix(expr.indices[0], row, pointers)
+    return expr.same_as(row)
+
+
+def work_before(loop: tirx.For, pointers: set[str]) -> ir.Expr | None:
+    """Number of innermost ragged steps before row ``loop.loop_var``; None if nothing below is ragged."""
+    row, zeros, best = loop.loop_var, {}, None
+    analyzer = sym.Analyzer()
+
+    def on_for(inner: tirx.For) -> None:
+        nonlocal best
+        extent = inner.extent
+        while isinstance(extent, tirx.Cast):
+            extent = extent.value
+        if isinstance(extent, tirx.Sub) and isinstance(extent.b, ir.TensorLoad):
+            start = analyzer.simplify(_substitute(extent.b, zeros))
+            if _is_prefix(start, row, pointers):
+                best = start
+        zeros[inner.loop_var] = const(0, str(inner.loop_var.ty.dtype))
+
+    _walk_outside_in(loop.body, on_for)
+    return best
+
+
+def _walk_outside_in(node: Any, on_for: Any) -> None:
+    def visit(loop: tirx.For, mutator: Any) -> Any:
+        on_for(loop)
+        mutator.default_mutate(loop)
+        return loop
+
+    tvm_ffi.structural_mutate(node, [(tirx.For, visit)])
+
+
+def balance(loop: tirx.For, chunks: int, pointers: set[str]) -> tirx.Stmt:
+    """Split the rows of `loop` into `chunks` parallel pieces of equal work."""
+    row, wide = loop.loop_var, "int64"
+    dtype = str(row.ty.dtype)
+    work = work_before(loop, pointers)
+    weight = lambda i: cast(i, wide) + (cast(_substitute(work, {row: i}), wide) if work is not None else 0)  # noqa: E731
+    chunk = Var("chunk", ir.PrimType("int32"))
+    total = weight(loop.extent)
+    first, last, high = _cell("first", dtype), _cell("last", dtype), _cell("high", dtype)
+
+    def bound(cell: Var, index: ir.Expr) -> list[tirx.Stmt]:
+        target = tirx.floordiv(total * cast(index, wide), const(chunks, wide))
+        search = binary_search(lambda mid: weight(mid) < target, cell, high)
+        return [_set(cell, const(0, dtype)), _set(high, loop.extent), search]
+
+    shifted = Var(str(row.name), row.ty)
+    body = _substitute(loop.body, {row: _get(first) + shifted})
+    kept = {k: v for k, v in loop.annotations.items() if k != CHUNKS}
+    count = _get(last) - _get(first)
+    inner = tirx.For(shifted, const(0, dtype), count, tirx.ForKind.SERIAL, body, None, kept)
+    steps = [*_alloc(first, last, high), *bound(first, chunk), *bound(last, chunk + 1), inner]
+    return tirx.For(chunk, const(0), const(chunks), tirx.ForKind.PARALLEL, _seq(*steps))
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.BalanceLoops")
+def BalanceLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Balance every annotated loop of a function."""
+    names = func.attrs.get(INDPTR, []) if func.attrs is not None else []
+    pointers = {str(n) for n in names}
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        if CHUNKS not in node.annotations:
+            return mutator.default_mutate(node)
+        return balance(node, int(node.annotations[CHUNKS]), pointers)
+
+    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
+    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+
+
+__all__ = ["CHUNKS", "INDPTR", "BalanceLoops", "balance", "load", "work_before"]

@@ -1,0 +1,453 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turn every sparse iteration into nested blocks over positions.
+
+before::
+
+    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+        with T.init():
+            C[i, k] = 0
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+after::
+
+    for i in range(m):
+        with T.sblock("spmm_0"):
+            vi = T.axis.spatial(m, i)
+            for j, k in T.grid(indptr[vi + 1] - indptr[vi], feat):
+                with T.sblock("spmm"):
+                    vj = T.axis.reduce(indptr[vi + 1] - indptr[vi], j)
+                    vk = T.axis.spatial(feat, k)
+                    with T.init():
+                        c[vi, vk] = 0
+                    c[vi, vk] = c[vi, vk] + a[indptr[vi] + vj] * b[indices[indptr[vi] + vj], vk]
+
+A new block begins where an extent depends on a variable of the current one. Block variables are relative to
+their fiber, which is the form the stock schedule splits, blockizes and tensorizes correctly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.ir import Var
+
+from sparsetir import op
+from sparsetir.errors import VerifyError
+from sparsetir.ir import Axis, Entry, Program, SparseBuffer, SpIter, cast, const, decode, is_sp_iter
+from sparsetir.lower.declare_regions import INIT_MARK
+from sparsetir.lower.access import (
+    Conditions,
+    Cursor,
+    Resolver,
+    Scope,
+    conjunction,
+    fiber_of,
+    guarded,
+    in_range,
+    lookup,
+    same,
+)
+
+SPATIAL, REDUCE = 0, 2
+
+
+@dataclass
+class Level:
+    """The loops and block variables of one block of a nest."""
+
+    loops: list[tuple[Var, ir.Expr]] = field(default_factory=list)
+    iter_vars: list[tirx.IterVar] = field(default_factory=list)
+    predicates: Conditions = field(default_factory=list)
+
+    @property
+    def block_vars(self) -> list[Var]:
+        return [iv.var for iv in self.iter_vars]
+
+
+def uses(expr: Any, variables: list[Var]) -> bool:
+    """Whether any of `variables` occurs in `expr`."""
+    hit: list[Var] = []
+    tvm_ffi.structural_walk(expr, (Var, lambda v: hit.append(v) if any(v.same_as(u) for u in variables) else None))
+    return bool(hit)
+
+
+def place(entry: Entry, scope: Scope) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
+    """Loop extent, block variable, cursors and presence conditions of one entry in `scope`."""
+    if entry.is_fused:
+        return _place_fused(entry)
+    axis = entry.axes[0]
+    slot = Var("v" + str(entry.vars[0].name), ir.PrimType(axis.idtype))
+    parent_pos, above, given = _parent_of(entry, scope)
+    at = const(0, axis.idtype) if parent_pos is None else parent_pos
+    extent = guarded(given, axis.extent(at, above), const(0, axis.idtype))
+    pos = axis.position(at, slot, above)
+    coord = axis.coordinate(pos, slot, above)
+    absent = in_range(coord, axis.length) if axis.may_be_absent else []
+    return extent, slot, [Cursor(axis, coord, pos, parent_pos, tuple(above))], absent
+
+
+def _parent_of(entry: Entry, scope: Scope) -> tuple[ir.Expr | None, tuple[ir.Expr, ...], Conditions]:
+    """Where the entry's fiber hangs: parent position, ancestors' coordinates, conditions."""
+    axis = entry.axes[0]
+    if axis.parent is None:
+        return None, (), []
+    if entry.attached_to is not None:
+        return _attached(axis, entry.attached_to, scope)
+    cursor = scope.by_axis.get(axis.parent)
+    if cursor is None:
+        message = f"axis {axis.name} is iterated but its parent {axis.parent.name} is not: list {axis.parent.name} before it"
+        raise VerifyError(message, axis.name)
+    return cursor.pos, cursor.coords, []
+
+
+def _attached(axis: Axis, at: Axis, scope: Scope) -> tuple[ir.Expr | None, tuple[ir.Expr, ...], Conditions]:
+    """The position, in the attached axis's own parent, of the coordinate of the axis it is attached to."""
+    base, host = axis.parent, scope.by_axis.get(at)
+    if base is None or host is None:
+        message = f"T.attach({axis.name}, {at.name}): {at.name} must be iterated before {axis.name}"
+        raise VerifyError(message, axis.name)
+    grand = None if base.parent is None else scope.by_axis.get(base.parent)
+    if base.parent is not None and grand is None:
+        message = f"T.attach({axis.name}, {at.name}): {base.parent.name}, above {base.name}, must be iterated too"
+        raise VerifyError(message, axis.name)
+    above = () if grand is None else grand.coords
+    coord = cast(host.coord, base.idtype)
+    known = same(at.length, base.length)
+    pos, conditions = lookup(base, None if grand is None else grand.pos, above, coord, [], known)
+    return pos, (*above, coord), conditions
+
+
+def _place_fused(entry: Entry) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
+    """One loop over the stored positions of a chain; the outer members' places are searched upwards."""
+    last = entry.axes[-1]
+    flat = Var("v" + str(entry.vars[-1].name), ir.PrimType(last.idtype))
+    positions: list[ir.Expr] = [flat]
+    for axis in reversed(entry.axes[1:]):
+        positions.insert(0, fiber_of(axis, positions[0]))
+    cursors: list[Cursor] = []
+    above: tuple[ir.Expr, ...] = ()
+    absent: Conditions = []
+    parent_pos: ir.Expr | None = None
+    for axis, pos in zip(entry.axes, positions, strict=True):
+        at = const(0, axis.idtype) if parent_pos is None else parent_pos
+        slot = pos if axis.kind == "dense_fixed" else pos - axis.begin(at, above)
+        coord = axis.coordinate(pos, slot, above)
+        absent += in_range(coord, axis.length) if axis.may_be_absent else []
+        cursors.append(Cursor(axis, coord, pos, parent_pos, above))
+        above, parent_pos = (*above, coord), pos
+    return cast(last.count, last.idtype), flat, cursors, absent
+
+
+class NestEmitter:
+    """Rewrites one function; `scope` follows the loops on the way down."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.scope = Scope()
+        self.search = "inline"
+        self.drop = {*program.axes, *program.buffers}
+
+    # ------------------------------------------------------------------ expressions and stores
+
+    def rewrite(self, node: Any) -> Any:
+        """`node` with sparse subscripts resolved and iterations emitted, in the current scope."""
+        callbacks = [
+            (ir.TensorLoad, self._load),
+            (tirx.BufferStore, self._store),
+            (tirx.For, self._for),
+            (s_tir.SBlockRealize, self._realize),
+            (tirx.SeqStmt, self._seq),
+            (Var, self._var),
+        ]
+        return tvm_ffi.structural_mutate(node, callbacks)
+
+    def _resolve(self, buffer: SparseBuffer, indices: Any, mutator: Any) -> tuple[list[ir.Expr], Conditions]:
+        coords = [mutator.mutate(i) for i in indices]
+        return Resolver(self.scope, self.search).resolve(buffer, list(indices), coords)
+
+    def _load(self, node: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        buffer = self.program.buffers.get(node.source)
+        if buffer is None:
+            return tirx.BufferLoad(node.source, [mutator.mutate(i) for i in node.indices])
+        indices, conditions = self._resolve(buffer, node.indices, mutator)
+        return guarded(conditions, tirx.BufferLoad(buffer.storage, indices), buffer.default)
+
+    def _store(self, node: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
+        value = mutator.mutate(node.value)
+        buffer = self.program.buffers.get(node.buffer)
+        if buffer is None:
+            return tirx.BufferStore(node.buffer, value, [mutator.mutate(i) for i in node.indices])
+        indices, conditions = self._resolve(buffer, node.indices, mutator)
+        store = tirx.BufferStore(buffer.storage, value, indices)
+        return tirx.IfThenElse(conjunction(conditions), store, None) if conditions else store
+
+    def _var(self, node: Var, _mutator: Any) -> ir.Expr:
+        cursor = self.scope.by_var.get(node)
+        return node if cursor is None else cast(cursor.coord, str(node.ty.dtype))
+
+    # ------------------------------------------------------------------ statements
+
+    def _for(self, node: tirx.For, mutator: Any) -> tirx.Stmt:
+        self.scope.ranges[node.loop_var] = ir.Range.from_min_extent(node.min, node.extent)
+        return mutator.default_mutate(node)
+
+    def _seq(self, node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
+        kept = [mutator.mutate(s) for s in node.seq if not self._is_declaration(s)]
+        return kept[0] if len(kept) == 1 else tirx.SeqStmt(kept) if kept else tirx.Evaluate(const(0))
+
+    def _is_declaration(self, stmt: tirx.Stmt) -> bool:
+        if isinstance(stmt, tirx.Bind):
+            return stmt.var in self.program.axes
+        if isinstance(stmt, tirx.DeclBuffer):
+            return stmt.buffer in self.program.buffers
+        return isinstance(stmt, tirx.Evaluate) and op.is_call(stmt.value, "bind_axes")
+
+    def _realize(self, node: s_tir.SBlockRealize, mutator: Any) -> tirx.Stmt:
+        if not is_sp_iter(node):
+            return mutator.default_mutate(node)
+        found = [it for it in self.program.iterations if it.node.same_as(node)]
+        iteration = found[0] if found else _redecode(node, self.program)
+        outer, search = self.scope, self.search
+        self.scope, self.search = outer.child(), iteration.search
+        try:
+            return self.emit(iteration)
+        finally:
+            self.scope, self.search = outer, search
+
+    # ------------------------------------------------------------------ one iteration
+
+    def emit(self, iteration: SpIter) -> tirx.Stmt:
+        """The nest of one iteration, its initialisation inside, beside or above as the program needs."""
+        split = InitPlan(iteration, self.program)
+        levels: list[Level] = [Level()]
+        init_at: int | None = None
+        init: tirx.Stmt | None = None
+        for n, entry in enumerate(iteration.entries):
+            extent, slot, cursors, absent = place(entry, self.scope)
+            if n == split.prefix:
+                init = self.emit_init(iteration, split)
+                levels += [Level()] if levels[-1].loops else []
+                init_at = len(levels) - 1
+            self._extend(levels, entry, extent, slot, absent)
+            for var, axis, cursor in zip(entry.vars, entry.axes, cursors, strict=True):
+                self.scope.add(var, cursor, axis.length)
+        if split.prefix == len(iteration.entries):
+            init = self.emit_init(iteration, split)
+            levels.append(Level())
+            init_at = len(levels) - 1
+        body = self.rewrite(iteration.block.body)
+        inner_init = self.rewrite(iteration.block.init) if split.inside else None
+        return self._assemble(iteration, levels, body, inner_init, init, init_at)
+
+    def _extend(self, levels: list[Level], entry: Entry, extent: ir.Expr, slot: Var, absent: Conditions) -> None:
+        current = levels[-1]
+        if uses(extent, current.block_vars):
+            current = Level()
+            levels.append(current)
+        loop = Var(str(slot.name)[1:], slot.ty)
+        kind = SPATIAL if set(entry.kinds) == {"S"} and all(a.unique for a in entry.axes) else REDUCE
+        domain = ir.Range(const(0, str(slot.ty.dtype)), extent)
+        current.loops.append((loop, extent))
+        current.iter_vars.append(tirx.IterVar(domain, slot, kind))
+        current.predicates += absent
+
+    def _assemble(
+        self,
+        iteration: SpIter,
+        levels: list[Level],
+        body: tirx.Stmt,
+        inner_init: tirx.Stmt | None,
+        init: tirx.Stmt | None,
+        init_at: int | None,
+    ) -> tirx.Stmt:
+        notes = {k: v for k, v in iteration.block.annotations.items() if k not in ("sparse_iter", "search")}
+        last = max(n for n, level in enumerate(levels) if level.loops)
+        for n in reversed(range(len(levels))):
+            level, leaf = levels[n], n == last
+            if level.loops:
+                name = iteration.name if leaf else f"{iteration.name}_{n}"
+                allocated = list(iteration.block.alloc_buffers) if leaf else []
+                block = s_tir.SBlock(
+                    level.iter_vars,
+                    [],
+                    [],
+                    name,
+                    body,
+                    inner_init if leaf else None,
+                    allocated,
+                    annotations=notes,
+                )
+                holds = conjunction(level.predicates) if level.predicates else tirx.const(True, "bool")
+                body = s_tir.SBlockRealize([v for v, _ in level.loops], holds, block)
+                for var, extent in reversed(level.loops):
+                    body = tirx.For(var, const(0, str(var.ty.dtype)), extent, tirx.ForKind.SERIAL, body)
+            if init is not None and n == init_at:
+                body = tirx.SeqStmt([init, body])
+        return body
+
+    def emit_init(self, iteration: SpIter, split: InitPlan) -> tirx.Stmt:
+        """A nest of its own that initialises every spatial point not bound yet."""
+        outer = self.scope
+        self.scope = outer.child()
+        level, levels = Level(), []
+        for entry in iteration.entries[split.prefix :]:
+            if "S" not in entry.kinds:
+                continue
+            by_position = split.by_position(entry) and self._parent_placed(entry)
+            pieces = [place(entry, self.scope)] if by_position else [_dense(v, a) for v, a in _spatial(entry)]
+            pairs = [list(zip(entry.vars, entry.axes, strict=True))] if by_position else [[p] for p in _spatial(entry)]
+            for (extent, slot, cursors, absent), bound in zip(pieces, pairs, strict=True):
+                if uses(extent, level.block_vars):
+                    levels.append(level)
+                    level = Level()
+                loop = Var(str(slot.name)[1:], slot.ty)
+                level.loops.append((loop, extent))
+                domain = ir.Range(const(0, str(slot.ty.dtype)), extent)
+                level.iter_vars.append(tirx.IterVar(domain, slot, SPATIAL))
+                level.predicates += absent
+                for (var, axis), cursor in zip(bound, cursors, strict=True):
+                    self.scope.add(var, cursor, axis.length)
+        levels.append(level)
+        body = self.rewrite(iteration.block.init)
+        for n in reversed(range(len(levels))):
+            name = f"{iteration.name}_init" + (f"_{n}" if n < len(levels) - 1 else "")
+            block = s_tir.SBlock(levels[n].iter_vars, [], [], name, body, None, annotations={INIT_MARK: True})
+            holds = conjunction(levels[n].predicates) if levels[n].predicates else tirx.const(True, "bool")
+            body = s_tir.SBlockRealize([v for v, _ in levels[n].loops], holds, block)
+            for var, extent in reversed(levels[n].loops):
+                body = tirx.For(var, const(0, str(var.ty.dtype)), extent, tirx.ForKind.SERIAL, body)
+        self.scope = outer
+        return body
+
+    def _parent_placed(self, entry: Entry) -> bool:
+        """Whether the axis above the entry stands on a position here (not on a bare coordinate)."""
+        parent = entry.axes[0].parent
+        if parent is None or entry.attached_to is not None:
+            return parent is None
+        return parent in self.scope.by_axis
+
+
+def _spatial(entry: Entry) -> list[tuple[Var, Axis]]:
+    return [(v, a) for v, a, k in zip(entry.vars, entry.axes, entry.kinds, strict=True) if k == "S"]
+
+
+def _dense(var: Var, axis: Axis) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
+    """Walk all coordinates of an axis, stored or not."""
+    slot = Var("v" + str(var.name), ir.PrimType(axis.idtype))
+    cursor = Cursor(axis, slot, slot, None) if axis.kind == "dense_fixed" else Cursor(None, slot)
+    return cast(axis.length, axis.idtype), slot, [cursor], []
+
+
+class InitPlan:
+    """Where the initialisation of an iteration goes.
+
+    ``inside``: in the innermost block, as TVM's reductions have it. Otherwise in a nest of its own placed
+    below the first ``prefix`` entries; ``prefix`` is None when there is nothing to place.
+    """
+
+    def __init__(self, iteration: SpIter, program: Program) -> None:
+        self.iteration, self.program = iteration, program
+        self.inside = False
+        self.prefix: int | None = None
+        if iteration.block.init is None:
+            return
+        self.stores = _stores(iteration.block.init)
+        self.inside = self._can_stay_inside()
+        self.prefix = None if self.inside else self._split()
+
+    def by_position(self, entry: Entry) -> bool:
+        """Whether walking the entry's stored positions reaches every element its stores can reach."""
+        if "R" in entry.kinds:
+            return False
+        if not entry.is_fused and entry.axes[0].kind == "dense_fixed":
+            return True
+        return all(self._own(store, v, a) for store in self.stores for v, a in _spatial(entry)) and entry.attached_to is None
+
+    def _own(self, store: tirx.BufferStore, var: Var, axis: Axis) -> bool:
+        """Whether the store subscripts `axis` of its buffer by `var`, and uses `var` nowhere else."""
+        buffer = self.program.buffers.get(store.buffer)
+        if buffer is None or axis not in buffer.axes:
+            return False
+        own = buffer.axes.index(axis)
+        return all((i.same_as(var)) if n == own else not uses(i, [var]) for n, i in enumerate(store.indices))
+
+    def _split(self) -> int:
+        for n, entry in enumerate(self.iteration.entries):
+            if not self.by_position(entry) or any(a.may_be_absent for a in entry.axes):
+                return n
+        return len(self.iteration.entries)
+
+    def _can_stay_inside(self) -> bool:
+        body, init, entries = self.iteration.block.body, self.iteration.block.init, self.iteration.entries
+        if not (isinstance(body, tirx.BufferStore) and isinstance(init, tirx.BufferStore)):
+            return False
+        if not (body.buffer.same_as(init.buffer) and same_all(body.indices, init.indices)):
+            return False
+        reductions = [n for n, e in enumerate(entries) if "R" in e.kinds]
+        if not reductions or not all(self.by_position(e) for e in entries if "R" not in e.kinds):
+            return False
+        if not self._stores_surely(body) or any(set(entries[n].kinds) != {"R"} for n in reductions):
+            return False
+        return self._reduces_in_leaf(reductions)
+
+    def _stores_surely(self, store: tirx.BufferStore) -> bool:
+        """Whether the store's element exists at every iterated point."""
+        buffer = self.program.buffers.get(store.buffer)
+        if buffer is None:
+            return True
+        scope = Scope(ranges={v: ir.Range(const(0, a.idtype), a.length) for e in self.iteration.entries for v, a in zip(e.vars, e.axes, strict=True)})
+        direct = {v: a for e in self.iteration.entries if e.attached_to is None for v, a in zip(e.vars, e.axes, strict=True)}
+        for axis, index in zip(buffer.axes, store.indices, strict=True):
+            if isinstance(index, Var) and direct.get(index) is axis:
+                continue
+            if axis.kind != "dense_fixed" or not scope.proves_in_range(index, axis.length):
+                return False
+        return True
+
+    def _reduces_in_leaf(self, reductions: list[int]) -> bool:
+        """Whether no block begins after the first reduction, and padding does not hide initial values."""
+        entries = self.iteration.entries
+        opened = {a for e in entries[reductions[0] :] for a in e.axes}
+        for entry in entries[reductions[0] :]:
+            if any(a.is_ragged and a.parent in opened for a in entry.axes) or entry.attached_to in opened:
+                return False
+            if "S" in entry.kinds and any(a.parent in opened for a in entry.axes):
+                return False
+        return not any(a.may_be_absent for e in entries if "S" in e.kinds for a in e.axes)
+
+
+def same_all(a: Any, b: Any) -> bool:
+    """Pairwise structural equality."""
+    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _stores(node: Any) -> list[tirx.BufferStore]:
+    found: list[tirx.BufferStore] = []
+    tvm_ffi.structural_walk(node, (tirx.BufferStore, found.append))
+    return found
+
+
+def _redecode(node: s_tir.SBlockRealize, program: Program) -> SpIter:
+    from sparsetir.ir import decode_entries
+
+    entries = decode_entries(node.block, list(node.iter_values), program.axes)
+    return SpIter(str(node.block.name_hint), entries, node.block, node)
+
+
+def emit_nest(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Stage I to stage II for one function."""
+    program = decode(func)
+    if not program.axes and not program.iterations:
+        return func
+    body = NestEmitter(program).rewrite(func.body)
+    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.EmitNest")
+def EmitNest(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """The pass around `emit_nest`."""
+    return emit_nest(func)

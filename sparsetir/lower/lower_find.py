@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turn every search into a loop, as far out as it may stand.
+
+before::
+
+    for i, j in T.grid(m, n):
+        for k in range(feat):
+            c[i, k] = c[i, k] + T.if_then_else(T.sp.find(indices[indptr[i]], ...) >= 0, ...) * b[j, k]
+
+after::
+
+    for i, j in T.grid(m, n):
+        slot[0] = -1
+        lo[0] = 0
+        hi[0] = indptr[i + 1] - indptr[i]
+        while lo[0] < hi[0]:
+            ...
+        for k in range(feat):
+            c[i, k] = c[i, k] + T.if_then_else(slot[0] >= 0, ...) * b[j, k]
+
+A search leaves a loop when its arguments do not depend on the loop and the loop does not write what the search
+reads. It keeps the conditions it stood under. ``merge`` and ``find_fiber`` start where the last search of the
+thread ended and check that the start is right, so they are exact in any order of the loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.ir import Call, Op, Var
+
+from sparsetir import op
+from sparsetir.errors import LoweringError
+from sparsetir.ir import const, substitute_args
+from sparsetir.lower.access import conjunction, same
+
+PARALLEL, VECTORIZED = tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED
+
+
+@dataclass
+class Search:
+    """One search: its call, the conditions on its path, and the cell that holds its result."""
+
+    call: Call
+    conditions: list[ir.Expr]
+    cell: Var
+
+    @property
+    def result(self) -> ir.Expr:
+        return tirx.BufferLoad(self.cell, [const(0)])
+
+
+@dataclass
+class Frame:
+    """The place just before statement `node`, and what must run there."""
+
+    node: tirx.Stmt
+    searches: list[Search] = field(default_factory=list)
+    fingers: list[Var] = field(default_factory=list)
+
+
+def _cell(name: str, dtype: str) -> Var:
+    return tirx.decl_buffer((1,), dtype, name=name, scope="local", layout=None)
+
+
+def _get(cell: Var) -> ir.Expr:
+    return tirx.BufferLoad(cell, [const(0)])
+
+
+def _set(cell: Var, value: ir.Expr) -> tirx.Stmt:
+    return tirx.BufferStore(cell, value, [const(0)])
+
+
+def _seq(*stmts: tirx.Stmt) -> tirx.Stmt:
+    return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))
+
+
+def binary_search(goes_right: Callable[[ir.Expr], ir.Expr], lo: Var, hi: Var) -> tirx.Stmt:
+    """Narrow ``[lo, hi]`` to the first index that does not go right; the answer is in `lo`."""
+    dtype = str(lo.ty.dtype)
+    mid = tirx.floordiv(_get(lo) + _get(hi), const(2, dtype))
+    step = tirx.IfThenElse(goes_right(mid), _set(lo, mid + const(1, dtype)), _set(hi, mid))
+    return tirx.While(_get(lo) < _get(hi), step)
+
+
+def _alloc(*cells: Var) -> list[tirx.Stmt]:
+    return [tirx.AllocBuffer(c) for c in cells]
+
+
+def emit_search(search: Search, finger: Var | None) -> list[tirx.Stmt]:
+    """The statements that leave the result of `search` in its cell."""
+    call, dtype = search.call, str(search.cell.ty.dtype)
+    kind = op.name_of(call)
+    if kind == "find_fiber":
+        steps = _fiber(search, finger)
+    elif kind == "find_rule":
+        rule = call.args[0]
+        steps = _scan(search, lambda s: substitute_args(rule, [s]))
+    else:
+        first = call.args[0]
+        value = lambda s: tirx.BufferLoad(first.source, [first.indices[0] + s])  # noqa: E731
+        if not int(call.args[3]):
+            steps = _scan(search, value)
+        else:
+            steps = _bisect(search, value) if finger is None else _walk(search, value, finger)
+    body = _seq(*steps)
+    start = [*_alloc(search.cell), _set(search.cell, const(-1, dtype))]
+    return [*start, tirx.IfThenElse(conjunction(search.conditions), body, None) if search.conditions else body]
+
+
+def _hit(search: Search, value: Callable[[ir.Expr], ir.Expr], slot: ir.Expr) -> tirx.Stmt:
+    """Accept `slot` if it lies in the fiber and holds the coordinate."""
+    _, count, coord = search.call.args[:3]
+    equal = tirx.IfThenElse(value(slot).equal(coord), _set(search.cell, slot), None)
+    return tirx.IfThenElse(slot < count, equal, None)
+
+
+def _bisect(search: Search, value: Callable[[ir.Expr], ir.Expr]) -> list[tirx.Stmt]:
+    dtype = str(search.cell.ty.dtype)
+    lo, hi = _cell("lo", dtype), _cell("hi", dtype)
+    _, count, coord = search.call.args[:3]
+    narrow = binary_search(lambda mid: value(mid) < coord, lo, hi)
+    return [*_alloc(lo, hi), _set(lo, const(0, dtype)), _set(hi, count), narrow, _hit(search, value, _get(lo))]
+
+
+def _scan(search: Search, value: Callable[[ir.Expr], ir.Expr]) -> list[tirx.Stmt]:
+    dtype = str(search.cell.ty.dtype)
+    at = _cell("at", dtype)
+    _, count, coord = search.call.args[:3]
+    test = tirx.IfThenElse(value(_get(at)).equal(coord), _set(search.cell, _get(at)), None)
+    step = _seq(test, _set(at, _get(at) + const(1, dtype)))
+    going = tirx.And(_get(at) < count, _get(search.cell) < const(0, dtype))
+    return [*_alloc(at), _set(at, const(0, dtype)), tirx.While(going, step)]
+
+
+def _walk(search: Search, value: Callable[[ir.Expr], ir.Expr], finger: Var) -> list[tirx.Stmt]:
+    """Linear co-walk from the last place, from the fiber's start when that lies too far right."""
+    dtype = str(search.cell.ty.dtype)
+    zero, one = const(0, dtype), const(1, dtype)
+    _, count, coord = search.call.args[:3]
+    at = _get(finger)
+    clamp = _set(finger, tirx.min(at, count))
+    passed = tirx.IfThenElse(value(at - one) >= coord, _set(finger, zero), None)
+    back = tirx.IfThenElse(at > zero, passed, None)
+    more = _cell("more", dtype)
+    ahead = tirx.IfThenElse(value(at) < coord, _set(finger, at + one), _set(more, zero))
+    step = tirx.IfThenElse(at < count, ahead, _set(more, zero))
+    loop = tirx.While(_get(more) > zero, step)
+    return [clamp, back, *_alloc(more), _set(more, one), loop, _hit(search, value, at)]
+
+
+def _fiber(search: Search, finger: Var | None) -> list[tirx.Stmt]:
+    """Largest row whose first position is not beyond the position searched."""
+    dtype = str(search.cell.ty.dtype)
+    one = const(1, dtype)
+    first, count, pos = search.call.args[:3]
+    start = lambda r: tirx.BufferLoad(first.source, [first.indices[0] + r])  # noqa: E731
+    lo, hi = _cell("lo", dtype), _cell("hi", dtype)
+    narrow = binary_search(lambda mid: start(mid + one) <= pos, lo, hi)
+    fresh = [*_alloc(lo, hi), _set(lo, const(0, dtype)), _set(hi, count), narrow]
+    if finger is None:
+        return [*fresh, _set(search.cell, _get(lo))]
+    at = _get(finger)
+    fits = tirx.And(start(at) <= pos, pos < start(at + one))
+    again = tirx.IfThenElse(fits, tirx.Evaluate(const(0)), _seq(*fresh, _set(finger, _get(lo))))
+    return [again, _set(search.cell, at)]
+
+
+def _if_then_else(call: Any) -> bool:
+    return isinstance(call, Call) and isinstance(call.op, Op) and call.op.name == "tirx.if_then_else"
+
+
+class FindLowerer:
+    """Walks statements outside in; `frames` are the statements it stands in, outermost first."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.level_of: dict[Var, int] = {}
+
+    def function(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
+        """Lower the searches of a whole function."""
+        return tirx.PrimFunc(func.params, self.stmt(func.body), func.ret_type, func.attrs)
+
+    # ------------------------------------------------------------------ expressions
+
+    def expr(self, node: Any, conditions: list[ir.Expr] | None = None) -> Any:
+        """`node` with its searches replaced by cells."""
+        given = conditions or []
+
+        def on_call(call: Call, mutator: Any) -> Any:
+            if op.is_call(call, *op.FIND):
+                args = [call.args[0], *(self.expr(a, given) for a in call.args[1:])]
+                if isinstance(args[0], ir.TensorLoad):
+                    args[0] = tirx.BufferLoad(args[0].source, [self.expr(i, given) for i in args[0].indices])
+                return self.place(Call(call.op, args, ret_ty=call.ty), given)
+            if _if_then_else(call):
+                test = self.expr(call.args[0], given)
+                yes = self.expr(call.args[1], [*given, test])
+                no = self.expr(call.args[2], [*given, tirx.Not(test)])
+                return tirx.if_then_else(test, yes, no)
+            return mutator.default_mutate(call)
+
+        return tvm_ffi.structural_mutate(node, [(Call, on_call)])
+
+    def place(self, call: Call, conditions: list[ir.Expr]) -> ir.Expr:
+        """Put a search before the outermost statement that allows it; returns its result."""
+        inputs = [call, *conditions]
+        loaded = [b for x in inputs for b in _loaded(x)]
+        floor = max((self.level_of.get(b, 0) for b in loaded), default=0)
+        level = len(self.frames) - 1
+        held = list(conditions)
+        while level > floor and _may_leave(self.frames[level - 1].node, inputs, loaded):
+            level -= 1
+            loop = self.frames[level].node
+            if isinstance(loop, tirx.For):
+                held.append(loop.extent > const(0, str(loop.extent.ty.dtype)))
+        for known in self.frames[level].searches:
+            if same(known.call, call) and _all_same(known.conditions, held):
+                return known.result
+        search = Search(call, held, _cell(f"slot_{len(self.level_of)}", str(call.ty.dtype)))
+        self.level_of[search.cell] = level
+        self.frames[level].searches.append(search)
+        return search.result
+
+    # ------------------------------------------------------------------ statements
+
+    def stmt(self, node: tirx.Stmt) -> tirx.Stmt:
+        """Rewrite one statement, with its searches right before it."""
+        frame = Frame(node)
+        self.frames.append(frame)
+        out = self._inner(node)
+        emitted = [s for search in frame.searches for s in emit_search(search, self._finger(search))]
+        self.frames.pop()
+        cells = [s for f in frame.fingers for s in (*_alloc(f), _set(f, const(0, str(f.ty.dtype))))]
+        return _seq(*cells, *emitted, out)
+
+    def _finger(self, search: Search) -> Var | None:
+        """A cell that outlives the loops of one thread, where the strategy wants one."""
+        call = search.call
+        if not (op.is_call(call, "find_fiber") or (op.is_call(call, "find") and call.args[4].value == "merge")):
+            return None
+        inside = [n + 1 for n, f in enumerate(self.frames[:-1]) if _is_loop(f.node, PARALLEL)]
+        finger = _cell(f"finger_{search.cell.name}", str(search.cell.ty.dtype))
+        self.frames[inside[-1] if inside else 0].fingers.append(finger)
+        return finger
+
+    def _inner(self, node: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(node, tirx.SeqStmt):
+            return _seq(*(self.stmt(s) for s in node.seq))
+        if isinstance(node, tirx.For):
+            return self._loop(node)
+        if isinstance(node, tirx.IfThenElse):
+            test = self.expr(node.condition)
+            no = None if node.else_case is None else self.stmt(node.else_case)
+            return tirx.IfThenElse(test, self.stmt(node.then_case), no)
+        if isinstance(node, tirx.While):
+            if _searches(node.condition):
+                raise LoweringError("a search in the condition of a while loop is not supported: store it first")
+            return tirx.While(node.condition, self.stmt(node.body))
+        if isinstance(node, tirx.AttrStmt):
+            return tirx.AttrStmt(node.node, node.attr_key, node.value, self.stmt(node.body))
+        return self.expr(node)
+
+    def _loop(self, node: tirx.For) -> tirx.Stmt:
+        extent, body = self.expr(node.extent), self.stmt(node.body)
+        # A search that depends on a vector lane cannot run in lockstep with the other lanes.
+        kind = tirx.ForKind.SERIAL if node.kind == VECTORIZED and _has_while(body) else node.kind
+        return tirx.For(node.loop_var, node.min, extent, kind, body, node.thread_binding, node.annotations)
+
+
+def _may_leave(outer: tirx.Stmt, inputs: list[Any], loaded: list[Var]) -> bool:
+    """Whether a search with these inputs may run before `outer` instead of inside it."""
+    if _is_loop(outer, PARALLEL) or not isinstance(outer, (tirx.For, tirx.SeqStmt)):
+        return False
+    bound = [*_defined(outer), *([outer.loop_var] if isinstance(outer, tirx.For) else [])]
+    return not any(_mentions(x, bound) for x in inputs) and not _writes(outer, loaded)
+
+
+def _is_loop(node: tirx.Stmt, kind: tirx.ForKind) -> bool:
+    return isinstance(node, tirx.For) and node.kind == kind
+
+
+def _all_same(a: list[ir.Expr], b: list[ir.Expr]) -> bool:
+    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _mentions(node: Any, variables: list[Var]) -> bool:
+    hit: list[int] = []
+    tvm_ffi.structural_walk(node, (Var, lambda v: hit.append(1) if any(v.same_as(u) for u in variables) else None))
+    return bool(hit)
+
+
+def _defined(body: tirx.Stmt) -> list[Var]:
+    found: list[Var] = []
+    tvm_ffi.structural_walk(body, [(tirx.Bind, lambda b: found.append(b.var)), (tirx.AllocBuffer, lambda b: found.append(b.buffer))])
+    return found
+
+
+def _loaded(node: Any) -> list[Var]:
+    found: list[Var] = []
+    tvm_ffi.structural_walk(node, (ir.TensorLoad, lambda x: found.append(x.source)))
+    return found
+
+
+def _writes(body: tirx.Stmt, buffers: list[Var]) -> bool:
+    hit: list[int] = []
+    check = lambda s: hit.append(1) if any(s.buffer.same_as(b) for b in buffers) else None  # noqa: E731
+    tvm_ffi.structural_walk(body, (tirx.BufferStore, check))
+    return bool(hit)
+
+
+def _has_while(body: tirx.Stmt) -> bool:
+    hit: list[int] = []
+    tvm_ffi.structural_walk(body, (tirx.While, lambda _: hit.append(1)))
+    return bool(hit)
+
+
+def _searches(node: Any) -> bool:
+    hit: list[int] = []
+    tvm_ffi.structural_walk(node, (Call, lambda c: hit.append(1) if op.is_call(c, *op.FIND) else None))
+    return bool(hit)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.LowerFind")
+def LowerFind(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """The pass around `FindLowerer`."""
+    return FindLowerer().function(func) if _searches(func.body) else func

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dialect's operators, registered with TVM from Python.
+
+Stage I is made of standard TIR nodes; these calls carry what TIR has no node for.
+
+==================  ==========================================================  =====================
+operator            arguments                                                   stands for
+==================  ==========================================================  =====================
+dense_fixed         length                                                      an axis
+dense_variable      parent, length, nnz, indptr                                 an axis
+dense_implicit      parent, length, nnz, extent, offset                         an axis
+sparse_fixed        parent, length, width, indices | expr, sorted, unique       an axis
+sparse_variable     parent, length, nnz, indptr, indices, sorted, unique        an axis
+singleton           parent, length, indices | expr, sorted, unique              an axis
+attach              axis, new_parent                                            an entry of an sp_iter
+fuse                axis, axis, ...                                             an entry of an sp_iter
+root                -                                                           ``parent=None``
+arg                 k                                                           k-th lambda argument
+coord               axis | fuse(...), member                                    value of an iteration variable
+bind_axes           view, default_value, axis, ...                              a sparse buffer's axes
+find                indices[lo], count, coordinate, sorted, strategy            slot of a coordinate, or -1
+find_rule           expr of arg(0), count, coordinate                           slot of a coordinate, or -1
+find_fiber          indptr[0], count, position                                  parent position of a position
+==================  ==========================================================  =====================
+
+The ``find`` family lives until stage II; everything else only in stage I.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.ir import Call, Op
+from tvm.ir import _ffi_api as _ir_ffi
+
+FIND = ("find", "find_rule", "find_fiber")
+AXIS_NAMES = (
+    "dense_fixed",
+    "dense_variable",
+    "dense_implicit",
+    "sparse_fixed",
+    "sparse_variable",
+    "singleton",
+)
+NAMES = (*AXIS_NAMES, "attach", "fuse", "root", "arg", "coord", "bind_axes", *FIND)
+
+
+def _register(name: str) -> Op:
+    full = f"sparsetir.{name}"
+    if full not in Op.list_op_names():
+        _ir_ffi.RegisterOp(full, "")
+        kind = tirx.CallEffectKind.ReadState if name in FIND else tirx.CallEffectKind.Pure
+        ir.register_op_attr(full, "TScriptPrinterName", f"sp.{name}")
+        ir.register_op_attr(full, "TCallEffectKind", int(getattr(kind, "value", kind)))
+    return Op.get(full)
+
+
+OPS = {name: _register(name) for name in NAMES}
+
+
+def call(name: str, args: list[Any], dtype: str = "int32") -> Call:
+    """Call operator `name`; Python numbers become int32 constants."""
+    exprs = [a if isinstance(a, ir.Expr) else tirx.const(int(a), "int32") for a in args]
+    return Call(OPS[name], exprs, ret_ty=ir.PrimType(dtype))
+
+
+def is_call(expr: Any, *names: str) -> bool:
+    """Whether `expr` calls one of the dialect's operators `names` (any of them if none is given)."""
+    if not isinstance(expr, Call) or not isinstance(expr.op, Op):
+        return False
+    full = expr.op.name
+    return full.startswith("sparsetir.") and (not names or full[len("sparsetir.") :] in names)
+
+
+def name_of(expr: Call) -> str:
+    """The operator's name without the ``sparsetir.`` prefix."""
+    return str(expr.op.name)[len("sparsetir.") :]

@@ -1,0 +1,578 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the names of the dialect do inside a ``T.prim_func``: each emits standard TIR nodes.
+
+The axis and buffer constructors check their arguments at once, so that an error carries the user's line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.ir import Call, Var
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from sparsetir import op
+from sparsetir.errors import VerifyError
+from sparsetir.ir import SPARSE_ITER, Axis, cast, const, decode_axis
+
+INDEX_DTYPES = ("int32", "int64")
+VALUE_DTYPES = (
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "int8",
+    "uint8",
+    "int32",
+    "int64",
+    "bool",
+)
+SEARCHES = ("inline", "hoist", "merge")
+
+
+@dataclass
+class _Function:
+    """What is known of the function being parsed."""
+
+    axes: dict[Var, Axis] = field(default_factory=dict)
+    views: dict[Var, tuple[Axis, ...]] = field(default_factory=dict)
+    matched: dict[Var, Var] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    open_iterations: list[list[str]] = field(default_factory=list)
+
+
+_stack: list[_Function] = [_Function()]
+
+
+@contextlib.contextmanager
+def function_scope() -> Iterator[None]:
+    """Forget the axes of other functions while one is parsed."""
+    _stack.append(_Function())
+    try:
+        yield
+    finally:
+        _stack.pop()
+
+
+def view_axes(buffer: Any) -> tuple[Axis, ...] | None:
+    """The axes of a sparse buffer of the function being parsed; None for an ordinary buffer."""
+    return _stack[-1].views.get(buffer) if isinstance(buffer, Var) else None
+
+
+# ---------------------------------------------------------------------------------------------- checks
+
+
+def _check_idtype(idtype: str) -> str:
+    if idtype not in INDEX_DTYPES:
+        message = f"an axis counts in int32 or int64, found idtype={idtype!r}"
+        raise VerifyError(message)
+    return idtype
+
+
+def _check_dtype(dtype: Any) -> str:
+    name = str(dtype() if callable(dtype) and not isinstance(dtype, str) else dtype)
+    name = name if isinstance(dtype, str) or not hasattr(dtype, "__name__") else dtype.__name__
+    if name not in VALUE_DTYPES:
+        message = f"a sparse buffer holds one of {', '.join(VALUE_DTYPES)}, found dtype={name!r}"
+        raise VerifyError(message)
+    return name
+
+
+def _size(value: Any, dtype: str) -> ir.Expr:
+    if isinstance(value, bool) or not isinstance(value, (int, ir.Expr)):
+        raise VerifyError(f"a size must be an integer or an integer expression, found {value!r}")
+    if isinstance(value, int):
+        if value < 0:
+            raise VerifyError(f"a size must not be negative, found {value}")
+        return const(value, dtype)
+    if not str(value.ty.dtype).startswith(("int", "uint")):
+        raise VerifyError(f"a size must be an integer, found {value} of {value.ty.dtype}")
+    return value
+
+
+def _pair(value: Any, meaning: str) -> tuple[Any, Any]:
+    if not isinstance(value, (tuple, list)):
+        return value, None
+    if len(value) != 2:
+        raise VerifyError(f"expected {meaning}, found a tuple of {len(value)}")
+    return value[0], value[1]
+
+
+def _axis_of(value: Any, role: str) -> Axis:
+    axis = _stack[-1].axes.get(value) if isinstance(value, Var) else None
+    if axis is None:
+        shown = value.name if isinstance(value, Var) else value
+        raise VerifyError(f"{role} must be an axis declared earlier in this function, found {shown!r}")
+    return axis
+
+
+def _parent_args(parent: Any) -> tuple[Axis | None, ir.Expr, ir.Expr]:
+    """(decoded parent, its operand, its number of positions)."""
+    if parent is None:
+        return None, op.call("root", []), const(1)
+    axis = _axis_of(parent, "the parent")
+    return axis, parent, axis.count
+
+
+# ---------------------------------------------------------------------------------------------- axes
+
+
+def _declare(name: str, args: list[Any], idtype: str) -> Var:
+    value = op.call(name, args, idtype)
+    var = T.Bind(value)
+    _stack[-1].axes[var] = decode_axis(var, value, _stack[-1].axes)
+    return var
+
+
+def _auxiliary(array: Any, shape: list[ir.Expr], idtype: str, role: str) -> Var:
+    """The buffer behind an auxiliary array given as a handle or as a buffer."""
+    if tirx.is_buffer_var(array):
+        found = str(array.ty.dtype)
+        if found not in INDEX_DTYPES:
+            raise VerifyError(f"{role} must be an int32 or int64 array, found {array.name} of {found}")
+        if len(array.ty.shape) != 1:
+            message = f"{role} must be one-dimensional, found {array.name} with {len(array.ty.shape)} dimensions"
+            raise VerifyError(message)
+        return array
+    if not isinstance(array, Var):
+        raise VerifyError(f"{role} must be a T.handle or T.Buffer parameter, found {array!r}")
+    matched = _stack[-1].matched
+    if array not in matched:
+        buffer = T.match_buffer(array, shape, idtype, align=_itemsize(idtype))
+        IRBuilder.name(str(array.name), buffer)
+        matched[array] = buffer
+    return matched[array]
+
+
+def _itemsize(dtype: str) -> int:
+    bits = "".join(c for c in dtype if c.isdigit())
+    return max(1, int(bits) // 8) if bits else 1
+
+
+def _implicit_count(idtype: str, hint: str) -> Var:
+    """A size the caller's array decides."""
+    var = Var(hint, ir.PrimType(idtype))
+    return var
+
+
+def _rule(function: Callable[..., Any], arity: int, idtype: str, role: str) -> ir.Expr:
+    """The expression of a callable, with ``arg(k)`` for its k-th parameter."""
+    found = len(inspect.signature(function).parameters)
+    if found != arity:
+        message = f"{role} must take {arity} arguments (the ancestors' coordinates{', then the slot' if role.endswith('indices') else ''}), it takes {found}"
+        raise VerifyError(message)
+    value = function(*(op.call("arg", [k], idtype) for k in range(arity)))
+    return const(value, idtype) if isinstance(value, int) else cast(value, idtype)
+
+
+def dense_fixed(length: Any, idtype: str = "int32") -> Var:
+    """An axis of `length` consecutive coordinates."""
+    return _declare("dense_fixed", [cast(_size(length, idtype), _check_idtype(idtype))], idtype)
+
+
+def dense_variable(
+    parent: Any,
+    shape: Any,
+    indptr: Any = None,
+    idtype: str = "int32",
+    *,
+    extent: Callable[..., Any] | None = None,
+    offset: Callable[..., Any] | None = None,
+) -> Var:
+    """A ragged axis: each parent position has its own number of consecutive coordinates.
+
+    `shape` is ``length`` or ``(length, nnz)``. Instead of `indptr`, `extent` and `offset` may give the number
+    of slots and the first position of a fiber as functions of the ancestors' coordinates.
+    """
+    _check_idtype(idtype)
+    axis, operand, above = _parent_args(parent)
+    length, nnz = _pair(shape, "length or (length, nnz)")
+    if indptr is None:
+        if extent is None or offset is None:
+            raise VerifyError("a ragged axis needs indptr, or both extent= and offset=")
+        arity = len(axis.ancestors) + 1 if axis is not None else 0
+        rules = [_rule(f, arity, idtype, r) for f, r in ((extent, "extent"), (offset, "offset"))]
+        if nnz is None:
+            if arity != 1:
+                raise VerifyError("give (length, nnz): the number of positions is only known below a root axis")
+            nnz = _total(rules[1], cast(above, idtype))
+        args = [operand, cast(_size(length, idtype), idtype), cast(_size(nnz, idtype), idtype), *rules]
+        return _declare("dense_implicit", args, idtype)
+    pointers = _auxiliary(indptr, [above + 1], idtype, "indptr")
+    idtype = str(pointers.ty.dtype)
+    nnz = _implicit_count(idtype, f"{pointers.name}_nnz") if nnz is None else nnz
+    args = [operand, cast(_size(length, idtype), idtype), cast(_size(nnz, idtype), idtype), pointers]
+    return _declare("dense_variable", args, idtype)
+
+
+def _total(offset: ir.Expr, parent_count: ir.Expr) -> ir.Expr:
+    from sparsetir.ir import substitute_args
+
+    return substitute_args(offset, [parent_count])
+
+
+def sparse_fixed(
+    parent: Any,
+    shape: Any,
+    indices: Any,
+    idtype: str = "int32",
+    sorted: bool = True,
+    *,
+    unique: bool = True,
+) -> Var:
+    """An axis with the same number of stored coordinates below every parent position (ELL).
+
+    `shape` is ``length`` or ``(length, nnz_cols)``. `indices` is an array, or a callable of the ancestors'
+    coordinates and the slot; a coordinate outside ``[0, length)`` marks an absent slot.
+    """
+    _check_idtype(idtype)
+    axis, operand, above = _parent_args(parent)
+    length, width = _pair(shape, "length or (length, nnz_cols)")
+    if callable(indices) and not isinstance(indices, ir.Expr):
+        if width is None:
+            raise VerifyError("give (length, nnz_cols): a callable does not tell the number of slots")
+        arity = (len(axis.ancestors) + 1 if axis is not None else 0) + 1
+        where: Any = _rule(indices, arity, idtype, "indices")
+    else:
+        if width is None:
+            width = _implicit_width(indices, above, idtype)
+        width = cast(_size(width, idtype), idtype)
+        where = _auxiliary(indices, [_times(above, width)], idtype, "indices")
+        idtype = str(where.ty.dtype)
+    sizes = [cast(_size(length, idtype), idtype), cast(_size(width, idtype), idtype)]
+    return _declare("sparse_fixed", [operand, *sizes, where, int(sorted), int(unique)], idtype)
+
+
+def _times(count: ir.Expr, width: ir.Expr) -> ir.Expr:
+    return width if isinstance(count, tirx.IntImm) and int(count) == 1 else count * width
+
+
+def _implicit_width(indices: Any, above: ir.Expr, idtype: str) -> ir.Expr:
+    if tirx.is_buffer_var(indices):
+        total = indices.ty.shape[0]
+        return total if isinstance(above, tirx.IntImm) and int(above) == 1 else total // above
+    return _implicit_count(idtype, f"{getattr(indices, 'name', 'indices')}_width")
+
+
+def sparse_variable(
+    parent: Any,
+    shape: Any,
+    arrays: Any,
+    idtype: str = "int32",
+    sorted: bool = True,
+    *,
+    unique: bool = True,
+) -> Var:
+    """A compressed axis: each parent position has its own stored coordinates (CSR).
+
+    `shape` is ``length`` or ``(length, nnz)``, `arrays` is ``(indptr, indices)``.
+    """
+    _check_idtype(idtype)
+    _axis, operand, above = _parent_args(parent)
+    length, nnz = _pair(shape, "length or (length, nnz)")
+    if not isinstance(arrays, (tuple, list)) or len(arrays) != 2:
+        raise VerifyError(f"a sparse_variable axis needs (indptr, indices), found {arrays!r}")
+    indptr, indices = arrays
+    pointers = _auxiliary(indptr, [above + 1], idtype, "indptr")
+    if nnz is None and tirx.is_buffer_var(indices):
+        nnz = indices.ty.shape[0]
+    nnz = _implicit_count(idtype, f"{getattr(indices, 'name', 'indices')}_nnz") if nnz is None else nnz
+    where = _auxiliary(indices, [_size(nnz, idtype)], idtype, "indices")
+    idtype = str(where.ty.dtype)
+    sizes = [cast(_size(length, idtype), idtype), cast(_size(nnz, idtype), idtype)]
+    args = [operand, *sizes, pointers, where, int(sorted), int(unique)]
+    return _declare("sparse_variable", args, idtype)
+
+
+def singleton(
+    parent: Any,
+    length: Any,
+    indices: Any,
+    idtype: str = "int32",
+    sorted: bool = True,
+    *,
+    unique: bool = True,
+) -> Var:
+    """An axis with exactly one coordinate per parent position: the inner levels of COO."""
+    _check_idtype(idtype)
+    axis, operand, above = _parent_args(parent)
+    if isinstance(length, (tuple, list)):
+        length = _pair(length, "length")[0]
+    if callable(indices) and not isinstance(indices, ir.Expr):
+        arity = (len(axis.ancestors) + 1 if axis is not None else 0) + 1
+        where: Any = _rule(indices, arity, idtype, "indices")
+    else:
+        where = _auxiliary(indices, [above], idtype, "indices")
+        idtype = str(where.ty.dtype)
+    args = [operand, cast(_size(length, idtype), idtype), where, int(sorted), int(unique)]
+    return _declare("singleton", args, idtype)
+
+
+def attach(axis: Any, parent: Any) -> Call:
+    """In an sp_iter list: iterate `axis` below the coordinate of `parent` instead of below its own parent."""
+    base, at = _axis_of(axis, "the attached axis"), _axis_of(parent, "the axis attached to")
+    if base.parent is None:
+        raise VerifyError(f"axis {base.name} has no parent, there is nothing to re-attach", base.name)
+    return op.call("attach", [base.var, at.var], base.idtype)
+
+
+def fuse(*axes: Any) -> Call:
+    """In an sp_iter list: iterate the stored positions of a chain of axes as one loop."""
+    chain = [_axis_of(a, "a fused axis") for a in axes]
+    if len(chain) < 2:
+        raise VerifyError(f"T.fuse takes two axes or more, found {len(chain)}")
+    for above, below in zip(chain, chain[1:], strict=False):
+        if below.parent is not above:
+            message = f"T.fuse takes a parent followed by its child: {above.name} is not the parent of {below.name}"
+            raise VerifyError(message, below.name)
+    if chain[0].parent is not None:
+        message = f"T.fuse must start at a root axis, {chain[0].name} lies below {chain[0].parent.name}"
+        raise VerifyError(message, chain[0].name)
+    return op.call("fuse", list(axes), chain[-1].idtype)
+
+
+# ---------------------------------------------------------------------------------------------- buffers
+
+
+def _chain_check(axes: Sequence[Axis]) -> None:
+    """A buffer's axes of one tree must run from the root to a node without a gap or a fork."""
+    for axis in axes:
+        if list(axes).count(axis) > 1:
+            raise VerifyError(f"axis {axis.name} appears twice in one buffer", axis.name)
+        if axis.parent is not None and axis.parent not in axes:
+            message = (
+                f"a buffer over axis {axis.name} must also have its parent {axis.parent.name}; "
+                f"found ({', '.join(a.name for a in axes)})"
+            )
+            raise VerifyError(message, axis.name)
+    for axis in axes:
+        children = [a for a in axes if a.parent is axis]
+        if len(children) > 1:
+            names = " and ".join(a.name for a in children)
+            message = f"axes {names} are both below {axis.name}: the axes of one tree must form a chain in a buffer"
+            raise VerifyError(message, axis.name)
+
+
+def _default(value: Any, dtype: str) -> ir.Expr:
+    return tirx.const(0 if value is None else value, dtype) if not isinstance(value, ir.Expr) else value
+
+
+def _bind_view(storage: Var, name: str, axes: tuple[Axis, ...], dtype: str, default: Any) -> Var:
+    shape = [a.length for a in axes]
+    view = tirx.decl_buffer(shape, dtype, name=name, layout=None, data_alignment=_itemsize(dtype))
+    T.add_to_parent(tirx.DeclBuffer(view, data=tirx.buffer_data(storage)))
+    args = [view, _default(default, dtype), *(a.var for a in axes)]
+    T.evaluate(op.call("bind_axes", args))
+    _stack[-1].views[view] = axes
+    return view
+
+
+def _storage_shape(axes: tuple[Axis, ...]) -> list[ir.Expr]:
+    from sparsetir.ir import SparseBuffer
+
+    return SparseBuffer(axes[0].var, axes[0].var, axes, const(0)).storage_shape
+
+
+def _buffer_axes(axes: Any) -> tuple[Axis, ...]:
+    listed = axes if isinstance(axes, (tuple, list)) else (axes,)
+    if not listed:
+        raise VerifyError("a sparse buffer needs at least one axis")
+    decoded = tuple(_axis_of(a, "every item of a buffer's axes") for a in listed)
+    _chain_check(decoded)
+    return decoded
+
+
+def match_sparse_buffer(
+    handle: Any,
+    axes: Any,
+    dtype: Any = "float32",
+    default_value: Any = None,
+    *,
+    extra_storage: Any = None,
+) -> Var:
+    """Give the values array `handle` the axes `axes`; absent coordinates read `default_value` (0 if None)."""
+    dtype = _check_dtype(dtype)
+    decoded = _buffer_axes(axes)
+    if extra_storage is not None:
+        raise VerifyError("extra_storage belongs to auxiliary arrays, which this dialect declares on the axis")
+    if tirx.is_buffer_var(handle):
+        storage, name = handle, f"{handle.name}_view"
+        if str(storage.ty.dtype) != dtype:
+            raise VerifyError(f"buffer {handle.name} holds {storage.ty.dtype}, match_sparse_buffer says {dtype}")
+    elif isinstance(handle, Var) and handle not in _stack[-1].matched:
+        shape = _storage_shape(decoded)
+        storage, name = T.match_buffer(handle, shape, dtype, align=_itemsize(dtype)), str(handle.name)
+        IRBuilder.name(str(handle.name), storage)
+        _stack[-1].matched[handle] = storage
+    elif isinstance(handle, Var):
+        raise VerifyError(f"the handle {handle.name} is already matched to another buffer", str(handle.name))
+    else:
+        raise VerifyError(f"match_sparse_buffer takes a T.handle parameter, found {handle!r}")
+    return _bind_view(storage, name, decoded, dtype, default_value)
+
+
+def alloc_sparse_buffer(
+    axes: Any,
+    dtype: Any = "float32",
+    scope: str = "global",
+    default_value: Any = None,
+) -> Var:
+    """A scratch buffer over `axes`, alive during the call."""
+    dtype = _check_dtype(dtype)
+    decoded = _buffer_axes(axes)
+    storage = T.alloc_buffer(_storage_shape(decoded), dtype, scope=scope)
+    storage = storage if tirx.is_buffer_var(storage) else storage.__enter__()
+    count = len(_stack[-1].views)
+    IRBuilder.name(f"scratch_{count}", storage)
+    return _bind_view(storage, f"alloc_{count}", decoded, dtype, default_value)
+
+
+def bind_axes(view: Var, default: Any, *axes: Any) -> Call:
+    """The raw form of a sparse buffer's declaration, as TVM's own printer shows it."""
+    _stack[-1].views[view] = tuple(_axis_of(a, "a buffer axis") for a in axes)
+    return op.call("bind_axes", [view, default, *axes])
+
+
+def _match_buffer(param: Any, shape: Any = None, dtype: Any = "float32", *args: Any, **kwargs: Any) -> Var:
+    """T.match_buffer; with a tuple of axes it is `match_sparse_buffer`."""
+    if _is_axes(shape):
+        return match_sparse_buffer(param, shape, dtype, *args, **kwargs)
+    buffer = T.match_buffer(param, shape, dtype, *args, **kwargs)
+    if isinstance(param, Var):
+        _stack[-1].matched[param] = buffer
+    return buffer
+
+
+def _alloc_buffer(shape: Any, dtype: Any = "float32", *args: Any, **kwargs: Any) -> Any:
+    """T.alloc_buffer; with a tuple of axes it is `alloc_sparse_buffer`."""
+    if _is_axes(shape):
+        return alloc_sparse_buffer(shape, dtype, *args, **kwargs)
+    return T.alloc_buffer(shape, dtype, *args, **kwargs)
+
+
+def _is_axes(shape: Any) -> bool:
+    items = shape if isinstance(shape, (tuple, list)) else (shape,)
+    return bool(items) and all(isinstance(s, Var) and s in _stack[-1].axes for s in items)
+
+
+# ---------------------------------------------------------------------------------------------- iterations
+
+
+def _entries(axes: Any) -> list[tuple[Axis, Call]]:
+    """Each iteration variable's axis and binding, in list order."""
+    if not isinstance(axes, (tuple, list)) or not axes:
+        raise VerifyError("sp_iter takes a list of one axis or more")
+    out: list[tuple[Axis, Call]] = []
+    for item in axes:
+        if op.is_call(item, "fuse"):
+            members = [_axis_of(a, "a fused axis") for a in item.args]
+            out += [(a, op.call("coord", [item, k], a.idtype)) for k, a in enumerate(members)]
+            continue
+        base = item.args[0] if op.is_call(item, "attach") else item
+        axis = _axis_of(base, "every item of an sp_iter list")
+        out.append((axis, op.call("coord", [item, 0], axis.idtype)))
+    return out
+
+
+def _check_kinds(kinds: Any, count: int) -> str:
+    if not isinstance(kinds, str):
+        raise VerifyError(f"the kinds of an sp_iter are a string of S and R, found {kinds!r}")
+    wrong = [c for c in kinds if c not in "SR"]
+    if wrong:
+        raise VerifyError(f"each letter of an sp_iter is S (spatial) or R (reduction), found {wrong[0]!r} in {kinds!r}")
+    if len(kinds) != count:
+        raise VerifyError(f"sp_iter iterates {count} axes but {kinds!r} has {len(kinds)} letters; give one per axis")
+    return kinds
+
+
+def _unique_name(name: str) -> str:
+    taken = _stack[-1].names
+    base = name or "sp_iter"
+    candidate, k = (base, 0) if name else (f"{base}_0", 0)
+    while candidate in taken:
+        k += 1
+        candidate = f"{base}_{k}"
+    taken.add(candidate)
+    return candidate
+
+
+class _SparseIteration:
+    """The context manager behind ``with T.sp_iter(...) as [...]``."""
+
+    def __init__(self, axes: Any, kinds: str, name: str) -> None:
+        self.entries = _entries(axes)
+        self.kinds = _check_kinds(kinds, len(self.entries))
+        self.name = _unique_name(name)
+        self.stack = contextlib.ExitStack()
+
+    def __enter__(self) -> list[Var]:
+        self.stack.enter_context(T.sblock(self.name))
+        T.sblock_attr({SPARSE_ITER: self.kinds})
+        out = []
+        for (axis, binding), kind in zip(self.entries, self.kinds, strict=True):
+            make = T.axis.spatial if kind == "S" else T.axis.reduce
+            out.append(make(axis.length, binding, dtype=axis.idtype))
+        return out
+
+    def __exit__(self, *exc: Any) -> Any:
+        return self.stack.__exit__(*exc)
+
+
+def sp_iter(axes: Any, kinds: str, name: str = "") -> _SparseIteration:
+    """Iterate the stored coordinates of `axes`; `kinds` has one letter per axis, S spatial or R reduction."""
+    return _SparseIteration(axes, kinds, name)
+
+
+def sp_iter_attr(attrs: dict[str, Any]) -> None:
+    """Annotate the enclosing sp_iter. ``{"search": "inline" | "hoist" | "merge"}`` chooses the search."""
+    search = attrs.get("search", "inline")
+    if search not in SEARCHES:
+        raise VerifyError(f"the search of an sp_iter is one of {', '.join(SEARCHES)}, found {search!r}")
+    T.sblock_attr(attrs)
+
+
+class sp:
+    """The RFC's names, and the raw operators as TVM's own printer shows them."""
+
+    dense_fixed = staticmethod(dense_fixed)
+    dense_varied = staticmethod(dense_variable)
+    compressed_fixed = staticmethod(sparse_fixed)
+    compressed_varied = staticmethod(sparse_variable)
+    singleton = staticmethod(singleton)
+    attach = staticmethod(attach)
+    fuse = staticmethod(fuse)
+    match_buffer = staticmethod(match_sparse_buffer)
+    alloc_buffer = staticmethod(alloc_sparse_buffer)
+    iteration = staticmethod(sp_iter)
+    iteration_attr = staticmethod(sp_iter_attr)
+
+    @staticmethod
+    def find(*args: Any) -> Call:
+        return op.call("find", list(args), str(args[0].ty.dtype))
+
+    @staticmethod
+    def find_fiber(*args: Any) -> Call:
+        return op.call("find_fiber", list(args), str(args[0].ty.dtype))
+
+
+EXTRA: dict[str, Any] = {"match_buffer": _match_buffer, "alloc_buffer": _alloc_buffer}
+__all__ = [
+    "alloc_sparse_buffer",
+    "attach",
+    "dense_fixed",
+    "dense_variable",
+    "fuse",
+    "match_sparse_buffer",
+    "singleton",
+    "sp",
+    "sp_iter",
+    "sp_iter_attr",
+    "sparse_fixed",
+    "sparse_variable",
+]
