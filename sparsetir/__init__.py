@@ -1,3 +1,93 @@
-import tvm.script
-tvm.script.register_dialect("sparsetir", "sparsetir.script")
-from . import op, ir, errors
+# SPDX-License-Identifier: Apache-2.0
+"""SparseTIR: a compiler for sparse tensor programs, as a dialect of TVM's TIR.
+
+Write a kernel in TVMScript (``from tvm.script import sparsetir as T``), build it, call it by name on scipy or
+torch data. Everything is imported when first used: TVM loads this module each time it starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from sparsetir._autoload import load as _register_dialect
+
+if TYPE_CHECKING:
+    from sparsetir import errors, ir, ops
+    from sparsetir.build import build
+    from sparsetir.errors import SparseTIRError
+    from sparsetir.files import read
+    from sparsetir.interop import CooTensor
+    from sparsetir.interpret import interpret
+    from sparsetir.kernel import BoundKernel, Kernel
+    from sparsetir.lower import lower
+    from sparsetir.schedules import Choices
+    from sparsetir.script.printer import parse, script
+    from sparsetir.signature import unchecked
+    from sparsetir.threads import get_num_threads, set_num_threads
+    from sparsetir.tuning import TuneResult, tune_sparse
+    from sparsetir.verify import verify
+
+__version__ = "0.1.0"
+
+# Public name -> where it lives; a module stands for itself.
+_PUBLIC = {
+    "BoundKernel": "sparsetir.kernel",
+    "Choices": "sparsetir.schedules",
+    "CooTensor": "sparsetir.interop",
+    "Kernel": "sparsetir.kernel",
+    "SparseTIRError": "sparsetir.errors",
+    "TuneResult": "sparsetir.tuning",
+    "build": "sparsetir.build",
+    "errors": "sparsetir.errors",
+    "get_num_threads": "sparsetir.threads",
+    "interpret": "sparsetir.interpret",
+    "ir": "sparsetir.ir",
+    "lower": "sparsetir.lower",
+    "ops": "sparsetir.ops",
+    "parse": "sparsetir.script.printer",
+    "read": "sparsetir.files",
+    "script": "sparsetir.script.printer",
+    "set_num_threads": "sparsetir.threads",
+    "tune_sparse": "sparsetir.tuning",
+    "unchecked": "sparsetir.signature",
+    "verify": "sparsetir.verify",
+}
+__all__ = [
+    "BoundKernel",
+    "Choices",
+    "CooTensor",
+    "Kernel",
+    "SparseTIRError",
+    "TuneResult",
+    "build",
+    "errors",
+    "get_num_threads",
+    "interpret",
+    "ir",
+    "lower",
+    "ops",
+    "parse",
+    "read",
+    "script",
+    "set_num_threads",
+    "tune_sparse",
+    "unchecked",
+    "verify",
+]
+
+_register_dialect()
+
+
+def __getattr__(name: str) -> Any:
+    where = _PUBLIC.get(name)
+    if where is None:
+        raise AttributeError(f"module 'sparsetir' has no attribute {name!r}")
+    module = importlib.import_module(where)
+    value = module if where == f"sparsetir.{name}" and name in ("errors", "ir", "ops") else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -80,7 +80,7 @@ def read(path: str | Path) -> Any:
 
 def read_mtx(stream: IO[bytes]) -> Any:
     """A Matrix Market file, coordinate or array, symmetries expanded."""
-    return _as_csr(scipy.io.mmread(io.BytesIO(stream.read())))
+    return _as_csr(scipy.io.mmread(stream))
 
 
 def read_npz(stream: IO[bytes]) -> Any:
@@ -120,7 +120,8 @@ def read_tns(stream: IO[bytes]) -> CooTensor:
     """A tensor: on each line the coordinates of an entry, counted from 1, and its value; # begins a comment."""
     text = stream.read()
     try:
-        with warnings.catch_warnings(action="ignore"):  # numpy warns of a file without entries
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy warns of a file without entries
             table = np.loadtxt(io.BytesIO(text), comments="#", ndmin=2)
     except ValueError as error:
         raise FileFormatError(_bad_line(text) or str(error)) from error

@@ -13,6 +13,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -339,9 +340,14 @@ def restore(stored: Stored, values: Array, *, copy_structure: bool = True) -> An
     return stored.source.rebuild(entries.reshape(stored.source.values.shape), copy_structure)
 
 
-def check_dtype(found: Any, expected: str, *, name: str, torch: bool = False) -> None:
+@cache
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    return dtype.name  # numpy puts it together anew each time, which takes microseconds
+
+
+def check_dtype(found: np.dtype[Any], expected: str, *, name: str, torch: bool = False) -> None:
     """Raise `ArgumentTypeError` unless values of dtype `found` are what a kernel computes in."""
-    held = np.dtype(found).name
+    held = _dtype_name(found)
     if held == expected:
         return
     cast = f"{name}.to(torch.{expected})" if torch else f"{name}.astype({expected!r})"
@@ -919,16 +925,40 @@ def _changes(arrays: Iterable[Array]) -> Array:
     return first
 
 
-def _sorting_order(coords: Sequence[Array], extents: Sequence[int]) -> Array:
-    """The stable permutation that sorts the coordinate tuples."""
-    if math.prod(extents) >= 1 << 62:
-        return np.lexsort(coords[::-1])
-    key = np.zeros(len(coords[0]), np.int64)
-    for index, extent in zip(coords, extents, strict=True):
-        key = key * extent + index
-    if _first_disorder(key, None, strict=False) is None:
-        return np.arange(len(key))
-    return np.argsort(key, kind="stable")
+def _sorting_order(coords: Sequence[Array], extents: Sequence[int]) -> Array | None:
+    """The stable permutation that sorts the coordinate tuples, None if they are sorted."""
+    if _are_sorted(coords):
+        return None
+    order = np.arange(len(coords[0]))
+    for index, extent in zip(reversed(coords), reversed(extents), strict=True):
+        key = index[order]
+        if _first_disorder(key, None, strict=False) is not None:
+            order = order[_stable_argsort(key, extent)]
+    return order
+
+
+def _unsorted(array: Array, order: Array) -> Array:
+    """The array that indexing with `order` made into `array`."""
+    result = np.empty_like(array)
+    result[order] = array
+    return result
+
+
+def _are_sorted(coords: Sequence[Array]) -> bool:
+    tied = np.ones(max(len(coords[0]) - 1, 0), np.bool_)
+    for index in coords:
+        if np.any(tied & (index[1:] < index[:-1])):
+            return False
+        tied &= index[1:] == index[:-1]
+    return True
+
+
+def _stable_argsort(key: Array, extent: int) -> Array:
+    if key.size < 1 << 12 or extent > 4 * key.size:
+        return np.argsort(key, kind="stable")
+    # one row turned into columns: scipy transposes by counting, several times faster than a comparison sort
+    row = sp.csr_array((np.arange(key.size), key, np.array([0, key.size])), shape=(1, extent))
+    return np.asarray(row.tocsc().data)
 
 
 @dataclass
@@ -957,27 +987,25 @@ class Builder:
         if len(chain) == 1 and self.levels[chain[0]].kind == "dense_fixed":
             return coords[0], self.shape[chain[0]]
         order = _sorting_order(coords, [self.shape[d] for d in chain])
-        coords = [c[order].astype(np.int64, copy=False) for c in coords]
-        first = np.ones(len(order), np.bool_) if keep else _changes(coords)
+        coords = [(c if order is None else c[order]).astype(np.int64, copy=False) for c in coords]
+        first = np.ones(len(coords[0]), np.bool_) if keep else _changes(coords)
         placed, count = self.place(chain, [c[first] for c in coords])
-        positions = np.empty(len(order), np.int64)
-        positions[order] = placed[np.cumsum(first) - 1]
-        return positions, count
+        placed = placed[np.cumsum(first) - 1]
+        return placed if order is None else _unsorted(placed, order), count
 
     def place(self, chain: Sequence[int], coords: list[Array]) -> tuple[Array, int]:
         """`tree` for tuples that are sorted and, unless kept, distinct."""
         position, count = np.zeros(len(coords[0]), np.int64), 1
-        back = np.arange(len(position))
+        back = None
         for depth, d in enumerate(chain):
             if _first_disorder(position, None, strict=False) is not None:  # a formula may place slots in any order
                 order = np.argsort(position, kind="stable")
-                position, back, coords = position[order], back[order], [c[order] for c in coords]
+                position, coords = position[order], [c[order] for c in coords]
+                back = order if back is None else back[order]
             step: Callable[..., tuple[Array, int]] = getattr(self, self.levels[d].kind)
             position, count = step(d, position, count, coords[: depth + 1])
             _check_capacity(count, self.levels[d], "the number of positions", self.name)
-        placed = np.empty_like(position)
-        placed[back] = position
-        return placed, count
+        return position if back is None else _unsorted(position, back), count
 
     def dense_fixed(self, d: int, _: Array, __: int, coords: list[Array]) -> tuple[Array, int]:
         return coords[-1], self.shape[d]
@@ -991,7 +1019,8 @@ class Builder:
 
     def dense_implicit(self, d: int, _: Array, __: int, coords: list[Array]) -> tuple[Array, int]:
         level, above = self.levels[d], coords[:-1]
-        assert level.extent_rule is not None and level.offset_rule is not None
+        assert level.extent_rule is not None
+        assert level.offset_rule is not None
         self._require(coords[-1] < level.extent_rule(*above), d, coords)
         parent = () if level.parent is None else (np.arange(self.shape[level.parent]),)
         if level.parent is not None and self.levels[level.parent].kind != "dense_fixed":

@@ -15,9 +15,11 @@ from sparsetir.lower.bound_locals import BoundLocals
 from sparsetir.lower.declare_regions import DeclareRegions
 from sparsetir.lower.decompose_init import DecomposeInit
 from sparsetir.lower.emit_nest import EmitNest
+from sparsetir.lower.insert_prefetch import InsertPrefetch
 from sparsetir.lower.keep_accumulators import KeepAccumulators
 from sparsetir.lower.lower_find import LowerFind
 from sparsetir.lower.peel_tiles import PeelTiles
+from sparsetir.lower.unroll_ragged import UnrollRagged
 
 TO_STAGE_2 = [
     AlignParams,  # natural alignment, noalias
@@ -37,6 +39,8 @@ TO_STAGE_3 = [
     tirx.transform.StmtSimplify(),
     BalanceLoops,  # annotated rows -> parallel chunks of equal work
     PeelTiles,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
+    UnrollRagged,  # annotated ragged loops -> unrolled groups and a rest
+    InsertPrefetch,  # annotated gather loops -> prefetch ahead
     tirx.transform.ConvertSSA(),
     KeepAccumulators,  # running values in registers
     LowerFind,  # search calls -> loops

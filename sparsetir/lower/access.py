@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir import op
+from sparsetir.errors import LoweringError
 from sparsetir.ir import Axis, SparseBuffer, cast, const, load, substitute_args
+from sparsetir.lower.rewriting import conjunction, same
 
 Conditions = list[ir.Expr]
 
@@ -67,21 +68,6 @@ class Scope:
         return bool(analyzer.can_prove(subscript >= 0)) and bool(analyzer.can_prove(subscript < length))
 
 
-def same(a: ir.Expr | None, b: ir.Expr | None) -> bool:
-    """Structural equality; None only equals None."""
-    if a is None or b is None:
-        return a is b
-    return bool(tvm_ffi.structural_equal(a, b))
-
-
-def conjunction(conditions: Sequence[ir.Expr]) -> ir.Expr:
-    """All of `conditions`."""
-    out = conditions[0]
-    for condition in conditions[1:]:
-        out = tirx.And(out, condition)
-    return out
-
-
 def guarded(conditions: Conditions, value: ir.Expr, otherwise: ir.Expr) -> ir.Expr:
     """`value` where the conditions hold; `value` is not evaluated elsewhere."""
     return tirx.if_then_else(conjunction(conditions), value, otherwise) if conditions else value
@@ -112,11 +98,17 @@ class Resolver:
         for tree in buffer.trees:
             pos: ir.Expr | None = None
             above: list[ir.Expr] = []
-            for axis in tree:
+            for n, axis in enumerate(tree):
                 where = buffer.axes.index(axis)
                 cursor = self._direct(axis, subscripts[where], pos)
                 if cursor is not None:
                     pos, coord = cursor.pos, cursor.coord
+                elif not axis.unique and n + 1 < len(tree):
+                    chain = tree[n:]
+                    wanted = [cast(coords[buffer.axes.index(a)], a.idtype) for a in chain]
+                    pos, more = lookup_tuple(chain, pos, above, wanted, conditions)
+                    conditions = conditions + more
+                    break
                 else:
                     coord = cast(coords[where], axis.idtype)
                     known = self.scope.proves_in_range(subscripts[where], axis.length)
@@ -165,6 +157,33 @@ def lookup(
     return begin + slot, [*bounds, slot >= zero]
 
 
+def lookup_tuple(
+    chain: Sequence[Axis], parent_pos: ir.Expr | None, above: Sequence[ir.Expr], wanted: Sequence[ir.Expr], given: Conditions
+) -> tuple[ir.Expr, Conditions]:
+    """Position of a tuple of coordinates below an axis that may repeat its own (COO).
+
+    The first coordinate alone does not decide: the whole tuple is compared, slot by slot.
+    """
+    first, rest = chain[0], chain[1:]
+    if any(a.kind != "singleton" for a in rest):
+        message = f"a search by coordinate below axis {first.name} (unique=False) is only supported for singleton axes"
+        raise LoweringError(f"{message}; iterate the buffer's own axes instead")
+    zero = const(0, first.idtype)
+    parent = zero if parent_pos is None else parent_pos
+    begin = guarded(given, first.begin(parent, above), zero)
+    extent = guarded(given, first.extent(parent, above), zero)
+    slot = op.call("arg", [0], first.idtype)
+    equal: Conditions = []
+    coords = list(above)
+    for axis, want in zip(chain, wanted, strict=True):
+        found = axis.coordinate(begin + slot, slot if axis is first else zero, coords)
+        equal += [found.equal(want), *(in_range(want, axis.length) if axis.may_be_absent else [])]
+        coords.append(want)
+    test = tirx.Cast(first.idtype, conjunction(equal))
+    at = op.call("find_rule", [test, extent, const(1, first.idtype)], first.idtype)
+    return begin + at, [at >= zero]
+
+
 def _slot_of_rule(axis: Axis, above: Sequence[ir.Expr], coord: ir.Expr, extent: ir.Expr) -> ir.Expr:
     """Invert a formula that advances by one per slot; search where it does not."""
     at = [substitute_args(axis.rule, [*above, const(s, axis.idtype)]) for s in (0, 1)]
@@ -186,8 +205,6 @@ def fiber_of(axis: Axis, pos: ir.Expr) -> ir.Expr:
     if axis.kind == "sparse_fixed":
         return cast(tirx.floordiv(pos, cast(axis.width, str(pos.ty.dtype))), axis.parent.idtype)
     if axis.indptr is None:
-        from sparsetir.errors import LoweringError
-
         message = f"T.fuse over {axis.name}, whose rows are given by a formula, is not supported: give it an indptr"
         raise LoweringError(message)
     first = load(axis.indptr, const(0, str(axis.indptr.ty.dtype)))

@@ -28,18 +28,13 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
-from sparsetir.ir import cast, const, load
-from sparsetir.lower.lower_find import _alloc, _cell, _get, _seq, _set, binary_search
+from sparsetir.ir import cast, const
+from sparsetir.lower.lower_find import binary_search
+from sparsetir.lower.rewriting import alloc, cell, get, put, seq, substitute
 
 CHUNKS = "sparsetir.chunks"
 INDPTR = "sparsetir.indptr"
-
-
-def _substitute(node: Any, mapping: dict[Var, ir.Expr]) -> Any:
-    def on_var(var: Var, kind: int) -> Any:
-        return mapping.get(var, var) if kind == 0 else var
-
-    return tvm_ffi.structural_map(node, with_def_region_kind=(Var, on_var))
+PARALLEL_MARK = "sparsetir.parallel"
 
 
 def _is_prefix(expr: ir.Expr, row: Var, pointers: set[str]) -> bool:
@@ -62,7 +57,7 @@ def work_before(loop: tirx.For, pointers: set[str]) -> ir.Expr | None:
         while isinstance(extent, tirx.Cast):
             extent = extent.value
         if isinstance(extent, tirx.Sub) and isinstance(extent.b, ir.TensorLoad):
-            start = analyzer.simplify(_substitute(extent.b, zeros))
+            start = analyzer.simplify(substitute(extent.b, zeros))
             if _is_prefix(start, row, pointers):
                 best = start
         zeros[inner.loop_var] = const(0, str(inner.loop_var.ty.dtype))
@@ -85,23 +80,23 @@ def balance(loop: tirx.For, chunks: int, pointers: set[str]) -> tirx.Stmt:
     row, wide = loop.loop_var, "int64"
     dtype = str(row.ty.dtype)
     work = work_before(loop, pointers)
-    weight = lambda i: cast(i, wide) + (cast(_substitute(work, {row: i}), wide) if work is not None else 0)  # noqa: E731
+    weight = lambda i: cast(i, wide) + (cast(substitute(work, {row: i}), wide) if work is not None else 0)  # noqa: E731
     chunk = Var("chunk", ir.PrimType("int32"))
     total = weight(loop.extent)
-    first, last, high = _cell("first", dtype), _cell("last", dtype), _cell("high", dtype)
+    first, last, high = cell("first", dtype), cell("last", dtype), cell("high", dtype)
 
-    def bound(cell: Var, index: ir.Expr) -> list[tirx.Stmt]:
+    def bound(place: Var, index: ir.Expr) -> list[tirx.Stmt]:
         target = tirx.floordiv(total * cast(index, wide), const(chunks, wide))
-        search = binary_search(lambda mid: weight(mid) < target, cell, high)
-        return [_set(cell, const(0, dtype)), _set(high, loop.extent), search]
+        search = binary_search(lambda mid: weight(mid) < target, place, high)
+        return [put(place, const(0, dtype)), put(high, loop.extent), search]
 
     shifted = Var(str(row.name), row.ty)
-    body = _substitute(loop.body, {row: _get(first) + shifted})
-    kept = {k: v for k, v in loop.annotations.items() if k != CHUNKS}
-    count = _get(last) - _get(first)
+    body = substitute(loop.body, {row: get(first) + shifted})
+    kept = {k: v for k, v in loop.annotations.items() if k not in (CHUNKS, PARALLEL_MARK)}
+    count = get(last) - get(first)
     inner = tirx.For(shifted, const(0, dtype), count, tirx.ForKind.SERIAL, body, None, kept)
-    steps = [*_alloc(first, last, high), *bound(first, chunk), *bound(last, chunk + 1), inner]
-    return tirx.For(chunk, const(0), const(chunks), tirx.ForKind.PARALLEL, _seq(*steps))
+    steps = [*alloc(first, last, high), *bound(first, chunk), *bound(last, chunk + 1), inner]
+    return tirx.For(chunk, const(0), const(chunks), tirx.ForKind.PARALLEL, seq(*steps))
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.BalanceLoops")
@@ -112,11 +107,13 @@ def BalanceLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
         if CHUNKS not in node.annotations:
-            return mutator.default_mutate(node)
+            inner = mutator.default_mutate(node)
+            notes = {k: v for k, v in inner.annotations.items() if k != PARALLEL_MARK}
+            return tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, inner.body, None, notes)
         return balance(node, int(node.annotations[CHUNKS]), pointers)
 
     body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
 
-__all__ = ["CHUNKS", "INDPTR", "BalanceLoops", "balance", "load", "work_before"]
+__all__ = ["CHUNKS", "INDPTR", "BalanceLoops", "balance", "work_before"]

@@ -37,20 +37,20 @@ from tvm.ir import Var
 
 from sparsetir import op
 from sparsetir.errors import VerifyError
-from sparsetir.ir import Axis, Entry, Program, SparseBuffer, SpIter, cast, const, decode, is_sp_iter
-from sparsetir.lower.declare_regions import INIT_MARK
+from sparsetir.ir import Axis, Entry, Program, SparseBuffer, SpIter, accesses, cast, const, decode, is_sp_iter
 from sparsetir.lower.access import (
     Conditions,
     Cursor,
     Resolver,
     Scope,
-    conjunction,
     fiber_of,
     guarded,
     in_range,
     lookup,
-    same,
 )
+from sparsetir.lower.balance_loops import PARALLEL_MARK
+from sparsetir.lower.declare_regions import INIT_MARK
+from sparsetir.lower.rewriting import all_same, collect, conjunction, mentions, same, substitute
 
 SPATIAL, REDUCE = 0, 2
 
@@ -66,13 +66,6 @@ class Level:
     @property
     def block_vars(self) -> list[Var]:
         return [iv.var for iv in self.iter_vars]
-
-
-def uses(expr: Any, variables: list[Var]) -> bool:
-    """Whether any of `variables` occurs in `expr`."""
-    hit: list[Var] = []
-    tvm_ffi.structural_walk(expr, (Var, lambda v: hit.append(v) if any(v.same_as(u) for u in variables) else None))
-    return bool(hit)
 
 
 def place(entry: Entry, scope: Scope) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
@@ -142,6 +135,97 @@ def _place_fused(entry: Entry) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
     return cast(last.count, last.idtype), flat, cursors, absent
 
 
+def _realize(block: s_tir.SBlock, level: Level) -> s_tir.SBlockRealize:
+    return s_tir.SBlockRealize([v for v, _ in level.loops], tirx.const(True, "bool"), block)
+
+
+def _where_present(body: tirx.Stmt, present: Conditions, is_reduction: bool) -> tirx.Stmt:
+    """`body` at stored coordinates only; a reduction keeps the single store that TVM's primitives look for."""
+    if not present:
+        return body
+    if not is_reduction or not isinstance(body, tirx.BufferStore):
+        return tirx.IfThenElse(conjunction(present), body, None)
+    old = tirx.BufferLoad(body.buffer, body.indices)
+    value = body.value
+    if isinstance(value, tirx.Add) and same(value.a, old):
+        term = guarded(present, value.b, tirx.const(0, str(value.b.ty.dtype)))
+        return tirx.BufferStore(body.buffer, old + term, body.indices)
+    return tirx.BufferStore(body.buffer, guarded(present, value, old), body.indices)
+
+
+def _bind_outer(block: s_tir.SBlock, level: Level, loops: list[Var]) -> s_tir.SBlockRealize:
+    """A realize that passes the enclosing ordinary loops' variables into the block, as TVM asks."""
+    used = [v for v in loops if mentions(block.body, [v]) or any(mentions(iv.dom, [v]) for iv in block.iter_vars)]
+    if not used and block.init is not None:
+        used = [v for v in loops if mentions(block.init, [v])]
+    if not used:
+        return _realize(block, level)
+    inner = {v: Var("v" + str(v.name), v.ty) for v in used}
+    replace = lambda node: substitute(node, inner)  # noqa: E731
+    domains = [ir.Range(const(0, str(v.ty.dtype)), tirx.max_value(str(v.ty.dtype))) for v in used]
+    extra = [tirx.IterVar(d, inner[v], SPATIAL) for v, d in zip(used, domains, strict=True)]
+    init = None if block.init is None else replace(block.init)
+    own = [tirx.IterVar(iv.dom, iv.var, iv.iter_type) for iv in block.iter_vars]
+    fresh = s_tir.SBlock(
+        [*extra, *own], [], [], block.name_hint, replace(block.body), init, block.alloc_buffers, annotations=block.annotations
+    )
+    return s_tir.SBlockRealize([*used, *(v for v, _ in level.loops)], tirx.const(True, "bool"), fresh)
+
+
+def _wrap(body: tirx.Stmt, level: Level, marks: dict[str, Any]) -> tirx.Stmt:
+    """The loops of a level around `body`; the outermost one carries `marks`."""
+    for n, (var, extent) in reversed(list(enumerate(level.loops))):
+        notes = marks if n == 0 else {}
+        body = tirx.For(var, const(0, str(var.ty.dtype)), extent, tirx.ForKind.SERIAL, body, None, notes)
+    return body
+
+
+def is_parallel(iteration: SpIter, program: Program) -> bool:
+    """Whether the outermost loop's steps touch different elements.
+
+    They do when every store and every load of a stored buffer subscripts one dimension by each of the
+    loop's variables: then two steps never meet in an element.
+    """
+    first = iteration.entries[0]
+    if set(first.kinds) != {"S"} or not all(a.unique for a in first.axes):
+        return False
+    touched = list(accesses(iteration.block.body))
+    if iteration.block.init is not None:
+        touched += list(accesses(iteration.block.init))
+    local = _allocated_inside(iteration.block)
+    stored = {b for b, _, is_store in touched if is_store and b not in local}
+    where: dict[Var, tuple[int, ...]] = {}
+    for buffer, indices, _ in touched:
+        if buffer not in stored:
+            continue
+        own = tuple(_whole(indices, v) for v in first.vars)
+        if None in own or where.setdefault(buffer, own) != own:
+            return False
+    return True
+
+
+def _whole(indices: list[ir.Expr], var: Var) -> int | None:
+    """Dimension that `var` alone subscripts."""
+    return next((n for n, i in enumerate(indices) if i.same_as(var)), None)
+
+
+def _allocated_inside(block: s_tir.SBlock) -> set[Var]:
+    found: set[Var] = set(block.alloc_buffers)
+    views: dict[Var, Var] = {}
+
+    def on_decl(node: tirx.DeclBuffer) -> None:
+        if node.data.args:
+            views[node.buffer] = node.data.args[0]
+
+    callbacks = [
+        (s_tir.SBlock, lambda b: found.update(b.alloc_buffers)),
+        (tirx.AllocBuffer, lambda a: found.add(a.buffer)),
+        (tirx.DeclBuffer, on_decl),
+    ]
+    tvm_ffi.structural_walk(block.body, callbacks)
+    return found | {v for v, s in views.items() if s in found}
+
+
 class NestEmitter:
     """Rewrites one function; `scope` follows the loops on the way down."""
 
@@ -149,7 +233,8 @@ class NestEmitter:
         self.program = program
         self.scope = Scope()
         self.search = "inline"
-        self.drop = {*program.axes, *program.buffers}
+        self.depth = 0
+        self.outer_loops: list[Var] = []
 
     # ------------------------------------------------------------------ expressions and stores
 
@@ -193,7 +278,10 @@ class NestEmitter:
 
     def _for(self, node: tirx.For, mutator: Any) -> tirx.Stmt:
         self.scope.ranges[node.loop_var] = ir.Range.from_min_extent(node.min, node.extent)
-        return mutator.default_mutate(node)
+        self.outer_loops.append(node.loop_var)
+        out = mutator.default_mutate(node)
+        self.outer_loops.pop()
+        return out
 
     def _seq(self, node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
         kept = [mutator.mutate(s) for s in node.seq if not self._is_declaration(s)]
@@ -213,10 +301,12 @@ class NestEmitter:
         iteration = found[0] if found else _redecode(node, self.program)
         outer, search = self.scope, self.search
         self.scope, self.search = outer.child(), iteration.search
+        self.depth += 1
         try:
             return self.emit(iteration)
         finally:
             self.scope, self.search = outer, search
+            self.depth -= 1
 
     # ------------------------------------------------------------------ one iteration
 
@@ -245,7 +335,7 @@ class NestEmitter:
 
     def _extend(self, levels: list[Level], entry: Entry, extent: ir.Expr, slot: Var, absent: Conditions) -> None:
         current = levels[-1]
-        if uses(extent, current.block_vars):
+        if mentions(extent, current.block_vars):
             current = Level()
             levels.append(current)
         loop = Var(str(slot.name)[1:], slot.ty)
@@ -264,6 +354,7 @@ class NestEmitter:
         init: tirx.Stmt | None,
         init_at: int | None,
     ) -> tirx.Stmt:
+        parallel = self.depth == 1 and is_parallel(iteration, self.program)
         notes = {k: v for k, v in iteration.block.annotations.items() if k not in ("sparse_iter", "search")}
         last = max(n for n, level in enumerate(levels) if level.loops)
         for n in reversed(range(len(levels))):
@@ -271,6 +362,7 @@ class NestEmitter:
             if level.loops:
                 name = iteration.name if leaf else f"{iteration.name}_{n}"
                 allocated = list(iteration.block.alloc_buffers) if leaf else []
+                body = _where_present(body, level.predicates, leaf and inner_init is not None)
                 block = s_tir.SBlock(
                     level.iter_vars,
                     [],
@@ -281,10 +373,10 @@ class NestEmitter:
                     allocated,
                     annotations=notes,
                 )
-                holds = conjunction(level.predicates) if level.predicates else tirx.const(True, "bool")
-                body = s_tir.SBlockRealize([v for v, _ in level.loops], holds, block)
-                for var, extent in reversed(level.loops):
-                    body = tirx.For(var, const(0, str(var.ty.dtype)), extent, tirx.ForKind.SERIAL, body)
+                outermost = n == min(m for m, x in enumerate(levels) if x.loops)
+                realize = _bind_outer(block, level, self.outer_loops) if outermost else _realize(block, level)
+                marks = {PARALLEL_MARK: True} if outermost and parallel else {}
+                body = _wrap(realize, level, marks)
             if init is not None and n == init_at:
                 body = tirx.SeqStmt([init, body])
         return body
@@ -301,7 +393,7 @@ class NestEmitter:
             pieces = [place(entry, self.scope)] if by_position else [_dense(v, a) for v, a in _spatial(entry)]
             pairs = [list(zip(entry.vars, entry.axes, strict=True))] if by_position else [[p] for p in _spatial(entry)]
             for (extent, slot, cursors, absent), bound in zip(pieces, pairs, strict=True):
-                if uses(extent, level.block_vars):
+                if mentions(extent, level.block_vars):
                     levels.append(level)
                     level = Level()
                 loop = Var(str(slot.name)[1:], slot.ty)
@@ -315,11 +407,11 @@ class NestEmitter:
         body = self.rewrite(iteration.block.init)
         for n in reversed(range(len(levels))):
             name = f"{iteration.name}_init" + (f"_{n}" if n < len(levels) - 1 else "")
+            body = _where_present(body, levels[n].predicates, False)
             block = s_tir.SBlock(levels[n].iter_vars, [], [], name, body, None, annotations={INIT_MARK: True})
-            holds = conjunction(levels[n].predicates) if levels[n].predicates else tirx.const(True, "bool")
-            body = s_tir.SBlockRealize([v for v, _ in levels[n].loops], holds, block)
-            for var, extent in reversed(levels[n].loops):
-                body = tirx.For(var, const(0, str(var.ty.dtype)), extent, tirx.ForKind.SERIAL, body)
+            outermost = n == 0 and split.prefix == 0
+            realize = _bind_outer(block, levels[n], self.outer_loops) if outermost else _realize(block, levels[n])
+            body = _wrap(realize, levels[n], {PARALLEL_MARK: True} if outermost and self.depth == 1 else {})
         self.scope = outer
         return body
 
@@ -355,7 +447,7 @@ class InitPlan:
         self.prefix: int | None = None
         if iteration.block.init is None:
             return
-        self.stores = _stores(iteration.block.init)
+        self.stores = collect(iteration.block.init, tirx.BufferStore)
         self.inside = self._can_stay_inside()
         self.prefix = None if self.inside else self._split()
 
@@ -373,7 +465,7 @@ class InitPlan:
         if buffer is None or axis not in buffer.axes:
             return False
         own = buffer.axes.index(axis)
-        return all((i.same_as(var)) if n == own else not uses(i, [var]) for n, i in enumerate(store.indices))
+        return all((i.same_as(var)) if n == own else not mentions(i, [var]) for n, i in enumerate(store.indices))
 
     def _split(self) -> int:
         for n, entry in enumerate(self.iteration.entries):
@@ -385,7 +477,7 @@ class InitPlan:
         body, init, entries = self.iteration.block.body, self.iteration.block.init, self.iteration.entries
         if not (isinstance(body, tirx.BufferStore) and isinstance(init, tirx.BufferStore)):
             return False
-        if not (body.buffer.same_as(init.buffer) and same_all(body.indices, init.indices)):
+        if not (body.buffer.same_as(init.buffer) and all_same(body.indices, init.indices)):
             return False
         reductions = [n for n, e in enumerate(entries) if "R" in e.kinds]
         if not reductions or not all(self.by_position(e) for e in entries if "R" not in e.kinds):
@@ -418,17 +510,6 @@ class InitPlan:
             if "S" in entry.kinds and any(a.parent in opened for a in entry.axes):
                 return False
         return not any(a.may_be_absent for e in entries if "S" in e.kinds for a in e.axes)
-
-
-def same_all(a: Any, b: Any) -> bool:
-    """Pairwise structural equality."""
-    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-
-
-def _stores(node: Any) -> list[tirx.BufferStore]:
-    found: list[tirx.BufferStore] = []
-    tvm_ffi.structural_walk(node, (tirx.BufferStore, found.append))
-    return found
 
 
 def _redecode(node: s_tir.SBlockRealize, program: Program) -> SpIter:

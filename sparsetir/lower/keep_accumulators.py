@@ -21,17 +21,9 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.ir import Call, Var
 
-from sparsetir import op
 from sparsetir.ir import const
-from sparsetir.lower.access import same
-
-
-def _uses(node: Any, var: Var) -> bool:
-    hit: list[int] = []
-    tvm_ffi.structural_walk(node, (Var, lambda v: hit.append(1) if v.same_as(var) else None))
-    return bool(hit)
+from sparsetir.lower.rewriting import all_same, alloc, cell, get, mentions, put, seq
 
 
 def _accumulation(loop: tirx.For) -> tirx.BufferStore | None:
@@ -39,20 +31,16 @@ def _accumulation(loop: tirx.For) -> tirx.BufferStore | None:
     store = loop.body
     if loop.kind != tirx.ForKind.SERIAL or not isinstance(store, tirx.BufferStore):
         return None
-    if str(store.buffer.ty.storage_scope) == "local" or any(_uses(i, loop.loop_var) for i in store.indices):
+    if str(store.buffer.ty.storage_scope) == "local" or any(mentions(i, [loop.loop_var]) for i in store.indices):
         return None
     own, foreign = [], []
 
     def on_load(node: ir.TensorLoad) -> None:
         if node.source.same_as(store.buffer):
-            equal = all(same(a, b) for a, b in zip(node.indices, store.indices, strict=True))
-            (own if equal else foreign).append(node)
+            (own if all_same(node.indices, store.indices) else foreign).append(node)
 
     tvm_ffi.structural_walk(store.value, (ir.TensorLoad, on_load))
-    searched: list[Call] = []
-    on_call = lambda c: searched.append(c) if op.is_call(c, *op.FIND) else None  # noqa: E731
-    tvm_ffi.structural_walk(store, (Call, on_call))
-    return store if own and not foreign and not any(_uses(i, store.buffer) for i in store.indices) else None
+    return store if own and not foreign and not any(mentions(i, [store.buffer]) for i in store.indices) else None
 
 
 def keep(loop: tirx.For) -> tirx.Stmt:
@@ -60,24 +48,18 @@ def keep(loop: tirx.For) -> tirx.Stmt:
     store = _accumulation(loop)
     if store is None:
         return loop
-    cell = tirx.decl_buffer((1,), str(store.buffer.ty.dtype), name="acc", scope="local", layout=None)
-    at = [const(0)]
-    current = tirx.BufferLoad(cell, at)
+    acc = cell("acc", str(store.buffer.ty.dtype))
 
     def on_load(node: ir.TensorLoad, mutator: Any) -> ir.Expr:
-        return current if node.source.same_as(store.buffer) else mutator.default_mutate(node)
+        return get(acc) if node.source.same_as(store.buffer) else mutator.default_mutate(node)
 
     value = tvm_ffi.structural_mutate(store.value, [(ir.TensorLoad, on_load)])
-    body = tirx.BufferStore(cell, value, at)
-    inner = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, None, loop.annotations)
-    first = tirx.BufferStore(cell, tirx.BufferLoad(store.buffer, store.indices), at)
-    last = tirx.BufferStore(store.buffer, current, store.indices)
+    inner = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, put(acc, value), None, loop.annotations)
+    first = put(acc, tirx.BufferLoad(store.buffer, store.indices))
+    last = tirx.BufferStore(store.buffer, get(acc), store.indices)
     # An empty loop must not touch the element: it may lie behind a condition of its own.
-    return tirx.IfThenElse(
-        loop.extent > const(0, str(loop.extent.ty.dtype)),
-        tirx.SeqStmt([tirx.AllocBuffer(cell), first, inner, last]),
-        None,
-    )
+    runs = loop.extent > const(0, str(loop.extent.ty.dtype))
+    return tirx.IfThenElse(runs, seq(*alloc(acc), first, inner, last), None)
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.KeepAccumulators")

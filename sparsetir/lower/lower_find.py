@@ -37,7 +37,7 @@ from tvm.ir import Call, Op, Var
 from sparsetir import op
 from sparsetir.errors import LoweringError
 from sparsetir.ir import const, substitute_args
-from sparsetir.lower.access import conjunction, same
+from sparsetir.lower.rewriting import all_same, alloc, cell, conjunction, get, mentions, put, same, seq
 
 PARALLEL, VECTORIZED = tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED
 
@@ -64,32 +64,12 @@ class Frame:
     fingers: list[Var] = field(default_factory=list)
 
 
-def _cell(name: str, dtype: str) -> Var:
-    return tirx.decl_buffer((1,), dtype, name=name, scope="local", layout=None)
-
-
-def _get(cell: Var) -> ir.Expr:
-    return tirx.BufferLoad(cell, [const(0)])
-
-
-def _set(cell: Var, value: ir.Expr) -> tirx.Stmt:
-    return tirx.BufferStore(cell, value, [const(0)])
-
-
-def _seq(*stmts: tirx.Stmt) -> tirx.Stmt:
-    return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))
-
-
 def binary_search(goes_right: Callable[[ir.Expr], ir.Expr], lo: Var, hi: Var) -> tirx.Stmt:
     """Narrow ``[lo, hi]`` to the first index that does not go right; the answer is in `lo`."""
     dtype = str(lo.ty.dtype)
-    mid = tirx.floordiv(_get(lo) + _get(hi), const(2, dtype))
-    step = tirx.IfThenElse(goes_right(mid), _set(lo, mid + const(1, dtype)), _set(hi, mid))
-    return tirx.While(_get(lo) < _get(hi), step)
-
-
-def _alloc(*cells: Var) -> list[tirx.Stmt]:
-    return [tirx.AllocBuffer(c) for c in cells]
+    mid = tirx.floordiv(get(lo) + get(hi), const(2, dtype))
+    step = tirx.IfThenElse(goes_right(mid), put(lo, mid + const(1, dtype)), put(hi, mid))
+    return tirx.While(get(lo) < get(hi), step)
 
 
 def emit_search(search: Search, finger: Var | None) -> list[tirx.Stmt]:
@@ -108,34 +88,34 @@ def emit_search(search: Search, finger: Var | None) -> list[tirx.Stmt]:
             steps = _scan(search, value)
         else:
             steps = _bisect(search, value) if finger is None else _walk(search, value, finger)
-    body = _seq(*steps)
-    start = [*_alloc(search.cell), _set(search.cell, const(-1, dtype))]
+    body = seq(*steps)
+    start = [*alloc(search.cell), put(search.cell, const(-1, dtype))]
     return [*start, tirx.IfThenElse(conjunction(search.conditions), body, None) if search.conditions else body]
 
 
 def _hit(search: Search, value: Callable[[ir.Expr], ir.Expr], slot: ir.Expr) -> tirx.Stmt:
     """Accept `slot` if it lies in the fiber and holds the coordinate."""
     _, count, coord = search.call.args[:3]
-    equal = tirx.IfThenElse(value(slot).equal(coord), _set(search.cell, slot), None)
+    equal = tirx.IfThenElse(value(slot).equal(coord), put(search.cell, slot), None)
     return tirx.IfThenElse(slot < count, equal, None)
 
 
 def _bisect(search: Search, value: Callable[[ir.Expr], ir.Expr]) -> list[tirx.Stmt]:
     dtype = str(search.cell.ty.dtype)
-    lo, hi = _cell("lo", dtype), _cell("hi", dtype)
+    lo, hi = cell("lo", dtype), cell("hi", dtype)
     _, count, coord = search.call.args[:3]
     narrow = binary_search(lambda mid: value(mid) < coord, lo, hi)
-    return [*_alloc(lo, hi), _set(lo, const(0, dtype)), _set(hi, count), narrow, _hit(search, value, _get(lo))]
+    return [*alloc(lo, hi), put(lo, const(0, dtype)), put(hi, count), narrow, _hit(search, value, get(lo))]
 
 
 def _scan(search: Search, value: Callable[[ir.Expr], ir.Expr]) -> list[tirx.Stmt]:
     dtype = str(search.cell.ty.dtype)
-    at = _cell("at", dtype)
+    at = cell("at", dtype)
     _, count, coord = search.call.args[:3]
-    test = tirx.IfThenElse(value(_get(at)).equal(coord), _set(search.cell, _get(at)), None)
-    step = _seq(test, _set(at, _get(at) + const(1, dtype)))
-    going = tirx.And(_get(at) < count, _get(search.cell) < const(0, dtype))
-    return [*_alloc(at), _set(at, const(0, dtype)), tirx.While(going, step)]
+    test = tirx.IfThenElse(value(get(at)).equal(coord), put(search.cell, get(at)), None)
+    step = seq(test, put(at, get(at) + const(1, dtype)))
+    going = tirx.And(get(at) < count, get(search.cell) < const(0, dtype))
+    return [*alloc(at), put(at, const(0, dtype)), tirx.While(going, step)]
 
 
 def _walk(search: Search, value: Callable[[ir.Expr], ir.Expr], finger: Var) -> list[tirx.Stmt]:
@@ -143,15 +123,15 @@ def _walk(search: Search, value: Callable[[ir.Expr], ir.Expr], finger: Var) -> l
     dtype = str(search.cell.ty.dtype)
     zero, one = const(0, dtype), const(1, dtype)
     _, count, coord = search.call.args[:3]
-    at = _get(finger)
-    clamp = _set(finger, tirx.min(at, count))
-    passed = tirx.IfThenElse(value(at - one) >= coord, _set(finger, zero), None)
+    at = get(finger)
+    clamp = put(finger, tirx.min(at, count))
+    passed = tirx.IfThenElse(value(at - one) >= coord, put(finger, zero), None)
     back = tirx.IfThenElse(at > zero, passed, None)
-    more = _cell("more", dtype)
-    ahead = tirx.IfThenElse(value(at) < coord, _set(finger, at + one), _set(more, zero))
-    step = tirx.IfThenElse(at < count, ahead, _set(more, zero))
-    loop = tirx.While(_get(more) > zero, step)
-    return [clamp, back, *_alloc(more), _set(more, one), loop, _hit(search, value, at)]
+    more = cell("more", dtype)
+    ahead = tirx.IfThenElse(value(at) < coord, put(finger, at + one), put(more, zero))
+    step = tirx.IfThenElse(at < count, ahead, put(more, zero))
+    loop = tirx.While(get(more) > zero, step)
+    return [clamp, back, *alloc(more), put(more, one), loop, _hit(search, value, at)]
 
 
 def _fiber(search: Search, finger: Var | None) -> list[tirx.Stmt]:
@@ -160,15 +140,15 @@ def _fiber(search: Search, finger: Var | None) -> list[tirx.Stmt]:
     one = const(1, dtype)
     first, count, pos = search.call.args[:3]
     start = lambda r: tirx.BufferLoad(first.source, [first.indices[0] + r])  # noqa: E731
-    lo, hi = _cell("lo", dtype), _cell("hi", dtype)
+    lo, hi = cell("lo", dtype), cell("hi", dtype)
     narrow = binary_search(lambda mid: start(mid + one) <= pos, lo, hi)
-    fresh = [*_alloc(lo, hi), _set(lo, const(0, dtype)), _set(hi, count), narrow]
+    fresh = [*alloc(lo, hi), put(lo, const(0, dtype)), put(hi, count), narrow]
     if finger is None:
-        return [*fresh, _set(search.cell, _get(lo))]
-    at = _get(finger)
+        return [*fresh, put(search.cell, get(lo))]
+    at = get(finger)
     fits = tirx.And(start(at) <= pos, pos < start(at + one))
-    again = tirx.IfThenElse(fits, tirx.Evaluate(const(0)), _seq(*fresh, _set(finger, _get(lo))))
-    return [again, _set(search.cell, at)]
+    again = tirx.IfThenElse(fits, tirx.Evaluate(const(0)), seq(*fresh, put(finger, get(lo))))
+    return [again, put(search.cell, at)]
 
 
 def _if_then_else(call: Any) -> bool:
@@ -220,9 +200,9 @@ class FindLowerer:
             if isinstance(loop, tirx.For):
                 held.append(loop.extent > const(0, str(loop.extent.ty.dtype)))
         for known in self.frames[level].searches:
-            if same(known.call, call) and _all_same(known.conditions, held):
+            if same(known.call, call) and all_same(known.conditions, held):
                 return known.result
-        search = Search(call, held, _cell(f"slot_{len(self.level_of)}", str(call.ty.dtype)))
+        search = Search(call, held, cell(f"slot_{len(self.level_of)}", str(call.ty.dtype)))
         self.level_of[search.cell] = level
         self.frames[level].searches.append(search)
         return search.result
@@ -236,8 +216,8 @@ class FindLowerer:
         out = self._inner(node)
         emitted = [s for search in frame.searches for s in emit_search(search, self._finger(search))]
         self.frames.pop()
-        cells = [s for f in frame.fingers for s in (*_alloc(f), _set(f, const(0, str(f.ty.dtype))))]
-        return _seq(*cells, *emitted, out)
+        cells = [s for f in frame.fingers for s in (*alloc(f), put(f, const(0, str(f.ty.dtype))))]
+        return seq(*cells, *emitted, out)
 
     def _finger(self, search: Search) -> Var | None:
         """A cell that outlives the loops of one thread, where the strategy wants one."""
@@ -245,13 +225,13 @@ class FindLowerer:
         if not (op.is_call(call, "find_fiber") or (op.is_call(call, "find") and call.args[4].value == "merge")):
             return None
         inside = [n + 1 for n, f in enumerate(self.frames[:-1]) if _is_loop(f.node, PARALLEL)]
-        finger = _cell(f"finger_{search.cell.name}", str(search.cell.ty.dtype))
+        finger = cell(f"finger_{search.cell.name}", str(search.cell.ty.dtype))
         self.frames[inside[-1] if inside else 0].fingers.append(finger)
         return finger
 
     def _inner(self, node: tirx.Stmt) -> tirx.Stmt:
         if isinstance(node, tirx.SeqStmt):
-            return _seq(*(self.stmt(s) for s in node.seq))
+            return seq(*(self.stmt(s) for s in node.seq))
         if isinstance(node, tirx.For):
             return self._loop(node)
         if isinstance(node, tirx.IfThenElse):
@@ -278,21 +258,11 @@ def _may_leave(outer: tirx.Stmt, inputs: list[Any], loaded: list[Var]) -> bool:
     if _is_loop(outer, PARALLEL) or not isinstance(outer, (tirx.For, tirx.SeqStmt)):
         return False
     bound = [*_defined(outer), *([outer.loop_var] if isinstance(outer, tirx.For) else [])]
-    return not any(_mentions(x, bound) for x in inputs) and not _writes(outer, loaded)
+    return not any(mentions(x, bound) for x in inputs) and not _writes(outer, loaded)
 
 
 def _is_loop(node: tirx.Stmt, kind: tirx.ForKind) -> bool:
     return isinstance(node, tirx.For) and node.kind == kind
-
-
-def _all_same(a: list[ir.Expr], b: list[ir.Expr]) -> bool:
-    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-
-
-def _mentions(node: Any, variables: list[Var]) -> bool:
-    hit: list[int] = []
-    tvm_ffi.structural_walk(node, (Var, lambda v: hit.append(1) if any(v.same_as(u) for u in variables) else None))
-    return bool(hit)
 
 
 def _defined(body: tirx.Stmt) -> list[Var]:

@@ -34,9 +34,9 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
-from sparsetir.lower.access import same
+from sparsetir.lower.rewriting import mentions, same
 
-NARROWEST = 8
+NARROWEST = 4
 VECTORIZED = tirx.ForKind.VECTORIZED
 
 
@@ -45,7 +45,7 @@ def _checks(body: tirx.Stmt, outer: Var) -> list[tirx.IfThenElse]:
     found: list[tirx.IfThenElse] = []
 
     def on_if(node: tirx.IfThenElse) -> None:
-        if isinstance(node.condition, tirx.LT) and _mentions(node.condition.a, outer) and node.else_case is None:
+        if isinstance(node.condition, tirx.LT) and mentions(node.condition.a, [outer]) and node.else_case is None:
             found.append(node)
 
     tvm_ffi.structural_walk(body, (tirx.IfThenElse, on_if))
@@ -57,12 +57,6 @@ def _lanes(body: tirx.Stmt) -> list[tirx.For]:
     on_for = lambda f: found.append(f) if f.kind == VECTORIZED else None  # noqa: E731
     tvm_ffi.structural_walk(body, (tirx.For, on_for))
     return found
-
-
-def _mentions(node: Any, var: Var) -> bool:
-    hit: list[int] = []
-    tvm_ffi.structural_walk(node, (Var, lambda v: hit.append(1) if v.same_as(var) else None))
-    return bool(hit)
 
 
 def _is_check(condition: ir.Expr, loop: tirx.For, lane: tirx.For, limit: ir.Expr) -> bool:
@@ -80,7 +74,7 @@ def match(loop: tirx.For) -> tuple[int, ir.Expr] | None:
     if not checks or not lanes or any(not isinstance(x.extent, tirx.IntImm) for x in lanes):
         return None
     tile, limit = int(lanes[0].extent), checks[0].condition.b
-    if tile & (tile - 1) or any(int(x.extent) != tile for x in lanes) or _mentions(limit, loop.loop_var):
+    if tile & (tile - 1) or any(int(x.extent) != tile for x in lanes) or mentions(limit, [loop.loop_var]):
         return None
     for lane in lanes:
         inner = _checks(lane.body, loop.loop_var)
@@ -100,7 +94,7 @@ class _Tile:
         outer = self.loop.loop_var
 
         def on_if(node: tirx.IfThenElse, mutator: Any) -> tirx.Stmt:
-            if isinstance(node.condition, tirx.LT) and _mentions(node.condition.a, outer):
+            if isinstance(node.condition, tirx.LT) and mentions(node.condition.a, [outer]):
                 return mutator.mutate(node.then_case)
             return mutator.default_mutate(node)
 
@@ -119,7 +113,7 @@ class _Tile:
 
         callbacks = [(tirx.IfThenElse, on_if), (tirx.For, on_for), (tirx.Mul, on_mul)]
         out = tvm_ffi.structural_mutate(self.loop.body, callbacks)
-        return None if base is not None and _mentions(out, outer) else out
+        return None if base is not None and mentions(out, [outer]) else out
 
 
 def peel(loop: tirx.For) -> tirx.Stmt:

@@ -514,6 +514,8 @@ class _SparseIteration:
     def __enter__(self) -> list[Var]:
         self.stack.enter_context(T.sblock(self.name))
         T.sblock_attr({SPARSE_ITER: self.kinds})
+        T.reads()  # regions are computed when the positions are known
+        T.writes()
         out = []
         for (axis, binding), kind in zip(self.entries, self.kinds, strict=True):
             make = T.axis.spatial if kind == "S" else T.axis.reduce

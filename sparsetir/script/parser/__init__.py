@@ -24,7 +24,7 @@ from ..builder import *  # noqa: F403
 
 match_buffer = _builder.EXTRA["match_buffer"]
 alloc_buffer = _builder.EXTRA["alloc_buffer"]
-__all__ = [*_tirx.__all__, *_builder.__all__, "prim_func"]  # noqa: PLE0604
+__all__ = [*_tirx.__all__, *_builder.__all__, "prim_func"]
 TOKEN = "sparsetir"
 
 
@@ -57,8 +57,9 @@ def prim_func(
             return function
         extra = utils.inspect_function_capture(function)
         utils.resolve_closure_vars(function, extra, outer_stack)
-        out = parse_text(function, extra, check_well_formed=check_well_formed)
-        _verify(out, function)
+        out = parse_text(function, extra, check_well_formed=False)
+        if check_well_formed:
+            _verify(out, function)
         out.__name__ = function.__name__
         return out
 

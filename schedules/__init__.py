@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sketches: rules from a stage-II function to a loop structure, tried in order, an always legal one last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from sparsetir.lower.balance_loops import INDPTR
+from sparsetir.schedules.choices import Choices
+from sparsetir.schedules.rows import share_rows, tile_row
+
+__all__ = ["Choices", "leaves", "schedule", "share_rows", "tile_row"]
+
+
+def leaves(func: tirx.PrimFunc) -> list[str]:
+    """Names of the innermost blocks of a function, in program order."""
+    found: list[str] = []
+
+    def on_block(block: s_tir.SBlock) -> None:
+        inner: list[Any] = []
+        tvm_ffi.structural_walk(block.body, (s_tir.SBlock, inner.append))
+        if not inner and block.iter_vars:
+            found.append(str(block.name_hint))
+
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, on_block))
+    return found
+
+
+def schedule(mod: ir.IRModule, choices: Choices | None = None) -> s_tir.Schedule:
+    """Apply the first rule that fits to every innermost block of a stage-II module.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Lowered to stage II; functions that are not of the dialect are left alone.
+    choices : Choices, optional
+        Tile, chunks, unroll and prefetch; the defaults suit most matrices.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        Its module lowers with ``sparsetir.lower``'s stage-III passes; its trace replays.
+    """
+    choices = choices or Choices()
+    sch = s_tir.Schedule(mod)
+    for gv, func in mod.functions.items():
+        if not isinstance(func, tirx.PrimFunc) or func.attrs is None or INDPTR not in func.attrs:
+            continue
+        sch.work_on(gv.name_hint)
+        for name in leaves(func):
+            tile_row(sch, sch.get_sblock(name), choices)
+        share_rows(sch, gv.name_hint, choices)
+    return sch

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Row kernels: a tile of the output row in registers while the row's nonzeros pass.
+
+before::
+
+    for i in range(m):
+        for j, k in T.grid(indptr[i + 1] - indptr[i], feat):
+            c[i, k] = c[i, k] + a[...] * b[indices[...], k]
+
+after::
+
+    for i in T.serial(m, annotations={"sparsetir.chunks": 16}):
+        for k_0 in range((feat + 63) // 64):
+            for j in range(indptr[i + 1] - indptr[i]):
+                for k_1 in T.vectorized(64):
+                    c_local[k_1] = c_local[k_1] + a[...] * b[indices[...], k_0 * 64 + k_1]
+            for k_1 in T.vectorized(64):
+                c[i, k_0 * 64 + k_1] = c_local[k_1]
+
+Wins wherever an output row is dense and contiguous; the rows are shared out by nonzeros, not by count.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, tirx
+
+from sparsetir.lower.balance_loops import CHUNKS, PARALLEL_MARK
+from sparsetir.lower.insert_prefetch import PREFETCH
+from sparsetir.lower.unroll_ragged import UNROLL
+from sparsetir.schedules.choices import Choices
+
+SPATIAL, REDUCE = 0, 2
+
+
+def _vector_loop(sch: s_tir.Schedule, block: Any) -> int | None:
+    """Index of the loop whose variable is the last subscript of the block's store."""
+    node = sch.get(block)
+    if node.init is None or not isinstance(node.body, tirx.BufferStore):
+        return None
+    last = node.body.indices[-1]
+    own = [n for n, iv in enumerate(node.iter_vars) if iv.var.same_as(last) and int(iv.iter_type) == SPATIAL]
+    if not own or not any(int(iv.iter_type) == REDUCE for iv in node.iter_vars):
+        return None
+    return own[0] - len(node.iter_vars)
+
+
+def _tile_of(extent: Any, wanted: int) -> int:
+    """`wanted`, or the largest power of two below a smaller fixed extent."""
+    if not isinstance(extent, tirx.IntImm):
+        return wanted
+    tile = 1
+    while tile * 2 <= min(wanted, int(extent)):
+        tile *= 2
+    return tile
+
+
+def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices) -> bool:
+    """Tile one reduction block; False (and no change) where the sketch does not fit.
+
+    args: the schedule, an innermost block with an initialisation, tile, unroll and prefetch.
+    rewrite: see the module's before and after.
+    """
+    at = _vector_loop(sch, block)
+    if at is None:
+        return False
+    loops = sch.get_loops(block)
+    kinds = [int(iv.iter_type) for iv in sch.get(block).iter_vars]
+    own = loops[len(loops) - len(kinds) :]
+    vector = own[at]
+    tile = _tile_of(sch.get(vector).extent, choices.tile)
+    if tile < 2:
+        return False
+    outer, lanes = sch.split(vector, [None, tile])
+    spatial = [lp for lp, k in zip(own, kinds, strict=True) if k == SPATIAL and lp is not vector]
+    reduced = [lp for lp, k in zip(own, kinds, strict=True) if k == REDUCE]
+    sch.reorder(*spatial, outer, *reduced, lanes)
+    kept = sch.cache_write(block, 0, "local")
+    sch.reverse_compute_at(kept, outer)
+    sch.vectorize(lanes)
+    sch.vectorize(sch.get_loops(kept)[-1])
+    _annotate_steps(sch, reduced[-1], choices)
+    return True
+
+
+def _annotate_steps(sch: s_tir.Schedule, loop: Any, choices: Choices) -> None:
+    """Ask for unrolling and prefetching of the innermost reduction loop."""
+    if choices.unroll > 1:
+        sch.annotate(loop, UNROLL, choices.unroll)
+    if choices.prefetch > 0:
+        sch.annotate(loop, PREFETCH, choices.prefetch)
+
+
+def share_rows(sch: s_tir.Schedule, func_name: str, choices: Choices) -> None:
+    """Run every independent outermost loop in parallel chunks of equal work.
+
+    args: the schedule, a function of its module, the number of chunks.
+    rewrite: ``for i in range(m)`` becomes ``for i in T.serial(m, annotations={"sparsetir.chunks": 16})``.
+    """
+    if choices.chunks == 0:
+        return
+    for name in _first_blocks(sch.mod[func_name]):
+        for loop in sch.get_loops(sch.get_sblock(name, func_name=func_name)):
+            if PARALLEL_MARK in sch.get(loop).annotations:
+                sch.annotate(loop, CHUNKS, choices.chunks)
+
+
+def _first_blocks(func: tirx.PrimFunc) -> list[str]:
+    """Name of the outermost block below each loop that is marked as independent."""
+    found: list[str] = []
+
+    def on_for(loop: tirx.For) -> None:
+        if PARALLEL_MARK in loop.annotations:
+            inner: list[s_tir.SBlock] = []
+            tvm_ffi.structural_walk(loop.body, (s_tir.SBlock, inner.append))
+            found.append(str(inner[0].name_hint))
+
+    tvm_ffi.structural_walk(func.body, (tirx.For, on_for))
+    return found

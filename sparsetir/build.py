@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile programs with LLVM, once: kept in the process and on disk, keyed by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy
+import tvm
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from sparsetir import op
+from sparsetir.errors import ArgumentError, VerifyError
+from sparsetir.ir import decode
+from sparsetir.kernel import Kernel
+from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
+from sparsetir.lower.balance_loops import INDPTR
+from sparsetir.threads import get_num_threads
+from sparsetir.verify import verify
+
+CACHE_VARIABLE = "SPARSETIR_CACHE"
+PIPELINE = "sparsetir"
+
+
+class Compiled:
+    """The machine code of one function and how it came about.
+
+    ``function`` takes the program's parameters in order. Its loops (`stage`, `source`) are made when asked for.
+    """
+
+    def __init__(self, func: tirx.PrimFunc, target: Any, schedule: Any) -> None:
+        self.func, self.target, self.schedule = func, target, schedule
+        self.name = str(func.attrs["global_symbol"])
+        self.searched: set[str] = set()
+        self.function: Callable[..., Any] = _not_loaded
+        self.library: Any = None
+
+    @cached_property
+    def stages(self) -> dict[int, ir.IRModule]:
+        """The scheduled stage-II module and the stage-III module."""
+        second = scheduled(run(TO_STAGE_2, as_module(self.func)), self.schedule)
+        return {2: second, 3: run(TO_STAGE_3, second)}
+
+    def stage(self, stage: int) -> tirx.PrimFunc:
+        """The function at stage 2 or 3."""
+        return self.stages[stage][self.name]
+
+    def compile(self) -> None:
+        """Lower and compile."""
+        self.searched = searched_arrays(self.stages[2][self.name])
+        self.library = tvm.compile(self.stages[3], target=self.target, tir_pipeline="s_tir")
+        self.function = self.library[self.name]
+
+    def load(self, path: Path, facts: dict[str, Any]) -> None:
+        """Take the machine code from a library on disk."""
+        self.library = tvm.runtime.load_module(str(path))
+        self.function = self.library[self.name]
+        self.searched = set(facts["searched"])
+
+    def save(self, path: Path) -> None:
+        """Write the library where `load` finds it; readers see all of it or nothing."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            library, facts = Path(folder) / path.name, Path(folder) / "facts.json"
+            self.library.export_library(str(library))
+            facts.write_text(json.dumps({"searched": sorted(self.searched)}))
+            facts.replace(path.with_suffix(".json"))
+            library.replace(path)
+
+    def source(self, kind: str) -> str:
+        """LLVM IR (``"ll"``) or assembly (``"asm"``)."""
+        if kind not in ("ll", "asm"):
+            raise VerifyError(f"source is 'll' or 'asm', found {kind!r}; script(stage=3) shows the loops")
+        if not hasattr(self.library, "mod"):
+            self.library = tvm.compile(self.stages[3], target=self.target, tir_pipeline="s_tir")
+        return str(self.library.mod.inspect_source(kind))
+
+
+def _not_loaded(*_args: Any) -> None:
+    raise VerifyError("this function is not compiled yet")
+
+
+def searched_arrays(func: tirx.PrimFunc) -> set[str]:
+    """Names of the index arrays in which a lowered function looks coordinates up."""
+    found: set[str] = set()
+
+    def on_call(call: ir.Call) -> None:
+        if op.is_call(call, "find"):
+            found.add(str(call.args[0].source.name))
+
+    tvm_ffi.structural_walk(func, (ir.Call, on_call))
+    return found
+
+
+def scheduled(mod: ir.IRModule, schedule: Any) -> ir.IRModule:
+    """The stage-II module after a schedule: choices of the sketches, a stock schedule, or a function of one."""
+    from sparsetir import schedules
+
+    if isinstance(schedule, s_tir.Schedule):
+        return schedule.mod
+    if callable(schedule):
+        sch = s_tir.Schedule(mod)
+        return (schedule(sch) or sch).mod
+    return schedules.schedule(mod, schedule).mod
+
+
+# ---------------------------------------------------------------------------------------------- target
+
+
+@cache
+def native_target() -> Any:
+    """The LLVM target of this machine."""
+    return tvm.target.Target.from_device(tvm.cpu())
+
+
+def make_target(target: Any, func: tirx.PrimFunc) -> Any:
+    """`target` (None: this machine) with the floating-point freedom the program allows."""
+    chosen = native_target() if target is None else tvm.target.Target(target)
+    if str(chosen.kind.name) != "llvm":
+        raise ArgumentError(f"kernels are compiled for CPUs: expected an llvm target, found {chosen.kind.name!r}")
+    if not may_reassociate(func):
+        return chosen
+    config = dict(chosen.export())
+    config["fast-math-reassoc"] = True
+    return tvm.target.Target(config)
+
+
+def may_reassociate(func: tirx.PrimFunc) -> bool:
+    """Whether every sum of the program is a reduction, whose order the dialect leaves open."""
+    program = decode(func)
+    if not any("R" in it.kinds for it in program.iterations):
+        return False
+    free = [True]
+
+    def on_store(store: tirx.BufferStore) -> None:
+        value = store.value
+        terms = [value.b] if isinstance(value, tirx.Add) else [value]
+        for term in terms:
+            if str(store.buffer.ty.dtype).startswith(("float", "bfloat")) and _has_sum(term):
+                free[0] = False
+
+    tvm_ffi.structural_walk(func.body, (tirx.BufferStore, on_store))
+    return free[0]
+
+
+def _has_sum(term: Any) -> bool:
+    found: list[Any] = []
+    check = lambda x: found.append(x) if str(x.ty.dtype).startswith(("float", "bfloat")) else None  # noqa: E731
+    tvm_ffi.structural_walk(term, [(tirx.Add, check), (tirx.Sub, check)])
+    return bool(found)
+
+
+# ---------------------------------------------------------------------------------------------- cache
+
+_kernels: dict[str, Compiled] = {}
+_writers: list[threading.Thread] = []
+
+
+@cache
+def _versions() -> str:
+    """What else decides the machine code: versions, and the compiler's own sources."""
+    digest = hashlib.sha256()
+    here = Path(__file__).parent
+    import sparsetir.schedules
+
+    for folder in (here, here / "lower", Path(sparsetir.schedules.__file__).parent):
+        for path in sorted(folder.glob("*.py")):
+            digest.update(path.read_bytes())
+    return f"{tvm.__version__} {np.__version__} {scipy.__version__} {digest.hexdigest()}"
+
+
+def content_key(func: tirx.PrimFunc, target: Any, schedule: Any) -> str:
+    """A name for the machine code of a program, target and schedule."""
+    text = schedule.mod.script() if isinstance(schedule, s_tir.Schedule) else repr(schedule)
+    parts = [tvm.ir.save_json(func), str(target), text, str(get_num_threads()), _versions()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def cache_folder() -> Path | None:
+    """Where compiled kernels are kept: ``SPARSETIR_CACHE``, by default below ``~/.cache``; None if switched off."""
+    named = os.environ.get(CACHE_VARIABLE)
+    if named is not None:
+        return Path(named) if named not in ("", "0", "off") else None
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sparsetir"
+
+
+def wait_for_cache() -> None:
+    """Return when every kernel compiled so far is on disk."""
+    while _writers:
+        _writers.pop().join()
+
+
+def _save_quietly(compiled: Compiled, path: Path) -> None:
+    # A full disk or a missing linker costs the cache, not the kernel.
+    try:
+        compiled.save(path)
+    except Exception:
+        return
+
+
+def compile_cached(func: tirx.PrimFunc, target: Any, schedule: Any) -> Compiled:
+    """Compile, or find what was compiled before in this process or on disk."""
+    if callable(schedule):
+        fresh = Compiled(func, target, schedule)
+        fresh.compile()
+        return fresh
+    key = content_key(func, target, schedule)
+    if key in _kernels:
+        return _kernels[key]
+    compiled = Compiled(func, target, schedule)
+    folder = cache_folder()
+    path = folder / f"{key}.so" if folder is not None else None
+    if path is None or not _load_quietly(compiled, path):
+        compiled.compile()
+        if path is not None:
+            writer = threading.Thread(target=_save_quietly, args=(compiled, path))
+            writer.start()
+            _writers.append(writer)
+    _kernels[key] = compiled
+    return compiled
+
+
+def _load_quietly(compiled: Compiled, path: Path) -> bool:
+    if not path.exists():
+        return False
+    try:
+        compiled.load(path, json.loads(path.with_suffix(".json").read_text()))
+    except Exception:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------------------------------------- entry
+
+
+def build(func: Any, target: Any = None, *, schedule: Any = None) -> Kernel:
+    """Compile a program.
+
+    Parameters
+    ----------
+    func : PrimFunc, IRModule with one PrimFunc, or Schedule
+        The program at stage I; at stage II its buffers are called by parameter name.
+    target : Target, str or dict, optional
+        An LLVM target; this machine by default.
+    schedule : Choices, tvm.s_tir.Schedule or callable, optional
+        How to order the loops: the row sketch's choices, a stock schedule of the stage-II module, or a function
+        that is given one and changes it. By default the sketches decide.
+
+    Returns
+    -------
+    Kernel
+
+    Raises
+    ------
+    VerifyError
+        The program breaks a rule of its stage.
+    ArgumentError
+        The target is not a CPU.
+    """
+    get_num_threads()
+    if isinstance(func, s_tir.Schedule):
+        func, schedule = func.mod, func
+    program = single(func)
+    verify(program)
+    return Kernel(program, compile_cached(program, make_target(target, program), schedule))
+
+
+def single(func: Any) -> tirx.PrimFunc:
+    """The one function of what a user passes."""
+    if isinstance(func, ir.IRModule):
+        found = [f for f in func.functions.values() if isinstance(f, tirx.PrimFunc)]
+        if len(found) != 1:
+            names = ", ".join(gv.name_hint for gv in func.functions)
+            raise VerifyError(f"expected a module with one PrimFunc, found {len(found)} ({names}); build mod['name']")
+        func = found[0]
+    mod = as_module(func)
+    return next(iter(mod.functions.values()))
+
+
+def register_pipeline() -> None:
+    """Name the pipeline ``"sparsetir"``: ``tvm.compile`` and ``relax.build`` take modules with stage-I functions."""
+
+    def factory() -> Any:
+        stock, host, device = tvm.s_tir.pipeline.default_s_tir_pipeline()
+
+        @tvm.transform.module_pass(opt_level=0, name="sparsetir.Pipeline")
+        def pipeline(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
+            second = scheduled(run(TO_STAGE_2, mod), None)
+            ours = any(isinstance(f, tirx.PrimFunc) and f.attrs is not None and INDPTR in f.attrs for f in second.functions.values())
+            return stock(run(TO_STAGE_3, second) if ours else second)
+
+        return pipeline, host, device
+
+    tvm.tirx.register_tir_pipeline(PIPELINE, factory)

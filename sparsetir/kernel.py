@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A compiled program that is called by the names in its script."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from sparsetir import interop
+from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
+from sparsetir.ir import decode
+from sparsetir.signature import Arguments, Signature
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of repeated calls."""
+
+    median: float
+    best: float
+    worst: float
+    calls: int
+
+    def __str__(self) -> str:
+        return f"{self.median * 1e3:.3f} ms (median of {self.calls} calls, {self.best * 1e3:.3f} to {self.worst * 1e3:.3f})"
+
+
+class Kernel:
+    """A compiled function, called by buffer names.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        The stage-I program.
+    compiled : Compiled
+        What `sparsetir.build` made of it.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> kernel = sparsetir.build(sparsetir.ops.spmm())
+    >>> A = sp.random_array((4, 3), density=0.5, format="csr", dtype="float32", random_state=0)
+    >>> B = np.ones((3, 2), "float32")
+    >>> bool(np.allclose(kernel(A=A, B=B), A @ B))
+    True
+    """
+
+    def __init__(self, func: tirx.PrimFunc, compiled: Any) -> None:
+        self.func = func
+        self.compiled = compiled
+        self.name = compiled.name
+        self.signature = Signature(decode(func), compiled.searched)
+        self.function: Callable[..., Any] = compiled.function
+
+    @property
+    def target(self) -> Any:
+        """The TVM target it was compiled for."""
+        return self.compiled.target
+
+    def __repr__(self) -> str:
+        shown = self.signature.shown
+        inputs = [shown(p.name) for p in self.signature.params if p.is_array and p.name not in self.signature.outputs]
+        outputs = [shown(n) for n in self.signature.outputs]
+        return f"Kernel {self.name}({', '.join(inputs)}) -> {', '.join(outputs) or 'updates in place'}"
+
+    # ------------------------------------------------------------------ calling
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Run the kernel.
+
+        Parameters
+        ----------
+        **arguments
+            Buffers by the names in the script (or raw arrays by parameter names), sizes where they cannot be
+            inferred. An output that is passed is written in place.
+
+        Returns
+        -------
+        array, sparse object, or tuple of them
+            The outputs in the order of the script: dense ones as numpy (torch if a torch tensor came in), sparse
+            ones in the class of the argument whose structure they share.
+
+        Raises
+        ------
+        ArgumentTypeError
+            A name, class or dtype the kernel does not take.
+        ArgumentError
+            Shapes that disagree.
+        StructureError
+            Index arrays that are not what the axes promise.
+        """
+        args = self._prepare(arguments)
+        self._run(args)
+        return self._results(args, arguments)
+
+    def _prepare(self, arguments: dict[str, Any]) -> Arguments:
+        signature = self.signature
+        args = signature.gather(arguments)
+        signature.check(args)
+        signature.allocate(args)
+        _check_overlap(args, signature, arguments)
+        return args
+
+    def _run(self, args: Arguments) -> None:
+        self.function(*(_passed(args, p) for p in self.signature.params))
+        for target, storage in args.copy_back:
+            target[...] = args.arrays[storage].reshape(target.shape)
+
+    def _results(self, args: Arguments, arguments: dict[str, Any]) -> Any:
+        names = self.signature.outputs or self.signature.effects.updated
+        out = tuple(self.signature.result(args, n, arguments) for n in names)
+        return out[0] if len(out) == 1 else out
+
+    def bind(self, **arguments: Any) -> BoundKernel:
+        """Fix some arguments, usually the sparse ones: they are checked and laid out once.
+
+        The arrays are used as they are at this moment: values changed in place are seen by later calls where no
+        copy was needed, structure must not be changed.
+        """
+        return BoundKernel(self, arguments)
+
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+        """Time repeated calls of the compiled function itself, arguments ready.
+
+        Parameters
+        ----------
+        seconds : float
+            How long to measure, at least three calls.
+        **arguments
+            As for a call.
+        """
+        args = self._prepare(arguments)
+        ready = [_passed(args, p) for p in self.signature.params]
+        return measure(lambda: self.function(*ready), seconds=seconds)
+
+    # ------------------------------------------------------------------ looking inside
+
+    def script(self, stage: int = 1) -> str:
+        """The program's text at a stage: 1 as written, 2 scheduled blocks, 3 flat loops."""
+        from sparsetir.script.printer import script
+
+        if stage == 1:
+            return script(self.func)
+        if stage not in (2, 3):
+            raise VerifyError(f"stage must be 1, 2 or 3, found {stage!r}; source() shows machine code")
+        return script(self.compiled.stage(stage))
+
+    def source(self, kind: str = "ll") -> str:
+        """The compiled module as ``"ll"`` (LLVM IR) or ``"asm"``."""
+        return self.compiled.source(kind)
+
+    def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
+        """Write a shared library and a C header that run without Python.
+
+        Parameters
+        ----------
+        path : str or Path
+            The library, ``.so``. Written completely or not at all.
+        header : str or Path, optional
+            Default: beside the library, with suffix ``.h``.
+
+        Returns
+        -------
+        Path
+            The header.
+        """
+        from sparsetir.export import export
+
+        return export(self, Path(path), Path(header) if header is not None else None)
+
+
+class BoundKernel:
+    """A kernel with some arguments fixed; a call costs microseconds on top of the loops."""
+
+    def __init__(self, kernel: Kernel, arguments: dict[str, Any]) -> None:
+        self.kernel = kernel
+        self.fixed = dict(arguments)
+        signature = kernel.signature
+        self.args = Arguments()
+        for name, value in arguments.items():
+            param = signature.by_name.get(name)
+            if param is not None and not param.is_array:
+                signature._scalar(self.args, param, value)
+        for name, value in arguments.items():
+            param = signature.by_name.get(name)
+            if param is None or param.is_array:
+                signature._array(self.args, name, value)
+        self.plans: dict[Any, tuple[dict[str, int], list[tuple[int, tuple[int, ...], Any, bool]]]] = {}
+        self.ready: dict[Any, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"{self.kernel!r} with {', '.join(self.fixed)} fixed"
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Run with the open arguments; see `Kernel.__call__`."""
+        key = _key(arguments)
+        ready = self.ready.get(key) if key is not None else None
+        if ready is None:
+            return self._first(arguments, key)
+        return ready(arguments)
+
+    def _first(self, arguments: dict[str, Any], key: Any) -> Any:
+        """A call with shapes not seen yet: everything is checked, and the plan is kept for the next."""
+        signature = self.kernel.signature
+        clash = [n for n in arguments if signature.storage_name(n) in self.args.given and n in self.fixed]
+        if clash:
+            raise ArgumentTypeError(f"{clash[0]} is fixed by bind; do not pass it again")
+        args = self._merged()
+        for name, value in arguments.items():
+            param = signature.by_name.get(name)
+            if param is not None and not param.is_array:
+                signature._scalar(args, param, value)
+            else:
+                signature._array(args, name, value)
+        signature._infer(args)
+        signature.check(args)
+        signature.allocate(args)
+        _check_overlap(args, signature, arguments)
+        self.kernel._run(args)
+        if key is not None and not args.copy_back:
+            self.ready[key] = self._plan(args, arguments)
+        return self.kernel._results(args, {**self.fixed, **arguments})
+
+    def _merged(self) -> Arguments:
+        a = self.args
+        return Arguments(
+            dict(a.arrays), dict(a.sizes), dict(a.sources), dict(a.stored), set(a.raw), dict(a.given), [], a.torch
+        )
+
+    def _plan(self, args: Arguments, arguments: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+        """A closure that runs on arguments of the shapes just checked."""
+        signature, function = self.kernel.signature, self.kernel.function
+        template = [_passed(args, p) for p in signature.params]
+        place = {p.name: n for n, p in enumerate(signature.params)}
+        opened = [(name, place[signature.storage_name(name) or ""]) for name in arguments if signature.storage_name(name)]
+        written = [place[signature.storage_name(n) or ""] for n in arguments if signature.storage_name(n) in signature.effects.written]
+        made = [
+            (place[n], args.arrays[n].shape, args.arrays[n].dtype, n in signature.effects.covered)
+            for n in signature.outputs
+            if n not in args.given
+        ]
+        simple = len(made) == 1 and len(signature.outputs) == 1 and _is_plain(signature, signature.outputs[0])
+        sizes = dict(args.sizes)
+
+        def run(values: dict[str, Any]) -> Any:
+            ready = list(template)
+            for name, at in opened:
+                ready[at] = values[name]
+            for at, shape, dtype, covered in made:
+                ready[at] = np.empty(shape, dtype) if covered else np.zeros(shape, dtype)
+            if written:
+                _check_written(ready, written)
+            function(*ready)
+            if simple:
+                return ready[made[0][0]]
+            fresh = self._merged()
+            fresh.sizes.update(sizes)
+            fresh.given.update({signature.storage_name(n) or "": n for n in values})
+            fresh.arrays = {p.name: ready[n] for n, p in enumerate(signature.params) if p.is_array}
+            return self.kernel._results(fresh, {**self.fixed, **values})
+
+        return run
+
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+        """Time repeated calls of the compiled function, all arguments ready."""
+        return self.kernel.time(seconds=seconds, **self.fixed, **arguments)
+
+
+def _is_plain(signature: Signature, storage: str) -> bool:
+    buffer = signature.holder.get(storage)
+    return buffer is None or buffer.is_dense
+
+
+def _key(arguments: dict[str, Any]) -> Any:
+    """What decides whether a plan fits: names, shapes, dtypes of well-laid-out numpy arrays; None otherwise."""
+    key: list[Any] = []
+    for name, value in arguments.items():
+        if type(value) is np.ndarray:
+            flags = value.flags
+            if not (flags.c_contiguous and flags.aligned and flags.writeable):
+                return None
+            key.append((name, value.shape, value.dtype))
+        elif type(value) is int:
+            key.append((name, value))
+        else:
+            return None
+    return tuple(key)
+
+
+def _passed(args: Arguments, param: Any) -> Any:
+    if not param.is_array:
+        return args.sizes[param.name]
+    return interop.writable_alias(args.arrays[param.name])
+
+
+def _check_written(ready: list[Any], written: list[int]) -> None:
+    for at in written:
+        for n, other in enumerate(ready):
+            if n != at and isinstance(other, np.ndarray) and np.may_share_memory(ready[at], other):
+                raise ArgumentError("an output shares memory with another argument; pass a separate array")
+
+
+def _check_overlap(args: Arguments, signature: Signature, arguments: dict[str, Any]) -> None:
+    """Outputs passed by the caller must not lie in an input: the loops assume that they do not."""
+    for storage in signature.effects.written:
+        if storage not in args.given:
+            continue
+        for other, array in args.arrays.items():
+            if other != storage and np.may_share_memory(args.arrays[storage], array):
+                pair = f"{signature.shown(storage)} and {signature.shown(other)}"
+                raise ArgumentError(f"{pair} share memory, and {signature.shown(storage)} is written: pass a separate array")
+
+
+def measure(call: Callable[[], Any], *, seconds: float = 0.2) -> Timing:
+    """Time `call` for `seconds` after one warm-up call."""
+    call()
+    samples: list[float] = []
+    stop = time.perf_counter() + seconds
+    while len(samples) < 3 or time.perf_counter() < stop:
+        start = time.perf_counter()
+        call()
+        samples.append(time.perf_counter() - start)
+    ordered = sorted(samples)
+    return Timing(ordered[len(ordered) // 2], ordered[0], ordered[-1], len(ordered))
+
+
+__all__ = ["BoundKernel", "Kernel", "Timing", "measure"]

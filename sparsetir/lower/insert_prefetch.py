@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetch gathered rows a few steps before they are needed.
+
+before::
+
+    for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.prefetch": 16}):
+        for k in T.vectorized(64):
+            acc[k] = acc[k] + a[indptr[i] + j] * b[indices[indptr[i] + j], k]
+
+after::
+
+    for j in range(indptr[i + 1] - indptr[i]):
+        ...  # prefetch b[indices[T.min(indptr[i] + j + 16, nnz - 1)], 0], then columns 16, 32, 48
+        for k in T.vectorized(64):
+            ...
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.ir import const
+from sparsetir.lower.rewriting import all_same, collect, mentions, seq, substitute
+
+PREFETCH = "sparsetir.prefetch"
+LINE_BYTES = 64
+MOST_LINES = 16
+
+
+def _gathers(body: tirx.Stmt, step: Var) -> list[ir.TensorLoad]:
+    """Loads whose subscript is itself loaded at a place that moves with `step`."""
+    found: list[ir.TensorLoad] = []
+    for load in collect(body, ir.TensorLoad):
+        inner = [x for i in load.indices for x in collect(i, ir.TensorLoad)]
+        if any(mentions(x, [step]) for x in inner) and not any(
+            load.source.same_as(f.source) and all_same(load.indices, f.indices) for f in found
+        ):
+            found.append(load)
+    return found
+
+
+def _ahead(load: ir.TensorLoad, step: Var, distance: int) -> list[ir.Expr]:
+    """The subscripts of `load` when `step` is `distance` further, clamped to the index array."""
+
+    def on_load(node: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        if not mentions(node.indices[0], [step]) or len(node.indices) != 1:
+            return node
+        at = substitute(node.indices[0], {step: step + const(distance, str(step.ty.dtype))})
+        last = tirx.Cast(str(at.ty.dtype), node.source.ty.shape[0]) - const(1, str(at.ty.dtype))
+        return tirx.BufferLoad(node.source, [tirx.min(at, last)])
+
+    return [tvm_ffi.structural_mutate(i, [(ir.TensorLoad, on_load)]) for i in load.indices]
+
+
+def _prefetch(load: ir.TensorLoad, indices: list[ir.Expr]) -> tirx.Stmt:
+    address = tirx.address_of(tirx.BufferLoad(load.source, indices))
+    flags = [const(0), const(3), const(1)]
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *flags))
+
+
+def prefetch(loop: tirx.For) -> tirx.Stmt:
+    """`loop` with a prefetch of each gathered tile at the head of its body."""
+    distance = int(loop.annotations[PREFETCH])
+    notes = {k: v for k, v in loop.annotations.items() if k != PREFETCH}
+    lanes = {f.loop_var: f.extent for f in collect(loop.body, tirx.For)}
+    fetches: list[tirx.Stmt] = []
+    for load in _gathers(loop.body, loop.loop_var) if distance > 0 else []:
+        ahead = _ahead(load, loop.loop_var, distance)
+        used = [v for v in lanes if any(mentions(i, [v]) for i in ahead)]
+        if len(used) > 1 or any(not isinstance(lanes[v], tirx.IntImm) for v in used):
+            continue
+        width = int(lanes[used[0]]) if used else 1
+        per_line = max(1, LINE_BYTES // max(1, int(tvm.runtime.DataType(str(load.source.ty.dtype)).bits) // 8))
+        for start in range(0, min(width, MOST_LINES * per_line), per_line):
+            at = {v: const(start, str(v.ty.dtype)) for v in used}
+            fetches.append(_prefetch(load, [substitute(i, at) for i in ahead]))
+    body = seq(*fetches, loop.body)
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, None, notes)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.InsertPrefetch")
+def InsertPrefetch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Prefetch in every annotated loop of a function."""
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        inner = mutator.default_mutate(node)
+        return prefetch(inner) if PREFETCH in inner.annotations else inner
+
+    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
+    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+
+
+__all__ = ["PREFETCH", "InsertPrefetch", "prefetch"]

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The few walks that several passes share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.ir import const
+
+
+def substitute(node: Any, mapping: dict[Var, Any]) -> Any:
+    """Replace uses (not definitions) of variables."""
+    on_var = lambda v, kind: mapping.get(v, v) if kind == 0 else v  # noqa: E731
+    return tvm_ffi.structural_map(node, with_def_region_kind=(Var, on_var))
+
+
+def mentions(node: Any, variables: Sequence[Var]) -> bool:
+    """Whether any of `variables` occurs in `node`."""
+    wanted, hit = set(variables), []
+    tvm_ffi.structural_walk(node, (Var, lambda v: hit.append(v) if v in wanted else None))
+    return bool(hit)
+
+
+def collect(node: Any, kind: type) -> list[Any]:
+    """Every node of type `kind` below `node`, outermost first."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(node, (kind, found.append))
+    return found
+
+
+def same(a: ir.Expr | None, b: ir.Expr | None) -> bool:
+    """Structural equality; None only equals None."""
+    if a is None or b is None:
+        return a is b
+    return bool(tvm_ffi.structural_equal(a, b))
+
+
+def all_same(a: Sequence[ir.Expr], b: Sequence[ir.Expr]) -> bool:
+    """Pairwise structural equality."""
+    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def conjunction(conditions: Sequence[ir.Expr]) -> ir.Expr:
+    """All of `conditions`."""
+    out = conditions[0]
+    for condition in conditions[1:]:
+        out = tirx.And(out, condition)
+    return out
+
+
+def seq(*stmts: tirx.Stmt) -> tirx.Stmt:
+    """One statement out of several."""
+    return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))
+
+
+def cell(name: str, dtype: str) -> Var:
+    """A thread-local array of one element."""
+    return tirx.decl_buffer((1,), dtype, name=name, scope="local", layout=None)
+
+
+def get(buffer: Var) -> ir.Expr:
+    """What a cell holds."""
+    return tirx.BufferLoad(buffer, [const(0)])
+
+
+def put(buffer: Var, value: ir.Expr) -> tirx.Stmt:
+    """Set a cell."""
+    return tirx.BufferStore(buffer, value, [const(0)])
+
+
+def alloc(*cells: Var) -> list[tirx.Stmt]:
+    """Declare cells."""
+    return [tirx.AllocBuffer(c) for c in cells]

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From named arguments to the compiled function's argument list.
+
+Sizes are inferred and every disagreement names both sources; structure is checked where it enters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from sparsetir import interop, sizes
+from sparsetir.effects import Effects, analyse
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.ir import Axis, Program, SparseBuffer
+
+LARGEST_INT32 = 2**31 - 1
+_checks = {"on": True}
+
+
+@contextlib.contextmanager
+def unchecked() -> Iterator[None]:
+    """Trust the index arrays of sparse arguments inside the block: no check, and a crash if they are wrong.
+
+    Examples
+    --------
+    >>> import sparsetir
+    >>> with sparsetir.unchecked():
+    ...     pass
+    """
+    before, _checks["on"] = _checks["on"], False
+    try:
+        yield
+    finally:
+        _checks["on"] = before
+
+
+@dataclass(frozen=True, eq=False)
+class Param:
+    """One parameter of the compiled function."""
+
+    name: str
+    dtype: str
+    shape: tuple[Any, ...] | None  # None: a scalar
+
+    @property
+    def is_array(self) -> bool:
+        return self.shape is not None
+
+
+@dataclass
+class Arguments:
+    """What one call knows so far."""
+
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    stored: dict[str, interop.Stored] = field(default_factory=dict)
+    raw: set[str] = field(default_factory=set)
+    given: dict[str, str] = field(default_factory=dict)
+    copy_back: list[tuple[Any, str]] = field(default_factory=list)
+    torch: bool = False
+
+    def size(self, name: str, value: int, source: str) -> None:
+        """Note that symbol `name` is `value`; a disagreement is an error that names both sources."""
+        known = self.sizes.get(name)
+        if known is None:
+            self.sizes[name], self.sources[name] = value, source
+        elif known != value:
+            raise ArgumentError(f"{name} is {known} from {self.sources[name]} but {value} from {source}")
+
+
+class Signature:
+    """The parameters of a program and what may be passed for them."""
+
+    def __init__(self, program: Program, searched: set[str]) -> None:
+        self.program = program
+        self.effects: Effects = analyse(program)
+        self.params = [_param(p) for p in program.func.params]
+        self.by_name = {p.name: p for p in self.params}
+        self.buffers = {b.name: b for b in program.buffers.values() if not b.allocated}
+        self.holder = {str(b.storage.name): b for b in self.buffers.values()}
+        self.searched = searched
+        self.outputs = self.effects.outputs
+        self.levels = {name: _levels(b) for name, b in self.buffers.items()}
+        self.shape_of = {p.name: sizes.evaluator(p.shape) for p in self.params if p.shape is not None}
+        self.counts = _counts(program)
+        self.axes_of_array = _arrays(program)
+        self.narrow = all(p.dtype != "int64" for p in self.params if not p.is_array)
+
+    # ------------------------------------------------------------------ names
+
+    def storage_name(self, name: str) -> str | None:
+        """The array parameter that argument `name` fills; None if there is none."""
+        if name in self.buffers:
+            return str(self.buffers[name].storage.name)
+        param = self.by_name.get(name)
+        return name if param is not None and param.is_array else None
+
+    def shown(self, storage: str) -> str:
+        """What a user calls the parameter `storage`."""
+        return self.holder[storage].name if storage in self.holder else storage
+
+    def _unknown(self, name: str) -> ArgumentTypeError:
+        buffers = [*self.buffers, *(p.name for p in self.params if p.is_array and p.name not in self.holder)]
+        scalars = [p.name for p in self.params if not p.is_array]
+        hint = f"it takes the buffers {', '.join(buffers)}"
+        return ArgumentTypeError(
+            f"this kernel has no argument {name!r}; {hint}{' and the sizes ' + ', '.join(scalars) if scalars else ''}"
+        )
+
+    # ------------------------------------------------------------------ gathering
+
+    def gather(self, kwargs: dict[str, Any]) -> Arguments:
+        """Arrays and sizes from named arguments, checked against each other; outputs not yet allocated."""
+        args = Arguments()
+        arrays: list[tuple[str, Any]] = []
+        for name, value in kwargs.items():
+            param = self.by_name.get(name)
+            if param is not None and not param.is_array:
+                self._scalar(args, param, value)
+            else:
+                arrays.append((name, value))
+        for name, value in arrays:
+            self._array(args, name, value)
+        self._infer(args)
+        return args
+
+    def _scalar(self, args: Arguments, param: Param, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer, float, np.floating)):
+            raise ArgumentTypeError(f"{param.name} must be a number ({param.dtype}), found {type(value).__name__}")
+        if param.dtype.startswith("int") and not isinstance(value, (int, np.integer)):
+            raise ArgumentTypeError(f"{param.name} must be an integer, found {value!r}")
+        if param.dtype == "int32" and abs(int(value)) > LARGEST_INT32:
+            raise ArgumentError(f"{param.name} = {value} does not fit int32; write the program with T.int64 sizes")
+        args.size(param.name, int(value) if param.dtype.startswith("int") else value, "the argument")
+
+    def _array(self, args: Arguments, name: str, value: Any) -> None:
+        storage = self.storage_name(name)
+        if storage is None:
+            raise self._unknown(name)
+        if storage in args.given:
+            raise ArgumentTypeError(f"{args.given[storage]} and {name} are the same argument; pass one of them")
+        args.given[storage] = name
+        buffer = self.holder.get(storage)
+        if interop.is_sparse(value):
+            if buffer is None or buffer.is_dense:
+                raise ArgumentTypeError(f"{name} is dense in this kernel, found {type(value).__name__}")
+            self._sparse(args, buffer, value)
+            return
+        args.torch = args.torch or type(value).__module__.startswith("torch")
+        array, copied = interop.aligned_contiguous(value, self.by_name[storage].dtype, name=name)
+        if storage in self.effects.written and (copied or not array.flags.writeable):
+            array = self._writable(args, storage, name, value, array, copied)
+        args.arrays[storage] = array
+        args.raw.add(storage)
+
+    def _writable(
+        self, args: Arguments, storage: str, name: str, value: Any, array: np.ndarray, copied: bool
+    ) -> np.ndarray:
+        """A buffer the kernel may write, copied back afterwards where the caller's has another layout."""
+        if not copied or not isinstance(value, np.ndarray) or not value.flags.writeable:
+            raise ArgumentError(f"{name} is written by this kernel but the array passed for it is read-only")
+        args.copy_back.append((value, storage))
+        return array
+
+    def _sparse(self, args: Arguments, buffer: SparseBuffer, value: Any) -> None:
+        shape = tuple(value.shape)
+        if len(shape) == len(buffer.axes):
+            for d, axis in enumerate(buffer.axes):
+                self._unify(args, axis.length, shape[d], f"{buffer.name}.shape[{d}]")
+        levels = [_known(level, axis, args) for level, axis in zip(self.levels[buffer.name], buffer.axes, strict=True)]
+        stored = interop.store(value, levels, name=buffer.name, dtype=buffer.dtype, check=_checks["on"])
+        args.stored[buffer.name] = stored
+        args.arrays[str(buffer.storage.name)] = stored.values
+        for d, axis in enumerate(buffer.axes):
+            if d in stored.lengths:
+                self._unify(args, axis.length, stored.lengths[d], f"{buffer.name}.shape[{d}]")
+            if d in stored.widths and axis.width is not None:
+                self._unify(args, axis.width, stored.widths[d], f"the longest row of {buffer.name}")
+            for array, where in ((axis.indptr, stored.indptr), (axis.indices, stored.indices)):
+                if array is not None and d in where:
+                    self._share(args, str(array.name), where[d], buffer.name, axis)
+
+    def _share(self, args: Arguments, storage: str, array: np.ndarray, name: str, axis: Axis) -> None:
+        """Note an index array; another argument over the same axis must have the same one."""
+        array = np.ascontiguousarray(array)
+        known = args.arrays.get(storage)
+        if known is not None and known is not array and not np.array_equal(known, array):
+            other = args.given.get(storage, "another argument")
+            raise ArgumentError(f"{name} and {other} share axis {axis.name} but have different structures")
+        args.arrays[storage] = array
+        args.given.setdefault(storage, name)
+
+    def _unify(self, args: Arguments, expr: Any, value: int, source: str) -> None:
+        value = int(value)
+        if isinstance(expr, tirx.IntImm):
+            if int(expr) != value:
+                raise ArgumentError(f"{source} is {value} but this kernel is written for {int(expr)}")
+            return
+        found = sizes.solve(expr, value, args.sizes)
+        if found is not None:
+            args.size(found[0], found[1], source)
+        elif all(n in args.sizes for n in sizes.symbols(expr)):
+            expected = sizes.evaluator([expr])(args.sizes)[0]
+            if expected != value:
+                raise ArgumentError(f"{source} is {value} but {expr} is {expected} ({self._because(args, expr)})")
+
+    def _because(self, args: Arguments, expr: Any) -> str:
+        known = [f"{n} = {args.sizes[n]} from {args.sources[n]}" for n in sizes.symbols(expr)]
+        return "; ".join(known)
+
+    def _infer(self, args: Arguments) -> None:
+        """Sizes from array shapes, until nothing new is learnt."""
+        for _ in range(2):
+            for storage, array in args.arrays.items():
+                param = self.by_name[storage]
+                assert param.shape is not None
+                if array.ndim != len(param.shape):
+                    array = args.arrays[storage] = self._reshaped(args, param, array)
+                for d, expr in enumerate(param.shape):
+                    self._unify(args, expr, array.shape[d], f"{self.shown(storage)}.shape[{d}]")
+        missing = [p.name for p in self.params if not p.is_array and p.name not in args.sizes]
+        if missing:
+            raise ArgumentTypeError(f"the size {missing[0]} cannot be inferred from the arguments: pass {missing[0]}=...")
+
+    def _reshaped(self, args: Arguments, param: Param, array: np.ndarray) -> np.ndarray:
+        """Values of a sparse buffer may come in any shape with the right number of elements."""
+        buffer = self.holder.get(param.name)
+        rank = len(param.shape or ())
+        if buffer is None or buffer.is_dense:
+            name = self.shown(param.name)
+            raise ArgumentError(f"{name} must have {rank} dimension{'s' if rank != 1 else ''}, found shape {array.shape}")
+        if rank == 1:
+            return array.reshape(-1)
+        tail = array.shape[array.ndim - rank + 1 :]
+        return array.reshape(-1, *tail)
+
+    # ------------------------------------------------------------------ checks
+
+    def check(self, args: Arguments) -> None:
+        """Structure of raw index arrays, and sizes that 32 bits cannot count."""
+        if self.narrow:
+            for storage, array in args.arrays.items():
+                if array.size > LARGEST_INT32:
+                    message = f"{self.shown(storage)} has {array.size} elements, more than 32-bit indices can address"
+                    raise ArgumentError(f"{message}: build the program with T.int64 sizes (idtype='int64')")
+        if not _checks["on"]:
+            return
+        for axis, names in self.axes_of_array.items():
+            if any(n in args.raw for n in names if n):
+                self._check_axis(args, axis, names)
+
+    def _check_axis(self, args: Arguments, axis: Axis, names: tuple[str | None, str | None]) -> None:
+        indptr, indices = (args.arrays.get(n) if n else None for n in names)
+        parent_count, count, length = self.counts[axis](args.sizes)
+        level = interop.Level(axis.name, axis.kind, None, axis.idtype, sorted=axis.sorted, unique=False)
+        interop.check_level(
+            level,
+            indptr,
+            indices,
+            parent_count=int(parent_count),
+            length=int(length),
+            name=names[1] or names[0] or axis.name,
+            need_sorted=axis.sorted and names[1] in self.searched,
+            count=int(count) if indices is None else None,
+        )
+
+    # ------------------------------------------------------------------ outputs
+
+    def allocate(self, args: Arguments) -> list[str]:
+        """Make the outputs that were not passed; returns the names of all outputs."""
+        for storage in self.outputs:
+            if storage not in args.arrays:
+                args.arrays[storage] = self.new_output(storage, args.sizes)
+        for param in self.params:
+            if param.is_array and param.name not in args.arrays:
+                raise self._missing(param)
+        return self.outputs
+
+    def new_output(self, storage: str, known: dict[str, int]) -> np.ndarray:
+        """Memory for one output; zeroed unless every element is surely written."""
+        shape = self.shape_of[storage](known)
+        make = np.empty if storage in self.effects.covered else np.zeros
+        return make(shape, dtype=numpy_dtype(self.by_name[storage].dtype))
+
+    def _missing(self, param: Param) -> ArgumentTypeError:
+        name = self.shown(param.name)
+        if param.name in self.effects.updated:
+            return ArgumentTypeError(f"missing argument {name}: this kernel updates it, so it must be passed")
+        for axis, names in self.axes_of_array.items():
+            if param.name in names:
+                users = [b.name for b in self.buffers.values() if axis in b.axes]
+                message = f"missing the structure of axis {axis.name}: pass a sparse {' or '.join(users) or 'argument'}"
+                return ArgumentTypeError(f"{message}, or the array {param.name}=...")
+        return ArgumentTypeError(f"missing argument {name}")
+
+    def result(self, args: Arguments, storage: str, passed: dict[str, Any]) -> Any:
+        """What the caller gets for one output."""
+        buffer = self.holder.get(storage)
+        array = args.arrays[storage]
+        own = passed.get(args.given.get(storage, ""))
+        if own is not None:
+            return own
+        if buffer is not None and not buffer.is_dense:
+            for name, stored in args.stored.items():
+                if self.buffers[name].axes == buffer.axes:
+                    return interop.restore(stored, array)
+        return interop.to_torch(array) if args.torch else array
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """numpy's dtype of a TVM dtype; bfloat16 comes from ml_dtypes."""
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype)
+
+
+def _param(var: Any) -> Param:
+    if tirx.is_buffer_var(var):
+        return Param(str(var.name), str(var.ty.dtype), tuple(var.ty.shape))
+    return Param(str(var.name), str(var.ty.dtype), None)
+
+
+def _levels(buffer: SparseBuffer) -> list[interop.Level]:
+    axes = list(buffer.axes)
+    return [
+        interop.Level(
+            axis.name,
+            axis.kind,
+            axes.index(axis.parent) if axis.parent is not None else None,
+            axis.idtype,
+            sorted=axis.sorted,
+            unique=axis.unique,
+        )
+        for axis in axes
+    ]
+
+
+def _value(expr: Any, known: dict[str, int]) -> int | None:
+    if expr is None or any(n not in known for n in sizes.symbols(expr)):
+        return None
+    return int(sizes.evaluator([expr])(known)[0])
+
+
+def _known(level: interop.Level, axis: Axis, args: Arguments) -> interop.Level:
+    """`level` with what the sizes seen so far say of it."""
+    rules: dict[str, Callable[..., Any]] = {
+        name: sizes.formula(expr, args.sizes)
+        for name, expr in (("rule", axis.rule), ("extent_rule", axis.extent_rule), ("offset_rule", axis.offset_rule))
+        if expr is not None
+    }
+    return interop.Level(
+        level.name,
+        level.kind,
+        level.parent,
+        level.idtype,
+        _value(axis.length, args.sizes),
+        _value(axis.width, args.sizes) if axis.kind == "sparse_fixed" else None,
+        sorted=level.sorted,
+        unique=level.unique,
+        **rules,
+    )
+
+
+def _counts(program: Program) -> dict[Axis, Callable[[dict[str, int]], tuple[int, ...]]]:
+    """(positions above, positions, length) of every axis, as a function of the sizes."""
+    out = {}
+    for axis in program.axes.values():
+        above = tirx.const(1, "int32") if axis.parent is None else axis.parent.count
+        out[axis] = sizes.evaluator([above, axis.count, axis.length])
+    return out
+
+
+def _arrays(program: Program) -> dict[Axis, tuple[str | None, str | None]]:
+    """Names of the indptr and indices parameters of every axis that has any."""
+    out = {}
+    for axis in program.axes.values():
+        names = tuple(str(b.name) if b is not None else None for b in (axis.indptr, axis.indices))
+        if any(names):
+            out[axis] = (names[0], names[1])
+    return out

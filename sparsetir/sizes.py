@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symbolic sizes as Python: evaluate shapes and solve them for their symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir import op
+from sparsetir.errors import LoweringError
+
+_BINARY = {
+    tirx.Add: "({} + {})",
+    tirx.Sub: "({} - {})",
+    tirx.Mul: "({} * {})",
+    tirx.FloorDiv: "({} // {})",
+    tirx.FloorMod: "({} % {})",
+    tirx.Min: "low({}, {})",
+    tirx.Max: "high({}, {})",
+    tirx.LT: "({} < {})",
+    tirx.LE: "({} <= {})",
+    tirx.GT: "({} > {})",
+    tirx.GE: "({} >= {})",
+    tirx.EQ: "({} == {})",
+    tirx.NE: "({} != {})",
+    tirx.And: "both({}, {})",
+    tirx.Or: "either({}, {})",
+}
+
+
+def code(expr: ir.Expr, args: str = "a") -> str:
+    """Python text of an integer expression; symbol ``m`` reads ``s["m"]``, lambda argument k reads ``a[k]``."""
+    if isinstance(expr, tirx.IntImm):
+        return str(int(expr))
+    if op.is_call(expr, "arg"):
+        return f"{args}[{int(expr.args[0])}]"
+    if isinstance(expr, Var):
+        return f"s[{str(expr.name)!r}]"
+    if isinstance(expr, tirx.Cast):
+        return code(expr.value, args)
+    if isinstance(expr, tirx.Select) or (isinstance(expr, ir.Call) and str(expr.op.name) == "tirx.if_then_else"):
+        parts = [expr.condition, expr.true_value, expr.false_value] if isinstance(expr, tirx.Select) else expr.args
+        return "where({}, {}, {})".format(*(code(p, args) for p in parts))
+    pattern = _BINARY.get(type(expr))
+    if pattern is None:
+        raise LoweringError(f"a size may use + - * // % min max and comparisons, found {expr} ({type(expr).__name__})")
+    return pattern.format(code(expr.a, args), code(expr.b, args))
+
+
+def _scope() -> dict[str, Any]:
+    import numpy as np
+
+    scalar = {"low": min, "high": max, "both": np.logical_and, "either": np.logical_or, "where": np.where}
+    return dict(scalar)
+
+
+def evaluator(exprs: Sequence[ir.Expr]) -> Callable[[dict[str, int]], tuple[int, ...]]:
+    """A function from sizes by name to the values of `exprs`."""
+    text = ", ".join(code(e) for e in exprs)
+    return eval(f"lambda s: ({text}{',' if exprs else ''})", _scope())
+
+
+def formula(expr: ir.Expr, sizes: dict[str, int]) -> Callable[..., Any]:
+    """A numpy function of an axis rule's arguments, at given sizes."""
+    import numpy as np
+
+    scope = {**_scope(), "low": np.minimum, "high": np.maximum, "s": sizes}
+    return eval(f"lambda *a: {code(expr)}", scope)
+
+
+def symbols(expr: ir.Expr) -> list[str]:
+    """Names of the symbols of an expression."""
+    import tvm_ffi
+
+    found: list[str] = []
+    tvm_ffi.structural_walk(expr, (Var, lambda v: found.append(str(v.name))))
+    return list(dict.fromkeys(found))
+
+
+def solve(expr: ir.Expr, value: int, sizes: dict[str, int]) -> tuple[str, int] | None:
+    """The one unknown symbol of ``expr == value`` and what it must be; None if there is no such solution."""
+    unknown = [n for n in symbols(expr) if n not in sizes]
+    if len(unknown) != 1:
+        return None
+    at = eval(f"lambda s: {code(expr)}", _scope())
+    zero, one = at({**sizes, unknown[0]: 0}), at({**sizes, unknown[0]: 1})
+    step = one - zero
+    if step == 0 or (value - zero) % step:
+        return None
+    guess = (value - zero) // step
+    return (unknown[0], guess) if at({**sizes, unknown[0]: guess}) == value else None
