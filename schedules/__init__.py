@@ -7,6 +7,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
+from tvm.error import InternalError
 
 from sparsetir.lower.balance_loops import INDPTR
 from sparsetir.schedules.choices import Choices
@@ -27,6 +28,17 @@ def leaves(func: tirx.PrimFunc) -> list[str]:
 
     tvm_ffi.structural_walk(func.body, (s_tir.SBlock, on_block))
     return found
+
+
+def _try(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices) -> s_tir.Schedule:
+    """The schedule with the sketch applied to one block, or as it was where a primitive refuses."""
+    trial = sch.copy()
+    trial.work_on(func_name)
+    try:
+        fits = tile_row(trial, trial.get_sblock(name), choices)
+    except (s_tir.ScheduleError, InternalError):
+        return sch
+    return trial if fits else sch
 
 
 def schedule(mod: ir.IRModule, choices: Choices | None = None) -> s_tir.Schedule:
@@ -51,6 +63,6 @@ def schedule(mod: ir.IRModule, choices: Choices | None = None) -> s_tir.Schedule
             continue
         sch.work_on(gv.name_hint)
         for name in leaves(func):
-            tile_row(sch, sch.get_sblock(name), choices)
+            sch = _try(sch, gv.name_hint, name, choices)
         share_rows(sch, gv.name_hint, choices)
     return sch

@@ -7,6 +7,11 @@ from dataclasses import asdict, dataclass
 
 from sparsetir.errors import ScheduleError
 
+TILES = (8, 16, 32, 64, 128, 256)
+CHUNKS_PER_THREAD = (1, 2, 4, 8, 16, 32)
+UNROLLS = (1, 2, 4, 8)
+PREFETCHES = (0, 4, 8, 16, 32)
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -38,3 +43,29 @@ class Choices:
     def as_dict(self) -> dict[str, int]:
         """Names and values, for records."""
         return asdict(self)
+
+    @staticmethod
+    def space(*, threads: int, feat: int | None = None) -> dict[str, tuple[int, ...]]:
+        """Values worth trying for each choice.
+
+        Parameters
+        ----------
+        threads : int
+            Chunks are multiples of it, and 0.
+        feat : int, optional
+            Length of an output row: wider tiles are left out.
+
+        Returns
+        -------
+        dict of str to tuple of int
+            The default choices are among them.
+
+        Examples
+        --------
+        >>> Choices.space(threads=2, feat=32)["tile"]
+        (8, 16, 32, 64)
+        """
+        default = Choices()
+        tiles = tuple(tile for tile in TILES if feat is None or tile < 2 * feat or tile == default.tile)
+        chunks = {0, default.chunks, *(threads * pieces for pieces in CHUNKS_PER_THREAD)}
+        return {"tile": tiles, "chunks": tuple(sorted(chunks)), "unroll": UNROLLS, "prefetch": PREFETCHES}

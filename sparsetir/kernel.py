@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import tirx
 
 from sparsetir import interop
@@ -223,7 +224,7 @@ class BoundKernel:
         signature.allocate(args)
         _check_overlap(args, signature, arguments)
         self.kernel._run(args)
-        if key is not None and not args.copy_back:
+        if key is not None and not args.copy_back and all(a.size for a in args.arrays.values()):
             self.ready[key] = self._plan(args, arguments)
         return self.kernel._results(args, {**self.fixed, **arguments})
 
@@ -283,7 +284,7 @@ def _key(arguments: dict[str, Any]) -> Any:
     for name, value in arguments.items():
         if type(value) is np.ndarray:
             flags = value.flags
-            if not (flags.c_contiguous and flags.aligned and flags.writeable):
+            if not (flags.c_contiguous and flags.aligned and flags.writeable) or value.size == 0:
                 return None
             key.append((name, value.shape, value.dtype))
         elif type(value) is int:
@@ -296,7 +297,11 @@ def _key(arguments: dict[str, Any]) -> Any:
 def _passed(args: Arguments, param: Any) -> Any:
     if not param.is_array:
         return args.sizes[param.name]
-    return interop.writable_alias(args.arrays[param.name])
+    array = args.arrays[param.name]
+    if array.size == 0:
+        # numpy's strides of an empty array are not the compact ones that the compiled checks ask for.
+        return tvm.runtime.empty(array.shape, param.dtype)
+    return interop.writable_alias(array)
 
 
 def _check_written(ready: list[Any], written: list[int]) -> None:

@@ -124,7 +124,7 @@ def _spmm_coo(dtype: str, idtype: str) -> tirx.PrimFunc:
         A = T.match_sparse_buffer(a, (I, J), dtype)
         B = T.match_sparse_buffer(b, (J_dense, K), dtype)
         C = T.match_sparse_buffer(c, (I_dense, K), dtype)
-        with T.sp_iter([I, J, K], "RRS", "spmm") as [i, j, k]:
+        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
             with T.init():
                 C[i, k] = 0
             C[i, k] = C[i, k] + A[i, j] * B[j, k]

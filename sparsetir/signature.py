@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ class Param:
 
     name: str
     dtype: str
-    shape: tuple[Any, ...] | None  # None: a scalar
+    shape: tuple[sizes.Size, ...] | None  # None: a scalar
 
     @property
     def is_array(self) -> bool:
@@ -88,7 +88,9 @@ class Signature:
         self.searched = searched
         self.outputs = self.effects.outputs
         self.levels = {name: _levels(b) for name, b in self.buffers.items()}
-        self.shape_of = {p.name: sizes.evaluator(p.shape) for p in self.params if p.shape is not None}
+        self.length = {a: sizes.Size(a.length) for a in program.axes.values()}
+        self.width = {a: sizes.Size(a.width) for a in program.axes.values() if a.width is not None}
+        self.fixed_levels = {name: _fixed(self.levels[name], b) for name, b in self.buffers.items()}
         self.counts = _counts(program)
         self.axes_of_array = _arrays(program)
         self.narrow = all(p.dtype != "int64" for p in self.params if not p.is_array)
@@ -173,16 +175,18 @@ class Signature:
         shape = tuple(value.shape)
         if len(shape) == len(buffer.axes):
             for d, axis in enumerate(buffer.axes):
-                self._unify(args, axis.length, shape[d], f"{buffer.name}.shape[{d}]")
-        levels = [_known(level, axis, args) for level, axis in zip(self.levels[buffer.name], buffer.axes, strict=True)]
+                self._unify(args, self.length[axis], shape[d], buffer.name, d)
+        levels = self.fixed_levels[buffer.name] or [
+            self._known(level, axis, args) for level, axis in zip(self.levels[buffer.name], buffer.axes, strict=True)
+        ]
         stored = interop.store(value, levels, name=buffer.name, dtype=buffer.dtype, check=_checks["on"])
         args.stored[buffer.name] = stored
         args.arrays[str(buffer.storage.name)] = stored.values
         for d, axis in enumerate(buffer.axes):
             if d in stored.lengths:
-                self._unify(args, axis.length, stored.lengths[d], f"{buffer.name}.shape[{d}]")
+                self._unify(args, self.length[axis], stored.lengths[d], buffer.name, d)
             if d in stored.widths and axis.width is not None:
-                self._unify(args, axis.width, stored.widths[d], f"the longest row of {buffer.name}")
+                self._unify(args, self.width[axis], stored.widths[d], f"the longest row of {buffer.name}")
             for array, where in ((axis.indptr, stored.indptr), (axis.indices, stored.indices)):
                 if array is not None and d in where:
                     self._share(args, str(array.name), where[d], buffer.name, axis)
@@ -197,39 +201,55 @@ class Signature:
         args.arrays[storage] = array
         args.given.setdefault(storage, name)
 
-    def _unify(self, args: Arguments, expr: Any, value: int, source: str) -> None:
-        value = int(value)
-        if isinstance(expr, tirx.IntImm):
-            if int(expr) != value:
-                raise ArgumentError(f"{source} is {value} but this kernel is written for {int(expr)}")
+    def _unify(self, args: Arguments, size: sizes.Size, value: int, name: str, d: int | None = None) -> None:
+        """Note that `size` is `value` because of dimension `d` of argument `name`."""
+        known = size.known(args.sizes)
+        if known == value:
             return
-        found = sizes.solve(expr, value, args.sizes)
-        if found is not None:
-            args.size(found[0], found[1], source)
-        elif all(n in args.sizes for n in sizes.symbols(expr)):
-            expected = sizes.evaluator([expr])(args.sizes)[0]
-            if expected != value:
-                raise ArgumentError(f"{source} is {value} but {expr} is {expected} ({self._because(args, expr)})")
+        source = name if d is None else f"{name}.shape[{d}]"
+        if size.value is not None:
+            raise ArgumentError(f"{source} is {value} but this kernel is written for {size.value}")
+        if size.name is not None:
+            args.size(size.name, int(value), source)
+        elif known is not None:
+            because = "; ".join(f"{n} = {args.sizes[n]} from {args.sources[n]}" for n in size.symbols)
+            raise ArgumentError(f"{source} is {value} but {size.text} is {known} ({because})")
+        else:
+            found = size.solve(int(value), args.sizes)
+            if found is not None:
+                args.size(found[0], found[1], source)
 
-    def _because(self, args: Arguments, expr: Any) -> str:
-        known = [f"{n} = {args.sizes[n]} from {args.sources[n]}" for n in sizes.symbols(expr)]
-        return "; ".join(known)
+    def _known(self, level: interop.Level, axis: Axis, args: Arguments) -> interop.Level:
+        """`level` with what the sizes seen so far say of it."""
+        rules: dict[str, Callable[..., Any]] = {
+            name: sizes.formula(expr, args.sizes)
+            for name, expr in (
+                ("rule", axis.rule),
+                ("extent_rule", axis.extent_rule),
+                ("offset_rule", axis.offset_rule),
+            )
+            if expr is not None
+        }
+        width = self.width[axis].known(args.sizes) if axis.kind == "sparse_fixed" else None
+        return replace(level, length=self.length[axis].known(args.sizes), width=width, **rules)
 
     def _infer(self, args: Arguments) -> None:
         """Sizes from array shapes, until nothing new is learnt."""
-        for _ in range(2):
+        before = -1
+        while before != len(args.sizes):
+            before = len(args.sizes)
             for storage, array in args.arrays.items():
-                param = self.by_name[storage]
-                assert param.shape is not None
-                if array.ndim != len(param.shape):
-                    array = args.arrays[storage] = self._reshaped(args, param, array)
-                for d, expr in enumerate(param.shape):
-                    self._unify(args, expr, array.shape[d], f"{self.shown(storage)}.shape[{d}]")
+                shape = self.by_name[storage].shape or ()
+                if array.ndim != len(shape):
+                    array = args.arrays[storage] = self._reshaped(self.by_name[storage], array)
+                for d, size in enumerate(shape):
+                    self._unify(args, size, array.shape[d], self.shown(storage), d)
         missing = [p.name for p in self.params if not p.is_array and p.name not in args.sizes]
         if missing:
+            self._complete(args)
             raise ArgumentTypeError(f"the size {missing[0]} cannot be inferred from the arguments: pass {missing[0]}=...")
 
-    def _reshaped(self, args: Arguments, param: Param, array: np.ndarray) -> np.ndarray:
+    def _reshaped(self, param: Param, array: np.ndarray) -> np.ndarray:
         """Values of a sparse buffer may come in any shape with the right number of elements."""
         buffer = self.holder.get(param.name)
         rank = len(param.shape or ())
@@ -275,17 +295,21 @@ class Signature:
 
     def allocate(self, args: Arguments) -> list[str]:
         """Make the outputs that were not passed; returns the names of all outputs."""
+        self._complete(args)
         for storage in self.outputs:
             if storage not in args.arrays:
                 args.arrays[storage] = self.new_output(storage, args.sizes)
-        for param in self.params:
-            if param.is_array and param.name not in args.arrays:
-                raise self._missing(param)
         return self.outputs
+
+    def _complete(self, args: Arguments) -> None:
+        """Raise unless every array that cannot be made here was passed."""
+        for param in self.params:
+            if param.is_array and param.name not in args.arrays and param.name not in self.outputs:
+                raise self._missing(param)
 
     def new_output(self, storage: str, known: dict[str, int]) -> np.ndarray:
         """Memory for one output; zeroed unless every element is surely written."""
-        shape = self.shape_of[storage](known)
+        shape = tuple(size.at(known) for size in self.by_name[storage].shape or ())
         make = np.empty if storage in self.effects.covered else np.zeros
         return make(shape, dtype=numpy_dtype(self.by_name[storage].dtype))
 
@@ -325,7 +349,7 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
 
 def _param(var: Any) -> Param:
     if tirx.is_buffer_var(var):
-        return Param(str(var.name), str(var.ty.dtype), tuple(var.ty.shape))
+        return Param(str(var.name), str(var.ty.dtype), tuple(sizes.Size(d) for d in var.ty.shape))
     return Param(str(var.name), str(var.ty.dtype), None)
 
 
@@ -344,30 +368,17 @@ def _levels(buffer: SparseBuffer) -> list[interop.Level]:
     ]
 
 
-def _value(expr: Any, known: dict[str, int]) -> int | None:
-    if expr is None or any(n not in known for n in sizes.symbols(expr)):
-        return None
-    return int(sizes.evaluator([expr])(known)[0])
+def _fixed(levels: list[interop.Level], buffer: SparseBuffer) -> list[interop.Level] | None:
+    """The levels themselves when no call has to fill anything in."""
+    plain = ("dense_fixed", "sparse_variable")
+    lengths = [_constant(a.length) for a in buffer.axes]
+    if all(a.kind in plain for a in buffer.axes) and not any(n is not None for n in lengths):
+        return levels
+    return None
 
 
-def _known(level: interop.Level, axis: Axis, args: Arguments) -> interop.Level:
-    """`level` with what the sizes seen so far say of it."""
-    rules: dict[str, Callable[..., Any]] = {
-        name: sizes.formula(expr, args.sizes)
-        for name, expr in (("rule", axis.rule), ("extent_rule", axis.extent_rule), ("offset_rule", axis.offset_rule))
-        if expr is not None
-    }
-    return interop.Level(
-        level.name,
-        level.kind,
-        level.parent,
-        level.idtype,
-        _value(axis.length, args.sizes),
-        _value(axis.width, args.sizes) if axis.kind == "sparse_fixed" else None,
-        sorted=level.sorted,
-        unique=level.unique,
-        **rules,
-    )
+def _constant(expr: Any) -> int | None:
+    return int(expr) if isinstance(expr, tirx.IntImm) else None
 
 
 def _counts(program: Program) -> dict[Axis, Callable[[dict[str, int]], tuple[int, ...]]]:

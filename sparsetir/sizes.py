@@ -71,6 +71,39 @@ def formula(expr: ir.Expr, sizes: dict[str, int]) -> Callable[..., Any]:
     return eval(f"lambda *a: {code(expr)}", scope)
 
 
+class Size:
+    """A size expression, compiled once: a number, a symbol, or a formula of symbols."""
+
+    __slots__ = ("at", "expr", "name", "symbols", "text", "value")
+
+    def __init__(self, expr: ir.Expr) -> None:
+        self.expr = expr
+        self.text = str(expr)
+        self.value = int(expr) if isinstance(expr, tirx.IntImm) else None
+        self.symbols = symbols(expr)
+        inner = expr.value if isinstance(expr, tirx.Cast) else expr
+        self.name = str(inner.name) if isinstance(inner, Var) else None
+        self.at: Callable[[dict[str, int]], int] = eval(f"lambda s: {code(expr)}", _scope())
+
+    def known(self, sizes: dict[str, int]) -> int | None:
+        """Its value, or None while a symbol is missing."""
+        if self.value is not None:
+            return self.value
+        return self.at(sizes) if all(n in sizes for n in self.symbols) else None
+
+    def solve(self, value: int, sizes: dict[str, int]) -> tuple[str, int] | None:
+        """The one unknown symbol and what it must be for the size to be `value`; None if there is no such."""
+        unknown = [n for n in self.symbols if n not in sizes]
+        if len(unknown) != 1:
+            return None
+        zero, one = self.at({**sizes, unknown[0]: 0}), self.at({**sizes, unknown[0]: 1})
+        step = one - zero
+        if step == 0 or (value - zero) % step:
+            return None
+        guess = (value - zero) // step
+        return (unknown[0], guess) if self.at({**sizes, unknown[0]: guess}) == value else None
+
+
 def symbols(expr: ir.Expr) -> list[str]:
     """Names of the symbols of an expression."""
     import tvm_ffi
@@ -78,17 +111,3 @@ def symbols(expr: ir.Expr) -> list[str]:
     found: list[str] = []
     tvm_ffi.structural_walk(expr, (Var, lambda v: found.append(str(v.name))))
     return list(dict.fromkeys(found))
-
-
-def solve(expr: ir.Expr, value: int, sizes: dict[str, int]) -> tuple[str, int] | None:
-    """The one unknown symbol of ``expr == value`` and what it must be; None if there is no such solution."""
-    unknown = [n for n in symbols(expr) if n not in sizes]
-    if len(unknown) != 1:
-        return None
-    at = eval(f"lambda s: {code(expr)}", _scope())
-    zero, one = at({**sizes, unknown[0]: 0}), at({**sizes, unknown[0]: 1})
-    step = one - zero
-    if step == 0 or (value - zero) % step:
-        return None
-    guess = (value - zero) // step
-    return (unknown[0], guess) if at({**sizes, unknown[0]: guess}) == value else None

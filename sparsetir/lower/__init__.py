@@ -36,7 +36,6 @@ TO_STAGE_3 = [
     s_tir.transform.CompactBufferAllocation(),
     s_tir.transform.LowerMatchBuffer(),
     s_tir.transform.LowerOpaqueBlock(),
-    tirx.transform.StmtSimplify(),
     BalanceLoops,  # annotated rows -> parallel chunks of equal work
     PeelTiles,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
     UnrollRagged,  # annotated ragged loops -> unrolled groups and a rest

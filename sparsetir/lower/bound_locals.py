@@ -25,14 +25,33 @@ from tvm.ir import Var
 
 from sparsetir.errors import LoweringError
 from sparsetir.ir import accesses, const
+from sparsetir.lower.rewriting import collect, substitute
 
 LARGEST = 1 << 24
 
 
 def _loops(node: Any) -> dict[Var, ir.Range]:
-    found: dict[Var, ir.Range] = {}
-    on_for = lambda f: found.update({f.loop_var: ir.Range.from_min_extent(f.min, f.extent)})  # noqa: E731
-    tvm_ffi.structural_walk(node, (tirx.For, on_for))
+    """The loops below `node`."""
+    return {f.loop_var: ir.Range.from_min_extent(f.min, f.extent) for f in collect(node, tirx.For)}
+
+
+def _outer_loops(body: tirx.Stmt) -> dict[Var, list[Var]]:
+    """The loop variables around each oversized allocation: they are fixed while it lives."""
+    stack: list[Var] = []
+    found: dict[Var, list[Var]] = {}
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        stack.append(node.loop_var)
+        mutator.default_mutate(node)
+        stack.pop()
+        return node
+
+    def on_alloc(node: tirx.AllocBuffer, _mutator: Any) -> tirx.Stmt:
+        if _oversized(node.buffer):
+            found[node.buffer] = list(stack)
+        return node
+
+    tvm_ffi.structural_mutate(body, [(tirx.For, on_for), (tirx.AllocBuffer, on_alloc)])
     return found
 
 
@@ -42,47 +61,57 @@ def _oversized(buffer: Var) -> bool:
     return any(not isinstance(d, tirx.IntImm) or int(d) > LARGEST for d in buffer.ty.shape)
 
 
-def _needed(buffer: Var, func: tirx.PrimFunc, ranges: dict[Var, ir.Range]) -> list[int]:
-    """Extent of each dimension that covers every subscript."""
-    analyzer = sym.Analyzer()
-    for var, extent in ranges.items():
-        analyzer.bind(var, extent)
-    extents = [1] * len(buffer.ty.shape)
-    for accessed, indices, _ in accesses(func):
-        if not accessed.same_as(buffer):
-            continue
-        for n, index in enumerate(indices):
-            bound = int(analyzer.const_int_bound(index).max_value)
-            if bound >= LARGEST:
-                message = f"the local array {buffer.name} has no fixed size: its subscript {index} is not bounded by constants"
-                raise LoweringError(f"{message}; tile the loop by a constant before caching")
-            extents[n] = max(extents[n], bound + 1)
-    return extents
+class _Local:
+    """One oversized array: where its subscripts start, and how far they go from there."""
+
+    def __init__(self, buffer: Var, func: tirx.PrimFunc, outer: list[Var], ranges: dict[Var, ir.Range]) -> None:
+        self.analyzer = sym.Analyzer()
+        for var, extent in ranges.items():
+            self.analyzer.bind(var, extent)
+        self.inner = {v: const(0, str(v.ty.dtype)) for v in ranges if v not in set(outer)}
+        subscripts = [indices for accessed, indices, _ in accesses(func) if accessed.same_as(buffer)]
+        self.bases = [self._base(i) for i in subscripts[0]]
+        shape = [self._extent(buffer, [s[n] for s in subscripts], n) for n in range(len(self.bases))]
+        self.fresh = tirx.decl_buffer(shape, str(buffer.ty.dtype), name=str(buffer.name), scope="local", layout=None)
+
+    def _base(self, index: ir.Expr) -> ir.Expr:
+        return self.analyzer.simplify(substitute(index, self.inner))
+
+    def shifted(self, indices: Any) -> list[ir.Expr]:
+        """Subscripts relative to the start."""
+        return [self.analyzer.simplify(i - b) for i, b in zip(indices, self.bases, strict=True)]
+
+    def _extent(self, buffer: Var, indices: list[ir.Expr], n: int) -> ir.Expr:
+        bounds = [self.analyzer.const_int_bound(self.analyzer.simplify(i - self.bases[n])) for i in indices]
+        most, least = max(int(b.max_value) for b in bounds), min(int(b.min_value) for b in bounds)
+        if least < 0 or most >= LARGEST:
+            message = f"the local array {buffer.name} has no fixed size: its subscript {indices[0]} is not bounded"
+            raise LoweringError(f"{message} by constants; tile the loop by a constant before caching")
+        return const(most + 1)
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.BoundLocals")
 def BoundLocals(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Shrink oversized local arrays; raise `LoweringError` where no bound is known."""
-    found: list[Var] = []
-    tvm_ffi.structural_walk(func, (tirx.AllocBuffer, lambda a: found.append(a.buffer) if _oversized(a.buffer) else None))
+    found = _outer_loops(func.body)
     if not found:
         return func
     ranges = _loops(func)
-    fresh: dict[Var, Var] = {}
-    for old in found:
-        shape = [const(e) for e in _needed(old, func, ranges)]
-        fresh[old] = tirx.decl_buffer(shape, str(old.ty.dtype), name=str(old.name), scope="local", layout=None)
+    local = {old: _Local(old, func, outer, ranges) for old, outer in found.items()}
+
+    def place(buffer: Var, indices: list[ir.Expr]) -> tuple[Var, list[ir.Expr]]:
+        return (local[buffer].fresh, local[buffer].shifted(indices)) if buffer in local else (buffer, indices)
 
     def on_alloc(node: tirx.AllocBuffer, mutator: Any) -> tirx.Stmt:
-        return tirx.AllocBuffer(fresh[node.buffer]) if node.buffer in fresh else mutator.default_mutate(node)
+        known = local.get(node.buffer)
+        return tirx.AllocBuffer(known.fresh) if known is not None else mutator.default_mutate(node)
 
     def on_load(node: ir.TensorLoad, mutator: Any) -> ir.Expr:
-        indices = [mutator.mutate(i) for i in node.indices]
-        return tirx.BufferLoad(fresh.get(node.source, node.source), indices)
+        return tirx.BufferLoad(*place(node.source, [mutator.mutate(i) for i in node.indices]))
 
     def on_store(node: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
-        indices = [mutator.mutate(i) for i in node.indices]
-        return tirx.BufferStore(fresh.get(node.buffer, node.buffer), mutator.mutate(node.value), indices)
+        buffer, indices = place(node.buffer, [mutator.mutate(i) for i in node.indices])
+        return tirx.BufferStore(buffer, mutator.mutate(node.value), indices)
 
     callbacks = [(tirx.AllocBuffer, on_alloc), (ir.TensorLoad, on_load), (tirx.BufferStore, on_store)]
     body = tvm_ffi.structural_mutate(func.body, callbacks)

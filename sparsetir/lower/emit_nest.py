@@ -32,7 +32,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir import op
@@ -322,7 +322,8 @@ class NestEmitter:
                 init = self.emit_init(iteration, split)
                 levels += [Level()] if levels[-1].loops else []
                 init_at = len(levels) - 1
-            self._extend(levels, entry, extent, slot, absent)
+            spatial = "R" not in entry.kinds and (all(a.unique for a in entry.axes) or split.is_own(entry))
+            self._extend(levels, extent, slot, absent, SPATIAL if spatial else REDUCE)
             for var, axis, cursor in zip(entry.vars, entry.axes, cursors, strict=True):
                 self.scope.add(var, cursor, axis.length)
         if split.prefix == len(iteration.entries):
@@ -333,13 +334,12 @@ class NestEmitter:
         inner_init = self.rewrite(iteration.block.init) if split.inside else None
         return self._assemble(iteration, levels, body, inner_init, init, init_at)
 
-    def _extend(self, levels: list[Level], entry: Entry, extent: ir.Expr, slot: Var, absent: Conditions) -> None:
+    def _extend(self, levels: list[Level], extent: ir.Expr, slot: Var, absent: Conditions, kind: int) -> None:
         current = levels[-1]
         if mentions(extent, current.block_vars):
             current = Level()
             levels.append(current)
         loop = Var(str(slot.name)[1:], slot.ty)
-        kind = SPATIAL if set(entry.kinds) == {"S"} and all(a.unique for a in entry.axes) else REDUCE
         domain = ir.Range(const(0, str(slot.ty.dtype)), extent)
         current.loops.append((loop, extent))
         current.iter_vars.append(tirx.IterVar(domain, slot, kind))
@@ -445,19 +445,27 @@ class InitPlan:
         self.iteration, self.program = iteration, program
         self.inside = False
         self.prefix: int | None = None
-        if iteration.block.init is None:
+        init = iteration.block.init
+        self.stores = [] if init is None else collect(init, tirx.BufferStore)
+        if init is None:
             return
-        self.stores = collect(iteration.block.init, tirx.BufferStore)
         self.inside = self._can_stay_inside()
         self.prefix = None if self.inside else self._split()
 
+    # ------------------------------------------------------------------ one entry
+
+    def is_own(self, entry: Entry) -> bool:
+        """Whether every store subscripts the entry's axes, in its own buffer, by the entry's variables."""
+        stores = self.stores + collect(self.iteration.block.body, tirx.BufferStore)
+        return all(self._own(s, v, a) for s in stores for v, a in zip(entry.vars, entry.axes, strict=True))
+
     def by_position(self, entry: Entry) -> bool:
-        """Whether walking the entry's stored positions reaches every element its stores can reach."""
-        if "R" in entry.kinds:
+        """Whether walking the entry's stored positions reaches every element its initial stores can reach."""
+        if "R" in entry.kinds or entry.attached_to is not None:
             return False
         if not entry.is_fused and entry.axes[0].kind == "dense_fixed":
             return True
-        return all(self._own(store, v, a) for store in self.stores for v, a in _spatial(entry)) and entry.attached_to is None
+        return all(self._own(store, v, a) for store in self.stores for v, a in _spatial(entry))
 
     def _own(self, store: tirx.BufferStore, var: Var, axis: Axis) -> bool:
         """Whether the store subscripts `axis` of its buffer by `var`, and uses `var` nowhere else."""
@@ -465,11 +473,30 @@ class InitPlan:
         if buffer is None or axis not in buffer.axes:
             return False
         own = buffer.axes.index(axis)
-        return all((i.same_as(var)) if n == own else not mentions(i, [var]) for n, i in enumerate(store.indices))
+        return all(i.same_as(var) if n == own else not mentions(i, [var]) for n, i in enumerate(store.indices))
+
+    def _once(self, entry: Entry) -> bool:
+        """Whether different steps of the entry initialise different elements."""
+        return all(self._injective(store, list(entry.vars)) for store in self.stores)
+
+    def _injective(self, store: tirx.BufferStore, variables: list[Var]) -> bool:
+        whole = [v for v in variables if any(i.same_as(v) for i in store.indices)]
+        if len(whole) == len(variables):
+            return True
+        lengths = dict(zip(self.iteration.vars, self.iteration.axes, strict=True))
+        used = [v for v in self.iteration.vars if mentions(store.indices, [v])]
+        if any(v not in used for v in variables):
+            return False
+        ranges = {v: ir.Range(const(0, lengths[v].idtype), cast(lengths[v].length, lengths[v].idtype)) for v in used}
+        true = tirx.const(True, "bool")
+        found = sym.detect_iter_map(list(store.indices), ranges, true, sym.IterMapLevel.Injective, False)
+        return len(found.indices) > 0
+
+    # ------------------------------------------------------------------ the whole list
 
     def _split(self) -> int:
         for n, entry in enumerate(self.iteration.entries):
-            if not self.by_position(entry) or any(a.may_be_absent for a in entry.axes):
+            if not self.by_position(entry) or any(a.may_be_absent for a in entry.axes) or not self._once(entry):
                 return n
         return len(self.iteration.entries)
 
@@ -479,20 +506,26 @@ class InitPlan:
             return False
         if not (body.buffer.same_as(init.buffer) and all_same(body.indices, init.indices)):
             return False
-        reductions = [n for n, e in enumerate(entries) if "R" in e.kinds]
-        if not reductions or not all(self.by_position(e) for e in entries if "R" not in e.kinds):
+        reductions = [e for e in entries if "R" in e.kinds]
+        spatial = [e for e in entries if "R" not in e.kinds]
+        if not reductions or any(set(e.kinds) != {"R"} for e in reductions):
             return False
-        if not self._stores_surely(body) or any(set(entries[n].kinds) != {"R"} for n in reductions):
+        if not all(self.by_position(e) and self._once(e) for e in spatial):
             return False
-        return self._reduces_in_leaf(reductions)
+        if any(a.may_be_absent for e in spatial for a in e.axes):
+            return False
+        return self._stores_surely(body) and self._reduces_in_leaf()
 
     def _stores_surely(self, store: tirx.BufferStore) -> bool:
         """Whether the store's element exists at every iterated point."""
         buffer = self.program.buffers.get(store.buffer)
         if buffer is None:
             return True
-        scope = Scope(ranges={v: ir.Range(const(0, a.idtype), a.length) for e in self.iteration.entries for v, a in zip(e.vars, e.axes, strict=True)})
-        direct = {v: a for e in self.iteration.entries if e.attached_to is None for v, a in zip(e.vars, e.axes, strict=True)}
+        scope, direct = Scope(), {}
+        for entry in self.iteration.entries:
+            for var, axis in zip(entry.vars, entry.axes, strict=True):
+                scope.ranges[var] = ir.Range(const(0, axis.idtype), cast(axis.length, axis.idtype))
+                direct[var] = axis if entry.attached_to is None else None
         for axis, index in zip(buffer.axes, store.indices, strict=True):
             if isinstance(index, Var) and direct.get(index) is axis:
                 continue
@@ -500,16 +533,23 @@ class InitPlan:
                 return False
         return True
 
-    def _reduces_in_leaf(self, reductions: list[int]) -> bool:
-        """Whether no block begins after the first reduction, and padding does not hide initial values."""
-        entries = self.iteration.entries
-        opened = {a for e in entries[reductions[0] :] for a in e.axes}
-        for entry in entries[reductions[0] :]:
-            if any(a.is_ragged and a.parent in opened for a in entry.axes) or entry.attached_to in opened:
+    def _reduces_in_leaf(self) -> bool:
+        """Whether every reduction, and nothing that hangs from one, is in the innermost block."""
+        group: list[Entry] = []
+        for entry in self.iteration.entries:
+            held = {a for e in group for a in e.axes}
+            hosts = [] if entry.attached_to is None else [entry.attached_to, *entry.attached_to.ancestors]
+            above = [*entry.axes[0].ancestors, *hosts]
+            ragged = entry.axes[0].is_ragged or entry.attached_to is not None
+            if ragged and any(a in held for a in above):
+                if any("R" in e.kinds for e in group):
+                    return False
+                group = []
+            reduced = {a for e in group if "R" in e.kinds for a in e.axes}
+            if "S" in entry.kinds and any(a in reduced for a in above):
                 return False
-            if "S" in entry.kinds and any(a.parent in opened for a in entry.axes):
-                return False
-        return not any(a.may_be_absent for e in entries if "S" in e.kinds for a in e.axes)
+            group.append(entry)
+        return True
 
 
 def _redecode(node: s_tir.SBlockRealize, program: Program) -> SpIter:

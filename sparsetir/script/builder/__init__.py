@@ -20,20 +20,11 @@ from tvm.tirx.script import builder as T
 from sparsetir import op
 from sparsetir.errors import VerifyError
 from sparsetir.ir import SPARSE_ITER, Axis, cast, const, decode_axis
+from sparsetir.verify import INDEX_DTYPES, SEARCHES, VALUE_DTYPES, chain_fault, fuse_fault
 
-INDEX_DTYPES = ("int32", "int64")
-VALUE_DTYPES = (
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "int8",
-    "uint8",
-    "int32",
-    "int64",
-    "bool",
-)
-SEARCHES = ("inline", "hoist", "merge")
+# `arg` has no operand to take its type from, so its text must say it.
+if op.OPS["arg"].get_attr("TScriptDtypePrintLocation") is None:
+    ir.register_op_attr("sparsetir.arg", "TScriptDtypePrintLocation", 1)
 
 
 @dataclass
@@ -140,14 +131,31 @@ def _auxiliary(array: Any, shape: list[ir.Expr], idtype: str, role: str) -> Var:
             message = f"{role} must be one-dimensional, found {array.name} with {len(array.ty.shape)} dimensions"
             raise VerifyError(message)
         return array
-    if not isinstance(array, Var):
-        raise VerifyError(f"{role} must be a T.handle or T.Buffer parameter, found {array!r}")
+    if not _is_handle(array):
+        raise VerifyError(f"{role} must be a T.handle or T.Buffer parameter, found {_shown(array)}")
     matched = _stack[-1].matched
     if array not in matched:
         buffer = T.match_buffer(array, shape, idtype, align=_itemsize(idtype))
         IRBuilder.name(str(array.name), buffer)
         matched[array] = buffer
     return matched[array]
+
+
+def _is_handle(value: Any) -> bool:
+    return isinstance(value, Var) and isinstance(value.ty, ir.PointerType)
+
+
+def _shown(value: Any) -> str:
+    """How a message names what the user passed."""
+    if not isinstance(value, Var):
+        return repr(value)
+    return f"{value.name}, which is {'an axis' if value in _stack[-1].axes else f'of type {value.ty}'}"
+
+
+def _known_size(array: Any) -> ir.Expr | None:
+    """The number of elements of an array that is a buffer or has become one."""
+    buffer = array if tirx.is_buffer_var(array) else _stack[-1].matched.get(array)
+    return None if buffer is None else buffer.ty.shape[0]
 
 
 def _itemsize(dtype: str) -> int:
@@ -254,8 +262,8 @@ def _times(count: ir.Expr, width: ir.Expr) -> ir.Expr:
 
 
 def _implicit_width(indices: Any, above: ir.Expr, idtype: str) -> ir.Expr:
-    if tirx.is_buffer_var(indices):
-        total = indices.ty.shape[0]
+    total = _known_size(indices)
+    if total is not None:
         return total if isinstance(above, tirx.IntImm) and int(above) == 1 else total // above
     return _implicit_count(idtype, f"{getattr(indices, 'name', 'indices')}_width")
 
@@ -280,8 +288,8 @@ def sparse_variable(
         raise VerifyError(f"a sparse_variable axis needs (indptr, indices), found {arrays!r}")
     indptr, indices = arrays
     pointers = _auxiliary(indptr, [above + 1], idtype, "indptr")
-    if nnz is None and tirx.is_buffer_var(indices):
-        nnz = indices.ty.shape[0]
+    if nnz is None:
+        nnz = _known_size(indices)
     nnz = _implicit_count(idtype, f"{getattr(indices, 'name', 'indices')}_nnz") if nnz is None else nnz
     where = _auxiliary(indices, [_size(nnz, idtype)], idtype, "indices")
     idtype = str(where.ty.dtype)
@@ -327,36 +335,13 @@ def fuse(*axes: Any) -> Call:
     chain = [_axis_of(a, "a fused axis") for a in axes]
     if len(chain) < 2:
         raise VerifyError(f"T.fuse takes two axes or more, found {len(chain)}")
-    for above, below in zip(chain, chain[1:], strict=False):
-        if below.parent is not above:
-            message = f"T.fuse takes a parent followed by its child: {above.name} is not the parent of {below.name}"
-            raise VerifyError(message, below.name)
-    if chain[0].parent is not None:
-        message = f"T.fuse must start at a root axis, {chain[0].name} lies below {chain[0].parent.name}"
-        raise VerifyError(message, chain[0].name)
+    fault = fuse_fault(chain)
+    if fault:
+        raise VerifyError(fault, chain[0].name)
     return op.call("fuse", list(axes), chain[-1].idtype)
 
 
 # ---------------------------------------------------------------------------------------------- buffers
-
-
-def _chain_check(axes: Sequence[Axis]) -> None:
-    """A buffer's axes of one tree must run from the root to a node without a gap or a fork."""
-    for axis in axes:
-        if list(axes).count(axis) > 1:
-            raise VerifyError(f"axis {axis.name} appears twice in one buffer", axis.name)
-        if axis.parent is not None and axis.parent not in axes:
-            message = (
-                f"a buffer over axis {axis.name} must also have its parent {axis.parent.name}; "
-                f"found ({', '.join(a.name for a in axes)})"
-            )
-            raise VerifyError(message, axis.name)
-    for axis in axes:
-        children = [a for a in axes if a.parent is axis]
-        if len(children) > 1:
-            names = " and ".join(a.name for a in children)
-            message = f"axes {names} are both below {axis.name}: the axes of one tree must form a chain in a buffer"
-            raise VerifyError(message, axis.name)
 
 
 def _default(value: Any, dtype: str) -> ir.Expr:
@@ -384,7 +369,9 @@ def _buffer_axes(axes: Any) -> tuple[Axis, ...]:
     if not listed:
         raise VerifyError("a sparse buffer needs at least one axis")
     decoded = tuple(_axis_of(a, "every item of a buffer's axes") for a in listed)
-    _chain_check(decoded)
+    fault = chain_fault(decoded)
+    if fault is not None:
+        raise VerifyError(*fault)
     return decoded
 
 
@@ -405,15 +392,16 @@ def match_sparse_buffer(
         storage, name = handle, f"{handle.name}_view"
         if str(storage.ty.dtype) != dtype:
             raise VerifyError(f"buffer {handle.name} holds {storage.ty.dtype}, match_sparse_buffer says {dtype}")
-    elif isinstance(handle, Var) and handle not in _stack[-1].matched:
+    elif not _is_handle(handle):
+        raise VerifyError(f"match_sparse_buffer takes a T.handle or T.Buffer parameter, found {_shown(handle)}")
+    elif handle not in _stack[-1].matched:
         shape = _storage_shape(decoded)
         storage, name = T.match_buffer(handle, shape, dtype, align=_itemsize(dtype)), str(handle.name)
         IRBuilder.name(str(handle.name), storage)
         _stack[-1].matched[handle] = storage
-    elif isinstance(handle, Var):
-        raise VerifyError(f"the handle {handle.name} is already matched to another buffer", str(handle.name))
     else:
-        raise VerifyError(f"match_sparse_buffer takes a T.handle parameter, found {handle!r}")
+        message = f"the handle {handle.name} is already matched to another buffer; declare it as T.Buffer to view it twice"
+        raise VerifyError(message, str(handle.name))
     return _bind_view(storage, name, decoded, dtype, default_value)
 
 
@@ -431,12 +419,6 @@ def alloc_sparse_buffer(
     count = len(_stack[-1].views)
     IRBuilder.name(f"scratch_{count}", storage)
     return _bind_view(storage, f"alloc_{count}", decoded, dtype, default_value)
-
-
-def bind_axes(view: Var, default: Any, *axes: Any) -> Call:
-    """The raw form of a sparse buffer's declaration, as TVM's own printer shows it."""
-    _stack[-1].views[view] = tuple(_axis_of(a, "a buffer axis") for a in axes)
-    return op.call("bind_axes", [view, default, *axes])
 
 
 def _match_buffer(param: Any, shape: Any = None, dtype: Any = "float32", *args: Any, **kwargs: Any) -> Var:
@@ -533,14 +515,51 @@ def sp_iter(axes: Any, kinds: str, name: str = "") -> _SparseIteration:
 
 def sp_iter_attr(attrs: dict[str, Any]) -> None:
     """Annotate the enclosing sp_iter. ``{"search": "inline" | "hoist" | "merge"}`` chooses the search."""
+    frames = IRBuilder.current().frames
+    if not frames or not isinstance(frames[-1], T.frame.SBlockFrame):
+        raise VerifyError("T.sp_iter_attr belongs at the top of an sp_iter, found it outside of one")
     search = attrs.get("search", "inline")
     if search not in SEARCHES:
         raise VerifyError(f"the search of an sp_iter is one of {', '.join(SEARCHES)}, found {search!r}")
     T.sblock_attr(attrs)
 
 
+# ---------------------------------------------------------------------------------------------- raw forms
+
+
+def _raw(value: Any) -> Any:
+    """An operand as TVM's printer writes it: strings stand for string constants."""
+    return ir.StringImm(value) if isinstance(value, str) else value
+
+
+def _raw_axis(kind: str, *args: Any) -> Var:
+    """An axis from its operator's own arguments."""
+    operands = [_raw(a) for a in args]
+    length = operands[0] if kind == "dense_fixed" else operands[1]
+    return _declare(kind, operands, str(length.ty.dtype) if isinstance(length, ir.Expr) else "int32")
+
+
+def _raw_coord(target: Any, member: int) -> Call:
+    axes = list(target.args) if op.is_call(target, "fuse") else [target]
+    axis = axes[0].args[0] if op.is_call(axes[0], "attach") else axes[int(member)]
+    return op.call("coord", [target, member], str(axis.ty.dtype))
+
+
+def _raw_bind_axes(view: Var, default: Any, *axes: Any) -> Call:
+    _stack[-1].views[view] = tuple(_axis_of(a, "a buffer axis") for a in axes)
+    return op.call("bind_axes", [view, _default(default, str(view.ty.dtype)), *axes])
+
+
+def _raw_find(name: str) -> Callable[..., Call]:
+    def find(*args: Any) -> Call:
+        operands = [_raw(a) for a in args]
+        return op.call(name, operands, str(operands[0].ty.dtype))
+
+    return find
+
+
 class sp:
-    """The RFC's names, and the raw operators as TVM's own printer shows them."""
+    """The RFC's names, and the operators as TVM's own printer shows them."""
 
     dense_fixed = staticmethod(dense_fixed)
     dense_varied = staticmethod(dense_variable)
@@ -554,13 +573,14 @@ class sp:
     iteration = staticmethod(sp_iter)
     iteration_attr = staticmethod(sp_iter_attr)
 
-    @staticmethod
-    def find(*args: Any) -> Call:
-        return op.call("find", list(args), str(args[0].ty.dtype))
-
-    @staticmethod
-    def find_fiber(*args: Any) -> Call:
-        return op.call("find_fiber", list(args), str(args[0].ty.dtype))
+    axis = staticmethod(_raw_axis)
+    root = staticmethod(lambda: op.call("root", []))
+    arg = staticmethod(lambda dtype, k: op.call("arg", [k], dtype))
+    coord = staticmethod(_raw_coord)
+    bind_axes = staticmethod(_raw_bind_axes)
+    find = staticmethod(_raw_find("find"))
+    find_rule = staticmethod(_raw_find("find_rule"))
+    find_fiber = staticmethod(_raw_find("find_fiber"))
 
 
 EXTRA: dict[str, Any] = {"match_buffer": _match_buffer, "alloc_buffer": _alloc_buffer}

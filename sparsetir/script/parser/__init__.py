@@ -7,17 +7,22 @@ always an ``s_tir`` function and starts with no axes) and an error (its text mus
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
 from tvm.error import DiagnosticError
+from tvm.script.ir_builder import IRBuilder
 from tvm.script.parser._core import parse, utils
 from tvm.script.parser.core import dispatch, doc
 from tvm.tirx.script import parser as _tirx
 from tvm.tirx.script.parser import *  # noqa: F403
+from tvm.tirx.script.parser.parser import find_decorator_annotation
 
 from sparsetir.errors import ScriptError
+from sparsetir.op import AXIS_NAMES
 
 from .. import builder as _builder
 from ..builder import *  # noqa: F403
@@ -28,12 +33,16 @@ __all__ = [*_tirx.__all__, *_builder.__all__, "prim_func"]
 TOKEN = "sparsetir"
 
 
+class LocatedScriptError(ScriptError, DiagnosticError):
+    """A `ScriptError` on its way through TVM's parser, which hands on a DiagnosticError as it is."""
+
+
 def parse_text(program: Any, extra_vars: dict[str, Any], *, check_well_formed: bool = True) -> Any:
     """Parse a function object or a text; TVM's diagnostics come back as `ScriptError`."""
     try:
         return parse(program, extra_vars, check_well_formed=check_well_formed)
     except DiagnosticError as error:
-        raise ScriptError(str(error)) from None
+        raise ScriptError(explain(str(error))) from None
 
 
 def prim_func(
@@ -57,9 +66,8 @@ def prim_func(
             return function
         extra = utils.inspect_function_capture(function)
         utils.resolve_closure_vars(function, extra, outer_stack)
+        # `_visit_function_def` verifies; TVM's own check refuses an sp_iter that uses an outer loop's variable.
         out = parse_text(function, extra, check_well_formed=False)
-        if check_well_formed:
-            _verify(out, function)
         out.__name__ = function.__name__
         return out
 
@@ -71,27 +79,85 @@ def prim_func(
 
 prim_func.dispatch_token = TOKEN  # type: ignore[attr-defined]
 
+# ---------------------------------------------------------------------------------------------- messages
 
-def _verify(func: Any, source: Callable[..., Any]) -> None:
-    """Check the rules that need the whole function, and point at the line of the construct at fault."""
-    from sparsetir.errors import VerifyError
-    from sparsetir.verify import verify
+# What TVM says -> what a user can act on.
+_HINTS = [
+    (
+        r"Undefined variable: (\w+)",
+        r"\1 is not defined here: an axis or a buffer is declared before it is used, "
+        "an iteration variable lives inside its own sp_iter only",
+    ),
+    (
+        r"too many values to unpack \(expected (\d+)\)",
+        r"expected one name for each value, found \1 name(s) for more values; "
+        "an sp_iter gives one variable per axis: `as [i, j]` for two axes",
+    ),
+    (
+        r"not enough values to unpack \(expected (\d+), got (\d+)\)",
+        r"expected one name for each of \2 value(s), found \1 names; "
+        "an sp_iter gives one variable per axis: `as [i, j]` for two axes",
+    ),
+    (
+        r".*BufferVar (\w+) is (\d+)-dimensional, cannot be indexed with the (\d+)-dimensional.*",
+        r"expected one subscript for each of the \2 dimensions of \1, found \3",
+    ),
+    (
+        r"Mismatched type on argument #0 when calling: `\S*BufferStore\(.*",
+        "only a buffer can be stored to, found another kind of name; "
+        "a T.handle parameter or an axis becomes one by T.match_sparse_buffer",
+    ),
+    (
+        r"Mismatched type on argument #1 when calling: `\S*BufferStore\(.* got `ir.TensorRegion`",
+        "a buffer is read with fewer subscripts than it has dimensions; give one subscript per axis",
+    ),
+    (
+        r"Mismatched type on argument #1 when calling: `\S*BufferStore\(.* got `(?:ffi\.)?(\w+)`",
+        r"the value stored must be a number or an expression, found \1",
+    ),
+    (
+        r"Mismatched type on argument #2 when calling: `\S*BufferStore\(.*",
+        "a subscript must be an integer expression, found a list; write `as [i]`, not `as i`, for an sp_iter over one axis",
+    ),
+    (
+        r"T\.init must be called at the top of a T\.sblock\(\).*",
+        "T.init belongs at the top of an sp_iter (or of a T.sblock), found it outside of one",
+    ),
+    (
+        r"Expect the for loop to be one of the following: (.*)",
+        r"a for loop takes one of \1; a sparse iteration is a `with` statement: `with T.sp_iter(...) as [i, j]:`",
+    ),
+]
 
-    try:
-        verify(func)
-    except VerifyError as error:
-        raise ScriptError(f"error: {error}{_locate(source, error.construct)}") from None
+
+def explain(diagnostic: str) -> str:
+    """TVM's diagnostic with its first line in the words of the dialect."""
+    first, newline, rest = diagnostic.partition("\n")
+    message = first.removeprefix("error: ")
+    for pattern, sentence in _HINTS:
+        if re.fullmatch(pattern, message):
+            return f"error: {re.sub(pattern, sentence, message)}{newline}{rest}"
+    unknown = re.fullmatch(r"module 'sparsetir.script' has no attribute '(\w+)'", message)
+    if unknown is None:
+        return diagnostic
+    close = difflib.get_close_matches(unknown[1], __all__, n=1)
+    return f"error: T has no name {unknown[1]}{f'; did you mean T.{close[0]}?' if close else ''}{newline}{rest}"
 
 
-def _locate(source: Callable[..., Any], construct: str) -> str:
-    lines, start = inspect.getsourcelines(source)
-    quoted = [n for n, line in enumerate(lines) if f'"{construct}"' in line]
-    named = [n for n, line in enumerate(lines) if line.strip().startswith((f"{construct} =", f"{construct}["))]
-    hits = quoted or named
-    if not construct or not hits:
+def _quote(source: Any, span: Any) -> str:
+    """The first line of `span`, quoted as TVM's diagnostics do."""
+    lines = source.full_source.splitlines()
+    if span is None or not 0 < span.line <= len(lines):
         return ""
-    number = start + hits[0]
-    return f"\n --> {inspect.getsourcefile(source)}:{number}\n {number} |  {lines[hits[0]].rstrip()}"
+    line = lines[span.line - 1].rstrip()
+    end = span.end_column if span.end_line == span.line else len(line) + 1
+    mark = " " * (span.column - 1) + "^" * (end - span.column)
+    margin = " " * len(f" {span.line} ")
+    where = f"{source.source_name}:{span.line}:{span.column}"
+    return f"\n --> {where}\n{margin}|  \n {span.line} |  {line}\n{margin}|  {mark}"
+
+
+# ---------------------------------------------------------------------------------------------- visitors
 
 
 def _force_s_tir(node: doc.FunctionDef) -> None:
@@ -101,15 +167,63 @@ def _force_s_tir(node: doc.FunctionDef) -> None:
     if not isinstance(decorator, doc.Call):
         decorator = doc.Call(decorator, [], [], *where)
         node.decorator_list[-1] = decorator
+    if isinstance(decorator.func, doc.Name):  # imported by its own name
+        decorator.func = doc.Attribute(doc.Name("T", doc.Load(), *where), "prim_func", doc.Load(), *where)
     if not any(k.arg == "s_tir" for k in decorator.keywords):
         decorator.keywords.append(doc.keyword("s_tir", doc.Constant(True, None, *where)))
+
+
+def _is_raw_axis(statement: doc.stmt) -> bool:
+    """Whether it is ``I: T.let[T.int32] = T.sp.dense_fixed(m)``, as TVM's own printer shows an axis."""
+    if not isinstance(statement, doc.AnnAssign) or not isinstance(statement.value, doc.Call):
+        return False
+    called = statement.value.func
+    named = isinstance(called, doc.Attribute) and called.attr in AXIS_NAMES
+    return named and isinstance(called.value, doc.Attribute) and called.value.attr == "sp"
+
+
+def _read_raw_axes(node: doc.FunctionDef) -> None:
+    """Turn raw axes into calls of ``T.sp.axis``: the names of the sugar have other arguments."""
+    for n, statement in enumerate(node.body):
+        if not _is_raw_axis(statement):
+            continue
+        where = (statement.lineno, statement.col_offset, statement.end_lineno, statement.end_col_offset)
+        call = statement.value
+        call.args.insert(0, doc.Constant(call.func.attr, None, *where))
+        call.func.attr = "axis"
+        node.body[n] = doc.Assign([statement.target], call, *where)
+
+
+def _parsed_function(name: str) -> Any:
+    """The function that has just been parsed, alone or into a module."""
+    frames = IRBuilder.current().frames
+    if not frames:
+        return IRBuilder.current().get()
+    module = frames[-1]
+    return module.functions[module.global_vars[name]]
+
+
+def _verify(self: Any, node: doc.FunctionDef) -> None:
+    """Check the rules that need the whole function, and point at the line of the statement at fault."""
+    from sparsetir.verify import check
+
+    name = node.name
+    for problem in check(_parsed_function(name)):
+        message = f"error: {problem.message}{_quote(self.diag.source, problem.span)}"
+        raise LocatedScriptError(message)
 
 
 @dispatch.register(token=TOKEN, type_name="FunctionDef")
 def _visit_function_def(self: Any, node: doc.FunctionDef) -> None:
     _force_s_tir(node)
-    with _builder.function_scope():
-        dispatch.get("tirx", "FunctionDef")(self, node)
+    _read_raw_axes(node)
+    try:
+        with _builder.function_scope():
+            dispatch.get("tirx", "FunctionDef")(self, node)
+    except DiagnosticError as error:
+        raise LocatedScriptError(explain(str(error))) from None
+    if find_decorator_annotation(node, "check_well_formed", default=True):
+        _verify(self, node)
 
 
 for _name in ("tvm_declare_function", "enter_token", "exit_token", "tvm_annotation"):

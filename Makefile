@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# Needs only Python 3.10 or later, git and make.
+#
+#   make demo             tune SpMM on a real matrix; MATRIX=file OP=spmm FEAT=128 SECONDS=30 OUT=folder
+#   make test             lint, then the whole test suite
+#   make lint             ruff and mypy
+#   make bench-overhead   cost of calls, compilation and caches
+#   make clean            remove everything that was built, the environment too
+#
+# The first run makes an environment in .venv; PYTHON=python3.12 picks the interpreter.
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+
+BIN := $(VENV)/bin
+TYPED := build/typed
+
+DEMO_FLAGS := $(if $(MATRIX),--matrix "$(MATRIX)") $(if $(OP),--op $(OP)) $(if $(FEAT),--feat $(FEAT)) \
+              $(if $(SECONDS),--seconds $(SECONDS)) $(if $(OUT),--out "$(OUT)")
+
+.PHONY: help demo test lint bench-overhead clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(VENV)/.with-plot
+	$(BIN)/sparsetir demo $(DEMO_FLAGS)
+
+test: lint
+	$(BIN)/python -m pytest -n $(JOBS)
+
+# mypy follows folders, not package-dir: show it the packages as an installed user sees them.
+lint: $(VENV)/.with-dev
+	$(BIN)/ruff check .
+	@rm -rf $(TYPED)/sparsetir && mkdir -p $(TYPED)/sparsetir
+	@ln -s "$(CURDIR)"/sparsetir/* "$(CURDIR)/schedules" "$(CURDIR)/tuning" $(TYPED)/sparsetir/
+	cd $(TYPED) && "$(abspath $(BIN))/mypy" --config-file "$(CURDIR)/pyproject.toml" -p sparsetir
+
+bench-overhead: $(VENV)/.with-plot
+	$(BIN)/python -m sparsetir.bench.overhead
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "sparsetir needs Python 3.10 or later; try: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# One stamp for each extra: installed again only when pyproject.toml changes.
+$(VENV)/.with-%: pyproject.toml $(VENV)/.created
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+	@touch $@

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading matrices and tensors from files, good and bad."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsetir.errors import FileFormatError
+from sparsetir.files import read
+from sparsetir.interop import CooTensor
+
+MATRIX = np.array([[0, 1.5, 0], [2.25, 0, -3.0]])
+PACKERS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
+BANNER = "%%MatrixMarket matrix coordinate real general\n"
+
+
+def written(tmp_path, name, contents):
+    path = tmp_path / name
+    path.write_bytes(contents.encode() if isinstance(contents, str) else contents)
+    return path
+
+
+def npz_of(**arrays):
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **arrays)
+    return stream.getvalue()
+
+
+def scipy_npz(matrix):
+    stream = io.BytesIO()
+    sp.save_npz(stream, matrix)
+    return stream.getvalue()
+
+
+def mtx_of(matrix, **options):
+    stream = io.BytesIO()
+    scipy.io.mmwrite(stream, matrix, **options)
+    return stream.getvalue()
+
+
+def assert_csr(found, dense):
+    assert type(found) is sp.csr_array
+    assert found.has_canonical_format
+    assert found.indices.dtype == found.indptr.dtype == np.int32
+    assert found.dtype == dense.dtype
+    np.testing.assert_array_equal(found.toarray(), dense)
+
+
+@pytest.mark.parametrize("packing", PACKERS)
+def test_every_format_packed_or_not(tmp_path, packing):
+    pack = PACKERS[packing]
+    tensor = CooTensor.from_dense(np.arange(8.0).reshape(2, 2, 2))
+    for name, contents in {
+        "a.mtx": mtx_of(sp.coo_array(MATRIX)),
+        "a.b.NPZ": scipy_npz(sp.csr_array(MATRIX)),
+    }.items():
+        assert_csr(read(written(tmp_path, name + packing, pack(contents))), MATRIX)
+    smtx = written(tmp_path, "a.smtx" + packing, pack(b"2, 3, 3\n0 1 3\n1 0 2\n"))
+    assert_csr(read(str(smtx)), (MATRIX != 0).astype(np.float32))
+    npz = npz_of(coords=tensor.coords, values=tensor.values, shape=np.array(tensor.shape))
+    tns = "".join(f"{i + 1} {j + 1} {k + 1} {v}\n" for i, j, k, v in zip(*tensor.coords, tensor.values, strict=True))
+    for name, contents in {"t.npz": npz, "t.tns": tns.encode()}.items():
+        found = read(written(tmp_path, name + packing, pack(contents)))
+        assert isinstance(found, CooTensor)
+        np.testing.assert_array_equal(found.to_dense(), tensor.to_dense())
+
+
+@pytest.mark.parametrize(
+    "cls", ["csr_array", "csr_matrix", "csc_array", "coo_array", "coo_matrix", "bsr_array", "dia_array"]
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+def test_npz_of_every_class_and_dtype(tmp_path, cls, dtype):
+    dense = np.array([[1, 0], [2, 3]], dtype)
+    assert_csr(read(written(tmp_path, "a.npz", scipy_npz(getattr(sp, cls)(dense)))), dense)
+
+
+def test_npz_of_other_orders(tmp_path):
+    for dense in (np.array([0, 2.0, 3.0]), np.arange(8.0).reshape(2, 2, 2)):
+        found = read(written(tmp_path, "a.npz", scipy_npz(sp.coo_array(dense))))
+        assert isinstance(found, CooTensor)
+        np.testing.assert_array_equal(found.to_dense(), dense)
+
+
+@given(st.integers(0, 5), st.integers(0, 5), st.data())
+@settings(max_examples=50, deadline=None)
+def test_matrices_read_as_written(tmp_path_factory, rows, cols, data):
+    cells = st.sampled_from([0.0, 0.0, 1.0, -2.5, 1e-30])
+    dense = np.array(data.draw(st.lists(cells, min_size=rows * cols, max_size=rows * cols))).reshape(rows, cols)
+    folder = tmp_path_factory.mktemp("files")
+    assert_csr(read(written(folder, "a.mtx", mtx_of(sp.coo_array(dense)))), dense)
+    assert_csr(read(written(folder, "a.npz", scipy_npz(sp.csr_array(dense)))), dense)
+    csr = sp.csr_array(dense)
+    lines = [f"{rows}, {cols}, {csr.nnz}", " ".join(map(str, csr.indptr)), " ".join(map(str, csr.indices))]
+    assert_csr(read(written(folder, "a.smtx", "\n".join(lines))), (dense != 0).astype(np.float32))
+
+
+def test_matrix_market_fields_and_symmetries(tmp_path):
+    symmetric = "%%MatrixMarket matrix coordinate pattern symmetric\n2 2 2\n1 1\n2 1\n"
+    assert_csr(read(written(tmp_path, "s.mtx", symmetric)), np.array([[1.0, 1], [1, 0]]))
+    whole = "%%MatrixMarket matrix coordinate integer general\n% note\n2 2 2\n1 2 3\n1 2 4\n"
+    assert_csr(read(written(tmp_path, "i.mtx", whole)), np.array([[0, 7], [0, 0]]))
+    assert_csr(read(written(tmp_path, "d.mtx", mtx_of(MATRIX))), MATRIX)
+
+
+def test_tns_with_comments_repeats_and_blank_lines(tmp_path):
+    found = read(written(tmp_path, "t.tns", "# FROSTT\n\n3 1 2.5 # the first\n1 2 -1\n3 1 1e-3\n"))
+    assert found.shape == (3, 2)
+    assert found.coords.tolist() == [[2, 0, 2], [0, 1, 0]]
+    assert found.coords.dtype == np.int32
+    assert found.values.tolist() == [2.5, -1, 1e-3]
+    assert found.values.dtype == np.float64
+    assert read(written(tmp_path, "wide.tns", "4294967296 1 2\n")).coords.dtype == np.int64
+
+
+def tampered(**parts):
+    held = {"data": np.ones(2), "indices": [0, 1], "indptr": [0, 1, 2], "shape": [2, 2], "format": b"csr"}
+    return npz_of(**{name: np.asarray(part) for name, part in {**held, **parts}.items() if part is not None})
+
+
+BAD = {
+    "banner.mtx": ("hello", "is not a readable .mtx file: Line 1: Not a Matrix Market file"),
+    "outside.mtx": (BANNER + "2 2 1\n1 3 1.0\n", "Line 3: Column index out of bounds"),
+    "word.mtx": (BANNER + "2 2 1\n1 1 x\n", "Line 3: Invalid"),
+    "short.mtx": (BANNER + "2 2 2\n1 1 1.0\n", "Truncated file. Expected another 1 lines"),
+    "text.npz": ("hello", "expected an npz archive, which is a zip file, found something else"),
+    "other.npz": (npz_of(xyz=np.ones(3), b=np.ones(1)), "coords, values and shape; found b, xyz"),
+    "none.npz": (npz_of(), "found none"),
+    "cut.npz": (scipy_npz(sp.csr_array(MATRIX))[:-40], "expected an npz archive"),
+    "pickle.npz": (npz_of(format=np.array([{}], object)), "is not a readable .npz file: .*allow_pickle"),
+    "part.npz": (tampered(data=None), "is not a readable .npz file: .*data"),
+    "format.npz": (tampered(format=b"xyz"), 'Unknown format "xyz_matrix"'),
+    "list.npz": (tampered(format=b"lil"), "not implemented for sparse matrix of format lil"),
+    "indices.npz": (tampered(indices=[0, 7]), "is not a readable .npz file: .*indices"),
+    "indptr.npz": (tampered(indptr=[0, 5, 2]), "is not a readable .npz file: .*ind(ptr|ex pointer)"),
+    "outside.npz": (
+        npz_of(coords=[[0, 2]], values=[1.0, 2.0], shape=[2]),
+        r"entry 1 has coordinates \(2,\), outside the shape \(2,\)",
+    ),
+    "float.npz": (
+        npz_of(coords=[[0.5]], values=[1.0], shape=[2]),
+        "coords of a CooTensor must be integers, found float64",
+    ),
+    "sizes.npz": (npz_of(coords=[[0]], values=[1.0, 2.0], shape=[2]), "needs coords .* found coords of shape"),
+    "empty.smtx": ("", "line 1: expected \"rows, columns, nnz\", found ''"),
+    "head.smtx": ("2, 3\n0 1\n0\n", "line 1: expected \"rows, columns, nnz\", found '2, 3'"),
+    "minus.smtx": ("2, -3, 1\n0 1\n0\n", 'line 1: expected "rows, columns, nnz"'),
+    "word.smtx": ("2, 3, 1\n0 one 1\n0\n", "line 2: expected integers: .*one"),
+    "huge.smtx": ("2, 3, 1\n0 1 99999999999999999999\n0\n", "line 2: expected integers"),
+    "nnz.smtx": ("2, 3, 2\n0 1 1\n0\n", "line 3: expected 2 column indices, found 1"),
+    "rows.smtx": ("2, 3, 1\n0 1\n0\n", r"indptr of axis columns of the file has shape \(2,\), expected length 3"),
+    "order.smtx": ("2, 3, 1\n0 2 1\n0\n", "decreases at row 1: 2 is followed by 1"),
+    "range.smtx": ("2, 3, 1\n0 1 1\n3\n", r"hold 3 at position 0, expected one of \[0, 3\)"),
+    "empty.tns": ("# nothing\n", "the file has no entries, so the tensor's order is not known"),
+    "ragged.tns": ("# c\n1 1 1.0\n\n1 2\n", "line 4: expected 3 numbers like the lines before it, found 2"),
+    "word.tns": ("1 1 1.0\n1 x 1.0\n", "line 2: 'x' is not a number"),
+    "zero.tns": ("# c\n1 1 1.0\n0 1 1.0\n", "line 3: coordinates must be whole numbers from 1 on, found 0 1"),
+    "half.tns": ("1 1.5 1.0\n", "line 1: coordinates must be whole numbers from 1 on, found 1 1.5"),
+    "nan.tns": ("nan 1 1.0\n", "line 1: coordinates must be whole numbers"),
+    "single.tns": ("\n1\n", "line 2: expected coordinates and a value, found a single number"),
+    "plain.mtx.gz": (BANNER, "is not a readable .mtx file: Not a gzipped file"),
+    "plain.tns.xz": ("1 1 1", "is not a readable .tns file: Input format not supported"),
+    "cut.smtx.gz": (gzip.compress(b"2, 3, 1\n0 1 1\n0\n")[:-9], "is not a readable .smtx file"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files(tmp_path, name):
+    contents, expected = BAD[name]
+    with pytest.raises(FileFormatError, match=expected) as caught:
+        read(written(tmp_path, name, contents))
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a", "a.gz", "a.txt.gz", ".mtx"])
+def test_unknown_extension(tmp_path, name):
+    path = written(tmp_path, name, "")
+    expected = re.escape(f"{path} has no known extension: expected .mtx, .npz, .smtx, .tns, each also with .gz or .xz")
+    with pytest.raises(FileFormatError, match=expected):
+        read(path)
+
+
+def test_no_such_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*gone\.mtx"):
+        read(tmp_path / "gone.mtx")
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path)
+
+
+def test_no_permission_is_not_a_format_error(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError("no")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    path = tmp_path / "a.mtx"
+    path.touch()
+    with pytest.raises(PermissionError):
+        read(path)
+
+
+@pytest.mark.real
+@pytest.mark.skipif("SPARSETIR_DATA" not in os.environ, reason="SPARSETIR_DATA names no folder")
+def test_real_files():
+    root = Path(os.environ["SPARSETIR_DATA"])
+    for entry in json.loads((root / "MANIFEST.json").read_text())["files"]:
+        path = root / entry["file"]
+        if entry["kind"] not in ("csr", "coo_tensor") or not path.is_file() or path.stat().st_size > 1 << 22:
+            continue
+        found = read(path)
+        assert found.nnz == entry["nnz"]
+        assert found.dtype == entry.get("dtype", "float32")
+        assert isinstance(found, CooTensor if entry["kind"] == "coo_tensor" else sp.csr_array)
+    west = read(root / "original" / "west0479.mtx")
+    assert (west.shape, west.nnz) == ((479, 479), 1910)  # 22 of the entries are written as zero

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every program of the corpus, compiled, against its oracle, and the interpreter against the same.
+
+One kernel per program and pair of types: sizes are arguments, so it meets every structure.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+import sparsetir
+from corpus import BY_NAME, CASES, SMALL_KINDS
+from corpus.running import check, copied, draw, run
+from sparsetir.interpret import interpret
+
+IDTYPES = ("int32", "int64")
+TYPED = [(case.name, dtype, idtype) for case in CASES for dtype in case.dtypes for idtype in IDTYPES]
+COMBINATIONS = [(*typed, kind) for typed in TYPED for kind in BY_NAME[typed[0]].kinds]
+SMALL = [combination for combination in COMBINATIONS if combination[-1] in SMALL_KINDS]
+
+
+@functools.cache
+def program(name: str, dtype: str, idtype: str) -> Any:
+    return BY_NAME[name].make(dtype, idtype)
+
+
+@functools.cache
+def kernel(name: str, dtype: str, idtype: str) -> Any:
+    return sparsetir.build(program(name, dtype, idtype))
+
+
+@pytest.mark.parametrize(("name", "dtype", "idtype", "kind"), COMBINATIONS)
+def test_the_kernel_matches_the_oracle(name: str, dtype: str, idtype: str, kind: str) -> None:
+    case = BY_NAME[name]
+    args = draw(case, kind, dtype, idtype)
+    found = run(case, kernel(name, dtype, idtype), args)
+    check(case, program(name, dtype, idtype), dtype, found, args)
+
+
+@pytest.fixture(scope="module")
+def two_threads() -> Iterator[None]:
+    before = sparsetir.get_num_threads()
+    sparsetir.set_num_threads(2)
+    yield
+    sparsetir.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("name", BY_NAME)
+def test_rows_in_parallel_do_not_disturb_each_other(name: str) -> None:
+    case, dtype = BY_NAME[name], BY_NAME[name].dtypes[0]
+    args = draw(case, LARGE_KIND, dtype, "int32")
+    for _ in range(3):
+        check(case, program(name, dtype, "int32"), dtype, run(case, kernel(name, dtype, "int32"), args), args)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["wide", "skewed"])
+def test_half_precision_rounds_once(dtype: str, kind: str) -> None:
+    case = BY_NAME["csrmm_half"]
+    args = draw(case, kind, dtype, "int32")
+    (found,) = run(case, kernel("csrmm_half", dtype, "int32"), args)
+    (exact,) = case.expected(args)
+    limits = ml_dtypes.finfo(dtype)
+    np.testing.assert_allclose(found.astype(np.float64), exact, rtol=float(limits.eps) * 0.51, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "dtype", "idtype", "kind"), SMALL)
+def test_the_interpreter_matches_the_oracle(name: str, dtype: str, idtype: str, kind: str) -> None:
+    case, func = BY_NAME[name], program(name, dtype, idtype)
+    args = draw(case, kind, dtype, idtype)
+    memory = interpret(func, copied(args))
+    check(case, func, dtype, [memory[output] for output in case.output_names], args)
+
+
+def test_names_are_unique() -> None:
+    assert len(BY_NAME) == len(CASES)
