@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import tirx
 
 from sparsetir import interop
@@ -301,7 +302,13 @@ def _passed(args: Arguments, param: Any) -> Any:
     if array.size == 0:
         # numpy's strides of an empty array are not the compact ones that the compiled checks ask for.
         return tvm.runtime.empty(array.shape, param.dtype)
-    return interop.writable_alias(array)
+    return _bfloat16(array) if param.dtype == "bfloat16" else interop.writable_alias(array)
+
+
+def _bfloat16(array: np.ndarray) -> Any:
+    """A TVM tensor over a bfloat16 array, which numpy itself cannot hand out."""
+    bits = tvm_ffi.from_dlpack(interop.writable_alias(array.view(np.uint16)))
+    return bits._create_view(array.shape, "bfloat16")
 
 
 def _check_written(ready: list[Any], written: list[int]) -> None:

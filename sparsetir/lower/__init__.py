@@ -19,6 +19,7 @@ from sparsetir.lower.insert_prefetch import InsertPrefetch
 from sparsetir.lower.keep_accumulators import KeepAccumulators
 from sparsetir.lower.lower_find import LowerFind
 from sparsetir.lower.peel_tiles import PeelTiles
+from sparsetir.lower.promote_halves import PromoteHalves
 from sparsetir.lower.unroll_ragged import UnrollRagged
 
 TO_STAGE_2 = [
@@ -42,6 +43,7 @@ TO_STAGE_3 = [
     InsertPrefetch,  # annotated gather loops -> prefetch ahead
     tirx.transform.ConvertSSA(),
     KeepAccumulators,  # running values in registers
+    PromoteHalves,  # 16-bit floats computed and accumulated in float32
     LowerFind,  # search calls -> loops
     BoundLocals,  # fixed sizes for thread-local arrays
     tirx.transform.FlattenBuffer(),

@@ -489,7 +489,7 @@ class InitPlan:
             return False
         ranges = {v: ir.Range(const(0, lengths[v].idtype), cast(lengths[v].length, lengths[v].idtype)) for v in used}
         true = tirx.const(True, "bool")
-        found = sym.detect_iter_map(list(store.indices), ranges, true, sym.IterMapLevel.Injective, False)
+        found = sym.detect_iter_map(list(store.indices), ranges, true, "bijective", False)
         return len(found.indices) > 0
 
     # ------------------------------------------------------------------ the whole list

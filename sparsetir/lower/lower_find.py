@@ -37,7 +37,7 @@ from tvm.ir import Call, Op, Var
 from sparsetir import op
 from sparsetir.errors import LoweringError
 from sparsetir.ir import const, substitute_args
-from sparsetir.lower.rewriting import all_same, alloc, cell, conjunction, get, mentions, put, same, seq
+from sparsetir.lower.rewriting import alloc, cell, conjunction, get, mentions, put, same, seq
 
 PARALLEL, VECTORIZED = tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED
 
@@ -60,6 +60,7 @@ class Frame:
     """The place just before statement `node`, and what must run there."""
 
     node: tirx.Stmt
+    extent: ir.Expr | None = None
     searches: list[Search] = field(default_factory=list)
     fingers: list[Var] = field(default_factory=list)
 
@@ -196,11 +197,11 @@ class FindLowerer:
         held = list(conditions)
         while level > floor and _may_leave(self.frames[level - 1].node, inputs, loaded):
             level -= 1
-            loop = self.frames[level].node
-            if isinstance(loop, tirx.For):
-                held.append(loop.extent > const(0, str(loop.extent.ty.dtype)))
+            extent = self.frames[level].extent
+            if extent is not None:
+                held.append(extent > const(0, str(extent.ty.dtype)))
         for known in self.frames[level].searches:
-            if same(known.call, call) and all_same(known.conditions, held):
+            if same(known.call, call) and _weaker(known.conditions, held):
                 return known.result
         search = Search(call, held, cell(f"slot_{len(self.level_of)}", str(call.ty.dtype)))
         self.level_of[search.cell] = level
@@ -247,7 +248,8 @@ class FindLowerer:
         return self.expr(node)
 
     def _loop(self, node: tirx.For) -> tirx.Stmt:
-        extent, body = self.expr(node.extent), self.stmt(node.body)
+        extent = self.frames[-1].extent = self.expr(node.extent)
+        body = self.stmt(node.body)
         # A search that depends on a vector lane cannot run in lockstep with the other lanes.
         kind = tirx.ForKind.SERIAL if node.kind == VECTORIZED and _has_while(body) else node.kind
         return tirx.For(node.loop_var, node.min, extent, kind, body, node.thread_binding, node.annotations)
@@ -259,6 +261,11 @@ def _may_leave(outer: tirx.Stmt, inputs: list[Any], loaded: list[Var]) -> bool:
         return False
     bound = [*_defined(outer), *([outer.loop_var] if isinstance(outer, tirx.For) else [])]
     return not any(mentions(x, bound) for x in inputs) and not _writes(outer, loaded)
+
+
+def _weaker(some: list[ir.Expr], more: list[ir.Expr]) -> bool:
+    """Whether `some` hold wherever `more` do."""
+    return all(any(same(a, b) for b in more) for a in some)
 
 
 def _is_loop(node: tirx.Stmt, kind: tirx.ForKind) -> bool:

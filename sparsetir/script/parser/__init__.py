@@ -7,10 +7,11 @@ always an ``s_tir`` function and starts with no axes) and an error (its text mus
 
 from __future__ import annotations
 
+import ast
 import difflib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tvm.error import DiagnosticError
@@ -124,6 +125,10 @@ _HINTS = [
         "T.init belongs at the top of an sp_iter (or of a T.sblock), found it outside of one",
     ),
     (
+        r"(?:ValueError: )?Unexpected type for TIR Arg: ffi.String",
+        "the annotation of a parameter cannot be evaluated; if it quotes a size, that name must not be taken by a Python value",
+    ),
+    (
         r"Expect the for loop to be one of the following: (.*)",
         r"a for loop takes one of \1; a sparse iteration is a `with` statement: `with T.sp_iter(...) as [i, j]:`",
     ),
@@ -194,6 +199,27 @@ def _read_raw_axes(node: doc.FunctionDef) -> None:
         node.body[n] = doc.Assign([statement.target], call, *where)
 
 
+def _below(node: Any) -> Iterator[Any]:
+    """The node and everything below it."""
+    yield node
+    for name in getattr(type(node), "_FIELDS", []):
+        value = getattr(node, name)
+        for child in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(child, doc.AST):
+                yield from _below(child)
+
+
+def _quote_casts(node: doc.FunctionDef) -> None:
+    """Quote ``T.Cast("int64", n)`` in a buffer's shape: TVM would take the inner string for a size."""
+    for arg in node.args.args:
+        for shape in [n for n in _below(arg.annotation) if isinstance(n, doc.Tuple)]:
+            for n, extent in enumerate(shape.elts):
+                texts = [c for c in _below(extent) if isinstance(c, doc.Constant) and isinstance(c.value, str)]
+                if texts and not isinstance(extent, doc.Constant):
+                    where = (extent.lineno, extent.col_offset, extent.end_lineno, extent.end_col_offset)
+                    shape.elts[n] = doc.Constant(ast.unparse(doc.from_doc(extent)), None, *where)
+
+
 def _parsed_function(name: str) -> Any:
     """The function that has just been parsed, alone or into a module."""
     frames = IRBuilder.current().frames
@@ -217,6 +243,7 @@ def _verify(self: Any, node: doc.FunctionDef) -> None:
 def _visit_function_def(self: Any, node: doc.FunctionDef) -> None:
     _force_s_tir(node)
     _read_raw_axes(node)
+    _quote_casts(node)
     try:
         with _builder.function_scope():
             dispatch.get("tirx", "FunctionDef")(self, node)
@@ -226,5 +253,11 @@ def _visit_function_def(self: Any, node: doc.FunctionDef) -> None:
         _verify(self, node)
 
 
-for _name in ("tvm_declare_function", "enter_token", "exit_token", "tvm_annotation"):
+@dispatch.register(token=TOKEN, type_name="tvm_declare_function")
+def _visit_declare_function(self: Any, node: doc.FunctionDef) -> Any:
+    _quote_casts(node)
+    return dispatch.get("tirx", "tvm_declare_function")(self, node)
+
+
+for _name in ("enter_token", "exit_token", "tvm_annotation"):
     dispatch.register(TOKEN, _name)(dispatch.get("tirx", _name))

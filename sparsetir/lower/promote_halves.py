@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compute 16-bit floats in float32; round only when a value leaves the registers.
+
+before::
+
+    acc = T.alloc_local((1,), "float16")
+    acc[0] = acc[0] + a[p] * b[q]          # rounded at every step
+    c[i] = acc[0]
+
+after::
+
+    acc = T.alloc_local((1,), "float32")
+    acc[0] = acc[0] + T.Cast("float32", a[p]) * T.Cast("float32", b[q])
+    c[i] = T.Cast("float16", acc[0])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.lower.rewriting import collect
+
+HALVES = ("float16", "bfloat16")
+ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
+
+
+def _is_half(expr: Any) -> bool:
+    return str(expr.ty.dtype) in HALVES
+
+
+class _Promoter:
+    """Rewrites expressions; `local` maps 16-bit local arrays to their float32 replacements."""
+
+    def __init__(self, local: dict[Var, Var]) -> None:
+        self.local = local
+
+    def wide(self, expr: Any) -> Any:
+        """A float32 expression for a 16-bit one."""
+        if not _is_half(expr):
+            return self.rewrite(expr)
+        if isinstance(expr, ARITHMETIC):
+            return type(expr)(self.wide(expr.a), self.wide(expr.b))
+        if isinstance(expr, tirx.FloatImm):
+            return tirx.const(float(expr.value), "float32")
+        if isinstance(expr, ir.TensorLoad) and expr.source in self.local:
+            return tirx.BufferLoad(self.local[expr.source], [self.rewrite(i) for i in expr.indices])
+        if isinstance(expr, ir.Call) and str(expr.op.name) == "tirx.if_then_else":
+            return tirx.if_then_else(self.rewrite(expr.args[0]), self.wide(expr.args[1]), self.wide(expr.args[2]))
+        return tirx.Cast("float32", self.rewrite(expr))
+
+    def rewrite(self, node: Any) -> Any:
+        """`node` with its 16-bit arithmetic wide, and of the same type as before."""
+
+        def on_load(load: ir.TensorLoad, mutator: Any) -> Any:
+            if load.source in self.local:
+                return tirx.Cast(str(load.ty.dtype), self.wide(load))
+            return mutator.default_mutate(load)
+
+        def on_arithmetic(expr: Any, mutator: Any) -> Any:
+            return tirx.Cast(str(expr.ty.dtype), self.wide(expr)) if _is_half(expr) else mutator.default_mutate(expr)
+
+        callbacks: list[Any] = [(ir.TensorLoad, on_load), *((kind, on_arithmetic) for kind in ARITHMETIC)]
+        return tvm_ffi.structural_mutate(node, callbacks)
+
+    def store(self, node: tirx.BufferStore, _mutator: Any) -> tirx.Stmt:
+        """A store whose value is computed wide."""
+        indices = [self.rewrite(i) for i in node.indices]
+        if node.buffer in self.local:
+            return tirx.BufferStore(self.local[node.buffer], self.wide(node.value), indices)
+        return tirx.BufferStore(node.buffer, self.rewrite(node.value), indices)
+
+    def alloc(self, node: tirx.AllocBuffer, _mutator: Any) -> tirx.Stmt:
+        """A float32 array instead of a 16-bit one."""
+        return tirx.AllocBuffer(self.local.get(node.buffer, node.buffer))
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PromoteHalves")
+def PromoteHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Widen the 16-bit arithmetic of a function."""
+    if not any(str(s.buffer.ty.dtype) in HALVES for s in collect(func.body, tirx.BufferStore)):
+        return func
+    held = [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
+    local = {
+        b: tirx.decl_buffer(b.ty.shape, "float32", name=str(b.name), scope="local", layout=None)
+        for b in held
+        if str(b.ty.dtype) in HALVES and str(b.ty.storage_scope) == "local"
+    }
+    promoter = _Promoter(local)
+    callbacks = [(tirx.BufferStore, promoter.store), (tirx.AllocBuffer, promoter.alloc)]
+    body = tvm_ffi.structural_mutate(func.body, callbacks)
+    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
