@@ -58,14 +58,12 @@ class Choices:
         Returns
         -------
         dict of str to tuple of int
-            The default choices are among them.
 
         Examples
         --------
         >>> Choices.space(threads=2, feat=32)["tile"]
-        (8, 16, 32, 64)
+        (8, 16, 32)
         """
-        default = Choices()
-        tiles = tuple(tile for tile in TILES if feat is None or tile < 2 * feat or tile == default.tile)
-        chunks = {0, default.chunks, *(threads * pieces for pieces in CHUNKS_PER_THREAD)}
+        tiles = tuple(tile for tile in TILES if feat is None or tile <= feat) or TILES[:1]
+        chunks = {0, Choices().chunks, *(threads * pieces for pieces in CHUNKS_PER_THREAD)}
         return {"tile": tiles, "chunks": tuple(sorted(chunks)), "unroll": UNROLLS, "prefetch": PREFETCHES}

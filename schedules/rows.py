@@ -114,7 +114,7 @@ def _first_blocks(func: tirx.PrimFunc) -> list[str]:
     def on_for(loop: tirx.For) -> None:
         if PARALLEL_MARK in loop.annotations:
             inner: list[s_tir.SBlock] = []
-            tvm_ffi.structural_walk(loop.body, (s_tir.SBlock, inner.append))
+            tvm_ffi.structural_walk(loop.body, (s_tir.SBlock, inner.append), order="pre")
             found.append(str(inner[0].name_hint))
 
     tvm_ffi.structural_walk(func.body, (tirx.For, on_for))

@@ -8,6 +8,8 @@ torch data. Everything is imported when first used: TVM loads this module each t
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sparsetir._autoload import load as _register_dialect
@@ -53,6 +55,7 @@ _PUBLIC = {
     "unchecked": "sparsetir.signature",
     "verify": "sparsetir.verify",
 }
+_MODULES = ("errors", "ir", "ops")
 __all__ = [
     "BoundKernel",
     "Choices",
@@ -79,15 +82,25 @@ __all__ = [
 _register_dialect()
 
 
-def __getattr__(name: str) -> Any:
-    where = _PUBLIC.get(name)
-    if where is None:
-        raise AttributeError(f"module 'sparsetir' has no attribute {name!r}")
-    module = importlib.import_module(where)
-    value = module if where == f"sparsetir.{name}" and name in ("errors", "ir", "ops") else getattr(module, name)
-    globals()[name] = value
-    return value
+class _Face(ModuleType):
+    """Importing a submodule (``sparsetir.lower``) must not hide the public function of the same name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType) and name in _PUBLIC and name not in _MODULES:
+            return
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        where = _PUBLIC.get(name)
+        if where is None:
+            raise AttributeError(f"module 'sparsetir' has no attribute {name!r}")
+        module = importlib.import_module(where)
+        value = module if name in _MODULES else getattr(module, name)
+        super().__setattr__(name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
 
 
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+sys.modules[__name__].__class__ = _Face

@@ -17,7 +17,10 @@ from tvm import tirx
 from sparsetir import interop
 from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
+from sparsetir.plans import key_of, make_plan
 from sparsetir.signature import Arguments, Signature
+
+MOST_PLANS = 64
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Kernel:
         self.name = compiled.name
         self.signature = Signature(decode(func), compiled.searched)
         self.function: Callable[..., Any] = compiled.function
+        self.plans: dict[Any, Callable[[dict[str, Any]], Any]] = {}
 
     @property
     def target(self) -> Any:
@@ -97,9 +101,46 @@ class Kernel:
         StructureError
             Index arrays that are not what the axes promise.
         """
+        key = key_of(arguments)
+        plan = self.plans.get(key) if key is not None else None
+        if plan is not None:
+            return plan(arguments)
         args = self._prepare(arguments)
         self._run(args)
+        if key is not None and not args.copy_back and all(a.size for a in args.arrays.values()):
+            finish = lambda ready, values: self._finish(ready, values, args, Arguments())  # noqa: E731
+            self._remember(self.plans, key, make_plan(*self._called(args, arguments), finish))
         return self._results(args, arguments)
+
+    @staticmethod
+    def _remember(plans: dict[Any, Any], key: Any, plan: Any) -> None:
+        """Keep a plan; a kernel called with ever new shapes must not grow without bound."""
+        if plan is None:
+            return
+        if len(plans) >= MOST_PLANS:
+            plans.pop(next(iter(plans)))
+        plans[key] = plan
+
+    def _called(self, args: Arguments, arguments: dict[str, Any]) -> tuple[Any, ...]:
+        template = [_passed(args, p) for p in self.signature.params]
+        return self.signature, self.function, args, arguments, template
+
+    def _finish(self, ready: list[Any], values: dict[str, Any], model: Arguments, base: Arguments) -> Any:
+        """Results of a planned call whose outputs need more than handing over."""
+        signature = self.signature
+        fresh = Arguments(
+            {p.name: ready[n] for n, p in enumerate(signature.params) if p.is_array},
+            model.sizes,
+            model.sources,
+            dict(base.stored),
+            given={signature.storage_name(n) or "": n for n in values},
+            torch=model.torch,
+        )
+        for name, value in values.items():
+            if name in signature.buffers and interop.is_sparse(value):
+                levels, dtype = signature.levels[name], signature.buffers[name].dtype
+                fresh.stored[name] = interop.store(value, levels, name=name, dtype=dtype, check=False)
+        return self._results(fresh, values)
 
     def _prepare(self, arguments: dict[str, Any]) -> Arguments:
         signature = self.signature
@@ -193,23 +234,20 @@ class BoundKernel:
             param = signature.by_name.get(name)
             if param is None or param.is_array:
                 signature._array(self.args, name, value)
-        self.plans: dict[Any, tuple[dict[str, int], list[tuple[int, tuple[int, ...], Any, bool]]]] = {}
-        self.ready: dict[Any, Any] = {}
+        self.plans: dict[Any, Callable[[dict[str, Any]], Any]] = {}
 
     def __repr__(self) -> str:
         return f"{self.kernel!r} with {', '.join(self.fixed)} fixed"
 
     def __call__(self, **arguments: Any) -> Any:
         """Run with the open arguments; see `Kernel.__call__`."""
-        key = _key(arguments)
-        ready = self.ready.get(key) if key is not None else None
-        if ready is None:
-            return self._first(arguments, key)
-        return ready(arguments)
+        key = key_of(arguments)
+        plan = self.plans.get(key) if key is not None else None
+        return plan(arguments) if plan is not None else self._first(arguments, key)
 
     def _first(self, arguments: dict[str, Any], key: Any) -> Any:
         """A call with shapes not seen yet: everything is checked, and the plan is kept for the next."""
-        signature = self.kernel.signature
+        kernel, signature = self.kernel, self.kernel.signature
         clash = [n for n in arguments if signature.storage_name(n) in self.args.given and n in self.fixed]
         if clash:
             raise ArgumentTypeError(f"{clash[0]} is fixed by bind; do not pass it again")
@@ -226,7 +264,9 @@ class BoundKernel:
         _check_overlap(args, signature, arguments)
         self.kernel._run(args)
         if key is not None and not args.copy_back and all(a.size for a in args.arrays.values()):
-            self.ready[key] = self._plan(args, arguments)
+            base = self.args
+            finish = lambda ready, values: kernel._finish(ready, {**self.fixed, **values}, args, base)  # noqa: E731
+            kernel._remember(self.plans, key, make_plan(*kernel._called(args, arguments), finish))
         return self.kernel._results(args, {**self.fixed, **arguments})
 
     def _merged(self) -> Arguments:
@@ -235,64 +275,9 @@ class BoundKernel:
             dict(a.arrays), dict(a.sizes), dict(a.sources), dict(a.stored), set(a.raw), dict(a.given), [], a.torch
         )
 
-    def _plan(self, args: Arguments, arguments: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
-        """A closure that runs on arguments of the shapes just checked."""
-        signature, function = self.kernel.signature, self.kernel.function
-        template = [_passed(args, p) for p in signature.params]
-        place = {p.name: n for n, p in enumerate(signature.params)}
-        opened = [(name, place[signature.storage_name(name) or ""]) for name in arguments if signature.storage_name(name)]
-        written = [place[signature.storage_name(n) or ""] for n in arguments if signature.storage_name(n) in signature.effects.written]
-        made = [
-            (place[n], args.arrays[n].shape, args.arrays[n].dtype, n in signature.effects.covered)
-            for n in signature.outputs
-            if n not in args.given
-        ]
-        simple = len(made) == 1 and len(signature.outputs) == 1 and _is_plain(signature, signature.outputs[0])
-        sizes = dict(args.sizes)
-
-        def run(values: dict[str, Any]) -> Any:
-            ready = list(template)
-            for name, at in opened:
-                ready[at] = values[name]
-            for at, shape, dtype, covered in made:
-                ready[at] = np.empty(shape, dtype) if covered else np.zeros(shape, dtype)
-            if written:
-                _check_written(ready, written)
-            function(*ready)
-            if simple:
-                return ready[made[0][0]]
-            fresh = self._merged()
-            fresh.sizes.update(sizes)
-            fresh.given.update({signature.storage_name(n) or "": n for n in values})
-            fresh.arrays = {p.name: ready[n] for n, p in enumerate(signature.params) if p.is_array}
-            return self.kernel._results(fresh, {**self.fixed, **values})
-
-        return run
-
     def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
         """Time repeated calls of the compiled function, all arguments ready."""
         return self.kernel.time(seconds=seconds, **self.fixed, **arguments)
-
-
-def _is_plain(signature: Signature, storage: str) -> bool:
-    buffer = signature.holder.get(storage)
-    return buffer is None or buffer.is_dense
-
-
-def _key(arguments: dict[str, Any]) -> Any:
-    """What decides whether a plan fits: names, shapes, dtypes of well-laid-out numpy arrays; None otherwise."""
-    key: list[Any] = []
-    for name, value in arguments.items():
-        if type(value) is np.ndarray:
-            flags = value.flags
-            if not (flags.c_contiguous and flags.aligned and flags.writeable) or value.size == 0:
-                return None
-            key.append((name, value.shape, value.dtype))
-        elif type(value) is int:
-            key.append((name, value))
-        else:
-            return None
-    return tuple(key)
 
 
 def _passed(args: Arguments, param: Any) -> Any:
@@ -309,13 +294,6 @@ def _bfloat16(array: np.ndarray) -> Any:
     """A TVM tensor over a bfloat16 array, which numpy itself cannot hand out."""
     bits = tvm_ffi.from_dlpack(interop.writable_alias(array.view(np.uint16)))
     return bits._create_view(array.shape, "bfloat16")
-
-
-def _check_written(ready: list[Any], written: list[int]) -> None:
-    for at in written:
-        for n, other in enumerate(ready):
-            if n != at and isinstance(other, np.ndarray) and np.may_share_memory(ready[at], other):
-                raise ArgumentError("an output shares memory with another argument; pass a separate array")
 
 
 def _check_overlap(args: Arguments, signature: Signature, arguments: dict[str, Any]) -> None:

@@ -40,6 +40,11 @@ def unchecked() -> Iterator[None]:
         _checks["on"] = before
 
 
+def checks_are_on() -> bool:
+    """Whether index arrays are checked where they enter."""
+    return _checks["on"]
+
+
 @dataclass(frozen=True, eq=False)
 class Param:
     """One parameter of the compiled function."""
@@ -115,6 +120,11 @@ class Signature:
         return ArgumentTypeError(
             f"this kernel has no argument {name!r}; {hint}{' and the sizes ' + ', '.join(scalars) if scalars else ''}"
         )
+
+    def is_plain(self, storage: str) -> bool:
+        """Whether a parameter is an ordinary dense array for the caller."""
+        buffer = self.holder.get(storage)
+        return buffer is None or buffer.is_dense
 
     # ------------------------------------------------------------------ gathering
 

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Search for the fastest schedule of a program on given data."""
+
+from __future__ import annotations
+
+from sparsetir.tuning.database import Database, Key, Record
+from sparsetir.tuning.report import TuneResult
+from sparsetir.tuning.tune import tune_sparse
+
+__all__ = ["Database", "Key", "Record", "TuneResult", "tune_sparse"]

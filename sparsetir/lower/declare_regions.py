@@ -26,7 +26,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Call, Var
 
 from sparsetir import op
@@ -92,7 +92,7 @@ class _Regions:
 
     def _range(self, index: ir.Expr, extent: ir.Expr, whole: bool) -> ir.Range:
         if whole or self._depends(index):
-            return ir.Range(const(0, str(extent.ty.dtype)), extent)
+            return _whole(extent)
         return ir.Range.from_min_extent(index, const(1, str(index.ty.dtype)))
 
     def _depends(self, index: ir.Expr) -> bool:
@@ -113,7 +113,12 @@ class _Regions:
 def _join(a: ir.Range, b: ir.Range, extent: ir.Expr) -> ir.Range:
     if tvm_ffi.structural_equal(a, b):
         return a
-    return ir.Range(const(0, str(extent.ty.dtype)), extent)
+    return _whole(extent)
+
+
+def _whole(extent: ir.Expr) -> ir.Range:
+    """All of a dimension, as TVM's parser writes it."""
+    return ir.Range(const(0, str(extent.ty.dtype)), sym.Analyzer().simplify(extent))
 
 
 def with_regions(block: s_tir.SBlock) -> s_tir.SBlock:

@@ -176,6 +176,8 @@ def _wrap(body: tirx.Stmt, level: Level, marks: dict[str, Any]) -> tirx.Stmt:
     """The loops of a level around `body`; the outermost one carries `marks`."""
     for n, (var, extent) in reversed(list(enumerate(level.loops))):
         notes = marks if n == 0 else {}
+        # As TVM's parser writes it, so that the printed text reads back equal.
+        extent = sym.Analyzer().simplify(extent)
         body = tirx.For(var, const(0, str(var.ty.dtype)), extent, tirx.ForKind.SERIAL, body, None, notes)
     return body
 

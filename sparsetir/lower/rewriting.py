@@ -29,7 +29,7 @@ def mentions(node: Any, variables: Sequence[Var]) -> bool:
 def collect(node: Any, kind: type) -> list[Any]:
     """Every node of type `kind` below `node`, outermost first."""
     found: list[Any] = []
-    tvm_ffi.structural_walk(node, (kind, found.append))
+    tvm_ffi.structural_walk(node, (kind, found.append), order="pre")
     return found
 
 

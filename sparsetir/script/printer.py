@@ -20,7 +20,9 @@ import tvm
 from tvm import tirx
 
 from sparsetir.errors import VerifyError
-from sparsetir.script.sugar import sweeten
+from sparsetir.script import trees
+from sparsetir.script.params import Signature
+from sparsetir.script.sugar import Body
 
 WIDTH = 120
 HEADER = "# from tvm.script import sparsetir as T"
@@ -84,6 +86,34 @@ def parse(text: str) -> Any:
     from sparsetir.script import parser
 
     return parser.parse_text(text, {**_default_globals(), "T": parser}, check_well_formed=False)
+
+
+def sweeten(node: ast.FunctionDef, func: tirx.PrimFunc) -> None:
+    """Rewrite the raw tree of `func` in place."""
+    body = Body(node, func)
+    node.body = body.block(node.body)
+    _plain_decorator(node)
+    Signature(node, func, body).write()
+    _restore_names(node, body)
+
+
+def _plain_decorator(node: ast.FunctionDef) -> None:
+    """``@T.prim_func`` makes ``s_tir`` functions; only the others have to say it."""
+    decorator: Any = node.decorator_list[-1]
+    keywords = list(decorator.keywords) if isinstance(decorator, ast.Call) else []
+    kept = [k for k in keywords if k.arg != "s_tir"]
+    if len(kept) == len(keywords):
+        kept.append(ast.keyword("s_tir", ast.Constant(False)))
+    node.decorator_list[-1] = ast.Call(trees.member("prim_func"), [], kept) if kept else trees.member("prim_func")
+
+
+def _restore_names(node: ast.FunctionDef, body: Body) -> None:
+    """Give axes back the names that TVM keeps for its own modules, such as I and R."""
+    taken = set(trees.names_in(node)) | {a.arg for a in node.args.args}
+    renamed = {name: axis.name for name, axis in body.axes.items() if name != axis.name and axis.name not in taken}
+    for child in ast.walk(node):
+        if isinstance(child, ast.Name):
+            child.id = renamed.get(child.id, child.id)
 
 
 def _functions(tree: ast.AST) -> list[ast.FunctionDef]:

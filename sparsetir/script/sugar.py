@@ -33,98 +33,18 @@ A statement that the dialect's words would not give back exactly stays raw, a pa
 from __future__ import annotations
 
 import ast
-import copy
 import keyword
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.ir import Call, Var
+from tvm.ir import Var
 
-from sparsetir.ir import SPARSE_ITER, Axis, SparseBuffer, const, decode
+from sparsetir.ir import SPARSE_ITER, Axis, SparseBuffer, decode
 from sparsetir.op import AXIS_NAMES
-from sparsetir.script import builder  # its import settles how `T.sp.arg` is printed
-
-
-def sweeten(node: ast.FunctionDef, func: tirx.PrimFunc) -> None:
-    """Rewrite the raw tree of `func` in place."""
-    body = _Body(node, func)
-    node.body = body.block(node.body)
-    _plain_decorator(node)
-    _Signature(node, func, body).write()
-    _restore_names(node, body)
-
-
-# ---------------------------------------------------------------------------------------------- small trees
-
-
-def _name(identifier: str) -> ast.expr:
-    return ast.Name(identifier, ast.Load())
-
-
-def _t(name: str) -> ast.expr:
-    return ast.Attribute(_name("T"), name, ast.Load())
-
-
-def _call(name: str, *args: ast.expr, **keywords: ast.expr) -> ast.Call:
-    return ast.Call(_t(name), list(args), [ast.keyword(k, v) for k, v in keywords.items()])
-
-
-def _tuple(items: list[ast.expr]) -> ast.expr:
-    return ast.Tuple(items, ast.Load())
-
-
-def _assign(target: str, value: ast.expr) -> ast.stmt:
-    return ast.Assign([ast.Name(target, ast.Store())], value, lineno=0)
-
-
-def _called(node: Any) -> str:
-    """``sp.coord`` for a call of ``T.sp.coord``; empty for anything else."""
-    parts: list[str] = []
-    function: Any = node.func if isinstance(node, ast.Call) else None
-    while isinstance(function, ast.Attribute):
-        parts.insert(0, function.attr)
-        function = function.value
-    return ".".join(parts) if isinstance(function, ast.Name) and function.id == "T" else ""
-
-
-def _is_number(node: ast.expr) -> bool:
-    inner = node.operand if isinstance(node, ast.UnaryOp) else node
-    return isinstance(inner, ast.Constant) and not isinstance(inner.value, str)
-
-
-def _plain(node: ast.expr, dtype: str) -> ast.expr:
-    """An expression without the conversion to `dtype` that the dialect adds by itself."""
-    if not isinstance(node, ast.Call):
-        return node
-    called = _called(node)
-    if called == "Cast" and ast.unparse(node.args[0]) == repr(dtype):
-        return node.args[1]
-    return node.args[0] if called == dtype and _is_number(node.args[0]) else node
-
-
-def _names(*nodes: ast.AST) -> Counter[str]:
-    """How often each name occurs below `nodes`."""
-    return Counter(n.id for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name))
-
-
-def _target(statement: ast.stmt) -> str:
-    """The name that a plain assignment gives a value to; empty for other statements."""
-    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-        return statement.targets[0].id
-    return ""
-
-
-def _uncast(expr: ir.Expr, dtype: str) -> ir.Expr:
-    """`expr` as it was before the dialect converted it to `dtype`."""
-    is_cast = isinstance(expr, tirx.Cast) and str(expr.ty.dtype) == dtype
-    return expr.value if is_cast else expr
-
-
-# ---------------------------------------------------------------------------------------------- body
+from sparsetir.script import builder, trees  # importing builder settles how `T.sp.arg` is printed
 
 
 @dataclass
@@ -137,7 +57,7 @@ class Size:
 
 
 @dataclass
-class _Body:
+class Body:
     """Rewrites statements; remembers what the signature must know."""
 
     node: ast.FunctionDef
@@ -148,7 +68,7 @@ class _Body:
 
     def __post_init__(self) -> None:
         self.program = decode(self.func)
-        self.raw_names = _names(self.node)
+        self.raw_names = trees.names_in(self.node)
         self.axes: dict[str, Axis] = {}
         self.lengths: dict[str, str] = {}
         self._axes = iter(self.program.axes.values())
@@ -180,41 +100,41 @@ class _Body:
     def _axis(self, statement: ast.AnnAssign) -> ast.stmt:
         axis, call = next(self._axes), statement.value
         name = statement.target.id  # type: ignore[union-attr]
-        args = [_plain(a, axis.idtype) for a in call.args]  # type: ignore[union-attr]
+        args = [trees.plain(a, axis.idtype) for a in call.args]  # type: ignore[union-attr]
         self.axes[name] = axis
         self.lengths[name] = ast.unparse(call.args[0 if axis.kind == "dense_fixed" else 1])  # type: ignore[union-attr]
         made = getattr(self, f"_{axis.kind}")(axis, args)
-        return _assign(name, made)
+        return trees.assign(name, made)
 
     def _dense_fixed(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
         idtype = [] if axis.idtype == "int32" else [ast.Constant(axis.idtype)]
-        return _call("dense_fixed", args[0], *idtype)
+        return trees.call("dense_fixed", args[0], *idtype)
 
     def _dense_variable(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
-        made = _call("dense_variable", _parent(args[0]), _tuple(args[1:3]), self._array(args[3]), ast.Constant(axis.idtype))
+        made = _axis_call("dense_variable", axis, args, self._array(args[3]))
         self._size(axis, axis.count, made)
         return made
 
     def _dense_implicit(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
-        names = [a.var.name for a in axis.ancestors]
+        names = [a.name for a in axis.ancestors]
         rules = {"extent": _lambda(args[3], names), "offset": _lambda(args[4], names)}
         idtype = {} if axis.idtype == "int32" else {"idtype": ast.Constant(axis.idtype)}
-        return _call("dense_variable", _parent(args[0]), _tuple(args[1:3]), **rules, **idtype)
+        return trees.call("dense_variable", _parent(args[0]), trees.tuple_of(args[1:3]), **rules, **idtype)
 
     def _sparse_fixed(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
-        made = _call("sparse_fixed", _parent(args[0]), _tuple(args[1:3]), self._where(axis, args[3]), ast.Constant(axis.idtype))
+        made = _axis_call("sparse_fixed", axis, args, self._where(axis, args[3]))
         if axis.indices is not None:
             self._size(axis, axis.width, made)
         return _flagged(made, axis)
 
     def _sparse_variable(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
-        arrays = _tuple([self._array(args[3]), self._array(args[4])])
-        made = _call("sparse_variable", _parent(args[0]), _tuple(args[1:3]), arrays, ast.Constant(axis.idtype))
+        arrays = trees.tuple_of([self._array(args[3]), self._array(args[4])])
+        made = _axis_call("sparse_variable", axis, args, arrays)
         self._size(axis, axis.count, made)
         return _flagged(made, axis)
 
     def _singleton(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
-        made = _call("singleton", _parent(args[0]), args[1], self._where(axis, args[2]), ast.Constant(axis.idtype))
+        made = trees.call("singleton", _parent(args[0]), args[1], self._where(axis, args[2]), ast.Constant(axis.idtype))
         return _flagged(made, axis)
 
     def _array(self, node: ast.expr) -> ast.expr:
@@ -222,7 +142,9 @@ class _Body:
         return node
 
     def _where(self, axis: Axis, node: ast.expr) -> ast.expr:
-        return self._array(node) if axis.indices is not None else _lambda(node, [*(a.var.name for a in axis.ancestors), "s"])
+        if axis.indices is not None:
+            return self._array(node)
+        return _lambda(node, [*(a.name for a in axis.ancestors), "s"])
 
     def _size(self, axis: Axis, count: ir.Expr | None, call: ast.Call) -> None:
         if isinstance(count, Var) and count not in self.func.params:
@@ -233,28 +155,29 @@ class _Body:
     def _bind(self, bind: ast.Call, out: list[ast.stmt]) -> None:
         """Append the declaration of a sparse buffer, in place of the raw statements at the end of `out`."""
         buffer, name = next(self._buffers), ast.unparse(bind.args[0])
-        declared = bool(out) and _target(out[-1]) == name
-        if not declared or not _same_type(buffer.view, [a.length for a in buffer.axes], buffer.dtype):
+        declared = bool(out) and trees.target_of(out[-1]) == name
+        if not declared or not same_type(buffer.view, [a.length for a in buffer.axes], buffer.dtype):
             out.append(ast.Expr(bind))
             return
         storage = _storage_name(out.pop())
-        axes, dtype = _tuple(list(bind.args[2:])), ast.Constant(buffer.dtype)
+        axes, dtype = trees.tuple_of(list(bind.args[2:])), ast.Constant(buffer.dtype)
         default = _default(bind.args[1], buffer.dtype)
         if buffer.allocated and out and self._is_scratch(out[-1], storage, buffer):
             out.pop()
             scope = str(buffer.storage.ty.storage_scope)
             place = {} if scope == "global" else {"scope": ast.Constant(scope)}
-            out.append(_assign(name, _call("alloc_sparse_buffer", axes, dtype, **place, **default)))
+            out.append(trees.assign(name, trees.call("alloc_sparse_buffer", axes, dtype, **place, **default)))
             return
         self.mentions[storage] += 1
         self.matched.setdefault(buffer.storage, []).append(buffer)
-        out.append(_assign(name, _call("match_sparse_buffer", _name(storage), axes, dtype, **default)))
+        out.append(trees.assign(name, trees.call("match_sparse_buffer", trees.name(storage), axes, dtype, **default)))
 
     def _is_scratch(self, statement: ast.stmt, storage: str, buffer: SparseBuffer) -> bool:
         """Whether `statement` allocates just what ``T.alloc_sparse_buffer`` would."""
-        if _target(statement) != storage or not _called(statement.value).startswith("alloc_"):  # type: ignore[attr-defined]
+        if trees.target_of(statement) != storage or not trees.called(statement.value).startswith("alloc_"):  # type: ignore[attr-defined]
             return False
-        wanted = tirx.decl_buffer(buffer.storage_shape, buffer.dtype, scope=buffer.storage.ty.storage_scope, layout=None)
+        scope = buffer.storage.ty.storage_scope
+        wanted = tirx.decl_buffer(buffer.storage_shape, buffer.dtype, scope=scope, layout=None)
         keywords = {k.arg for k in statement.value.keywords}  # type: ignore[attr-defined]
         return self.raw_names[storage] == 2 and keywords <= {"dtype", "scope"} and _equal(wanted.ty, buffer.storage.ty)
 
@@ -262,38 +185,43 @@ class _Body:
 
     def _iteration(self, statement: Any) -> ast.stmt | None:
         """An sp_iter for its raw block; None if it is none, or not one that the dialect would make."""
-        if not isinstance(statement, ast.With) or _called(statement.items[0].context_expr) != "sblock":
+        if not isinstance(statement, ast.With) or trees.called(statement.items[0].context_expr) != "sblock":
             return None
         block = _RawBlock(statement)
         entries = block.entries(self.lengths)
         if not entries:
             return None
-        call = _call("sp_iter", ast.List(entries, ast.Load()), ast.Constant(block.kinds), block.name)
+        call = trees.call("sp_iter", ast.List(entries, ast.Load()), ast.Constant(block.kinds), block.name)
         variables: list[ast.expr] = [ast.Name(v, ast.Store()) for v in block.variables]
         item = ast.withitem(call, ast.List(variables, ast.Store()))
-        notes: list[ast.stmt] = [ast.Expr(_call("sp_iter_attr", block.notes))] if block.notes.keys else []
+        notes: list[ast.stmt] = [ast.Expr(trees.call("sp_iter_attr", block.notes))] if block.notes.keys else []
         return ast.With([item], [*notes, *self.block(block.body)], lineno=0)
 
 
 def _is_axis(statement: ast.stmt) -> bool:
     if not isinstance(statement, ast.AnnAssign):
         return False
-    return _called(statement.value) in [f"sp.{name}" for name in AXIS_NAMES]
+    return trees.called(statement.value) in [f"sp.{name}" for name in AXIS_NAMES]
 
 
 def _is_bind(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and _called(statement.value) == "sp.bind_axes"
+    return isinstance(statement, ast.Expr) and trees.called(statement.value) == "sp.bind_axes"
 
 
 def _is_size(statement: ast.stmt) -> bool:
     """``nnz = T.int32()``: the signature quotes the size instead."""
     if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
         return False
-    return _called(statement.value).startswith("int") and not statement.value.args
+    return trees.called(statement.value).startswith("int") and not statement.value.args
 
 
 def _parent(node: ast.expr) -> ast.expr:
-    return ast.Constant(None) if _called(node) == "sp.root" else node
+    return ast.Constant(None) if trees.called(node) == "sp.root" else node
+
+
+def _axis_call(name: str, axis: Axis, args: list[ast.expr], arrays: ast.expr) -> ast.Call:
+    """``T.name(parent, (length, count), arrays, idtype)`` from the operator's arguments."""
+    return trees.call(name, _parent(args[0]), trees.tuple_of(args[1:3]), arrays, ast.Constant(axis.idtype))
 
 
 def _flagged(made: ast.Call, axis: Axis) -> ast.Call:
@@ -305,7 +233,7 @@ def _flagged(made: ast.Call, axis: Axis) -> ast.Call:
 
 def _lambda(rule: ast.expr, wanted: list[str]) -> ast.expr:
     """The callable whose k-th parameter is ``T.sp.arg(dtype, k)`` in `rule`."""
-    taken = set(_names(rule))
+    taken = set(trees.names_in(rule))
     parameters: list[str] = []
     for name in (str(w).lower() for w in wanted):
         while name in taken or keyword.iskeyword(name):
@@ -315,8 +243,8 @@ def _lambda(rule: ast.expr, wanted: list[str]) -> ast.expr:
 
     class Fill(ast.NodeTransformer):
         def visit_Call(self, node: ast.Call) -> ast.AST:
-            if _called(node) == "sp.arg":
-                return _name(parameters[node.args[-1].value])  # type: ignore[attr-defined]
+            if trees.called(node) == "sp.arg":
+                return trees.name(parameters[node.args[-1].value])  # type: ignore[attr-defined]
             return self.generic_visit(node)
 
     arguments = ast.arguments([], [ast.arg(p) for p in parameters], None, [], [], None, [])
@@ -324,7 +252,7 @@ def _lambda(rule: ast.expr, wanted: list[str]) -> ast.expr:
 
 
 def _default(node: ast.expr, dtype: str) -> dict[str, ast.expr]:
-    value = _plain(node, dtype)
+    value = trees.plain(node, dtype)
     return {} if isinstance(value, ast.Constant) and value.value == 0 else {"default_value": value}
 
 
@@ -338,7 +266,7 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(tvm_ffi.structural_equal(a, b))
 
 
-def _same_type(buffer: Var, shape: list[ir.Expr], dtype: str) -> bool:
+def same_type(buffer: Var, shape: list[ir.Expr], dtype: str) -> bool:
     """Whether the dialect would declare `buffer` like this."""
     align = builder._itemsize(dtype)
     return _equal(tirx.decl_buffer(shape, dtype, data_alignment=align, layout=None).ty, buffer.ty)
@@ -361,9 +289,9 @@ class _RawBlock:
     def _head(self, statement: Any) -> bool:
         """Whether `statement` belongs to the block's head; if so it is read."""
         value = getattr(statement, "value", None)
-        called = _called(value)
-        if called in ("axis.spatial", "axis.reduce") and _called(value.args[1]) == "sp.coord":
-            self.variables.append(_target(statement))
+        called = trees.called(value)
+        if called in ("axis.spatial", "axis.reduce") and trees.called(value.args[1]) == "sp.coord":
+            self.variables.append(trees.target_of(statement))
             self.domains.append((called, ast.unparse(value.args[0]), value.args[1]))
         elif called in ("reads", "writes"):
             self.regions += value.args
@@ -397,7 +325,7 @@ class _RawBlock:
         for _, _, coord in self.domains:
             if _number(coord) == 0:
                 head = coord.args[0]
-                count = len(head.args) if _called(head) == "sp.fuse" else 1  # type: ignore[attr-defined]
+                count = len(head.args) if trees.called(head) == "sp.fuse" else 1  # type: ignore[attr-defined]
                 expected += [(ast.unparse(head), k) for k in range(count)]
         return expected == [(ast.unparse(c.args[0]), _number(c)) for _, _, c in self.domains]
 
@@ -409,163 +337,13 @@ def _number(coord: ast.Call) -> int:
 def _member(coord: ast.Call) -> str:
     """The axis whose coordinate ``T.sp.coord(item, member)`` is."""
     item = coord.args[0]
-    if _called(item) == "sp.attach":
+    if trees.called(item) == "sp.attach":
         item = item.args[0]  # type: ignore[attr-defined]
-    if _called(item) == "sp.fuse":
+    if trees.called(item) == "sp.fuse":
         item = item.args[_number(coord)]  # type: ignore[attr-defined]
     return ast.unparse(item)
 
 
 def _entry(item: ast.expr) -> ast.expr:
-    called = _called(item)
-    return _call(called.removeprefix("sp."), *item.args) if called else item  # type: ignore[attr-defined]
-
-
-# ---------------------------------------------------------------------------------------------- signature
-
-
-class _Signature:
-    """Chooses ``T.handle`` or ``T.Buffer`` for each array parameter, and which sizes go without a name.
-
-    A handle is right when the body's declarations make exactly this parameter of it. A size that only an array
-    tells has no name then, unless the body needs it.
-    """
-
-    def __init__(self, node: ast.FunctionDef, func: tirx.PrimFunc, body: _Body) -> None:
-        self.node, self.func, self.body = node, func, body
-        self.args = dict(zip(func.params, node.args.args, strict=True))
-        self.arrays = [p for p in func.params if tirx.is_buffer_var(p)]
-        self.buffers = [p for p in self.arrays if not self._is_handle(p)]
-
-    def write(self) -> None:
-        """Set the annotations, and drop the counts that are not named."""
-        while self._name_one_more_size():
-            pass
-        for size in [s for s in self.body.sizes if self._is_hidden(s.var)]:
-            size.call.args[1] = size.call.args[1].elts[0]  # type: ignore[attr-defined]
-        for param in self.arrays:
-            if param not in self.buffers:
-                self.args[param].annotation = _t("handle")
-        _quote_new_names(self.node)
-
-    # ------------------------------------------------------------------ handles
-
-    def _is_handle(self, param: Var) -> bool:
-        name = self.args[param].arg
-        if _names(*self.node.body)[name] != self.body.mentions[name] or not self.body.mentions[name]:
-            return False
-        matched = self.body.matched.get(param, [])
-        roles = list(self._roles(param))
-        if matched:
-            return len(matched) == 1 and not roles and _same_type(param, matched[0].storage_shape, matched[0].dtype)
-        shape, dtype = roles[0]
-        return _same_type(param, shape, dtype)
-
-    def _roles(self, param: Var) -> Iterator[tuple[list[ir.Expr], str]]:
-        """The shape and type that each axis over `param` would give it."""
-        for axis in self.body.program.axes.values():
-            above = const(1) if axis.parent is None else axis.parent.count
-            if axis.indptr is not None and axis.indptr.same_as(param):
-                yield [above + 1], axis.idtype
-            if axis.indices is not None and axis.indices.same_as(param):
-                yield [_index_count(axis, above)], axis.idtype
-
-    # ------------------------------------------------------------------ sizes
-
-    def _free_sizes(self) -> list[Var]:
-        """The sizes that are no parameters."""
-        found: dict[Var, None] = {}
-        for param in self.arrays:
-            for var in _variables(param):
-                if var not in self.func.params:
-                    found.setdefault(var)
-        return list(found)
-
-    def _is_hidden(self, var: Var) -> bool:
-        """Whether the program can do without a name for the size `var`."""
-        here = [s for s in self.body.sizes if s.var.same_as(var)]
-        arrays = {s.axis.indices if s.axis.indices is not None else s.call for s in here}
-        if len(arrays) != 1 or any(var in _variables(p) for p in self.buffers):
-            return False
-        name = ast.unparse(here[0].call.args[1].elts[1])  # type: ignore[attr-defined]
-        return _names(*self.node.body)[name] == len(here)
-
-    def _name_one_more_size(self) -> bool:
-        """Make a buffer of one parameter that a nameless size needs; False when none is left."""
-        for var in self._free_sizes():
-            if self._is_hidden(var) or any(_defines(p, var) for p in self.buffers):
-                continue
-            able = [p for p in self.arrays if _defines(p, var) and p not in self.buffers]
-            if able:
-                self.buffers.append(able[-1])
-                return True
-        return False
-
-
-def _index_count(axis: Axis, above: ir.Expr) -> ir.Expr:
-    """How many elements the dialect expects in the index array of `axis`."""
-    if axis.kind == "sparse_fixed":
-        return builder._times(above, axis.width)
-    return above if axis.kind == "singleton" else _uncast(axis.count, axis.idtype)
-
-
-def _variables(param: Var) -> list[Var]:
-    """The variables in the shape of an array parameter."""
-    found: dict[Var, None] = {}
-    for extent in param.ty.shape:
-        tvm_ffi.structural_walk(extent, (Var, lambda v: found.setdefault(v)))
-    return list(found)
-
-
-def _defines(param: Var, var: Var) -> bool:
-    return any(extent.same_as(var) for extent in param.ty.shape)
-
-
-def _quote_new_names(node: ast.FunctionDef) -> None:
-    """Quote a size in the signature where it is met first, as TVM's parser wants it."""
-    known = {"T"}
-    for arg in node.args.args:
-        if _called(arg.annotation) == "Buffer":
-            shape = arg.annotation.args[0]  # type: ignore[union-attr]
-            shape.elts = [_quoted(_unquoted(extent), known) for extent in shape.elts]  # type: ignore[attr-defined]
-        known.add(arg.arg)
-
-
-def _unquoted(extent: ast.expr) -> ast.expr:
-    is_text = isinstance(extent, ast.Constant) and isinstance(extent.value, str)
-    return ast.parse(extent.value, mode="eval").body if is_text else extent  # type: ignore[attr-defined]
-
-
-def _has_text(extent: ast.expr) -> bool:
-    """Whether it holds a string, which TVM would take for a size unless the whole is quoted."""
-    return any(isinstance(n, ast.Constant) and isinstance(n.value, str) for n in ast.walk(extent))
-
-
-def _quoted(extent: ast.expr, known: set[str]) -> ast.expr:
-    names = set(_names(extent))
-    if names <= known and not _has_text(extent):
-        return extent
-    known |= names
-    return ast.Constant(ast.unparse(extent))
-
-
-# ---------------------------------------------------------------------------------------------- the rest
-
-
-def _plain_decorator(node: ast.FunctionDef) -> None:
-    """``@T.prim_func`` makes ``s_tir`` functions; only the others have to say it."""
-    decorator: Any = node.decorator_list[-1]
-    keywords = list(decorator.keywords) if isinstance(decorator, ast.Call) else []
-    kept = [k for k in keywords if k.arg != "s_tir"]
-    if len(kept) == len(keywords):
-        kept.append(ast.keyword("s_tir", ast.Constant(False)))
-    node.decorator_list[-1] = ast.Call(_t("prim_func"), [], kept) if kept else _t("prim_func")
-
-
-def _restore_names(node: ast.FunctionDef, body: _Body) -> None:
-    """Give axes back the names that TVM keeps for its own modules, such as I and R."""
-    taken = set(_names(node)) | {a.arg for a in node.args.args}
-    renamed = {name: axis.name for name, axis in body.axes.items() if name != axis.name and axis.name not in taken}
-    for child in ast.walk(node):
-        if isinstance(child, ast.Name):
-            child.id = renamed.get(child.id, child.id)
+    called = trees.called(item)
+    return trees.call(called.removeprefix("sp."), *item.args) if called else item  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from tvm.tirx.script import builder as T
 from sparsetir import op
 from sparsetir.errors import VerifyError
 from sparsetir.ir import SPARSE_ITER, Axis, cast, const, decode_axis
-from sparsetir.verify import INDEX_DTYPES, SEARCHES, VALUE_DTYPES, chain_fault, fuse_fault
+from sparsetir.rules import INDEX_DTYPES, SEARCHES, VALUE_DTYPES, chain_fault, fuse_fault
 
 # `arg` has no operand to take its type from, so its text must say it.
 if op.OPS["arg"].get_attr("TScriptDtypePrintLocation") is None:
@@ -173,7 +173,8 @@ def _rule(function: Callable[..., Any], arity: int, idtype: str, role: str) -> i
     """The expression of a callable, with ``arg(k)`` for its k-th parameter."""
     found = len(inspect.signature(function).parameters)
     if found != arity:
-        message = f"{role} must take {arity} arguments (the ancestors' coordinates{', then the slot' if role.endswith('indices') else ''}), it takes {found}"
+        then = ", then the slot" if role == "indices" else ""
+        message = f"{role} must take {arity} arguments (the ancestors' coordinates{then}), it takes {found}"
         raise VerifyError(message)
     value = function(*(op.call("arg", [k], idtype) for k in range(arity)))
     return const(value, idtype) if isinstance(value, int) else cast(value, idtype)
@@ -370,8 +371,8 @@ def _buffer_axes(axes: Any) -> tuple[Axis, ...]:
         raise VerifyError("a sparse buffer needs at least one axis")
     decoded = tuple(_axis_of(a, "every item of a buffer's axes") for a in listed)
     fault = chain_fault(decoded)
-    if fault is not None:
-        raise VerifyError(*fault)
+    if fault:
+        raise VerifyError(fault)
     return decoded
 
 
@@ -400,8 +401,8 @@ def match_sparse_buffer(
         IRBuilder.name(str(handle.name), storage)
         _stack[-1].matched[handle] = storage
     else:
-        message = f"the handle {handle.name} is already matched to another buffer; declare it as T.Buffer to view it twice"
-        raise VerifyError(message, str(handle.name))
+        message = f"the handle {handle.name} is already matched to another buffer"
+        raise VerifyError(f"{message}; declare it as T.Buffer to view it twice", str(handle.name))
     return _bind_view(storage, name, decoded, dtype, default_value)
 
 

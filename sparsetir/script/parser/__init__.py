@@ -109,7 +109,8 @@ _HINTS = [
         "a T.handle parameter or an axis becomes one by T.match_sparse_buffer",
     ),
     (
-        r"Mismatched type on argument #1 when calling: `\S*BufferStore\(.* got `ir.TensorRegion`",
+        r"Mismatched type on argument #1 when calling: `\S*BufferStore\(.* got `ir.TensorRegion`"
+        r"|TensorRegion is not a primitive operand.*",
         "a buffer is read with fewer subscripts than it has dimensions; give one subscript per axis",
     ),
     (
@@ -118,7 +119,8 @@ _HINTS = [
     ),
     (
         r"Mismatched type on argument #2 when calling: `\S*BufferStore\(.*",
-        "a subscript must be an integer expression, found a list; write `as [i]`, not `as i`, for an sp_iter over one axis",
+        "a subscript must be an integer expression, found a list; "
+        "an sp_iter over one axis is written `as [i]`, not `as i`",
     ),
     (
         r"T\.init must be called at the top of a T\.sblock\(\).*",
@@ -126,7 +128,8 @@ _HINTS = [
     ),
     (
         r"(?:ValueError: )?Unexpected type for TIR Arg: ffi.String",
-        "the annotation of a parameter cannot be evaluated; if it quotes a size, that name must not be taken by a Python value",
+        "the annotation of a parameter cannot be evaluated; "
+        "if it quotes a size, no Python variable may have the same name",
     ),
     (
         r"Expect the for loop to be one of the following: (.*)",

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is left to do in a call once one like it has been checked in full.
+
+A plan belongs to the names, classes, shapes and dtypes of a call's arguments. It fills the compiled function's
+argument list, checks what may differ between such calls (the contents of index arrays), and makes the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir import interop
+from sparsetir.errors import ArgumentError
+from sparsetir.signature import Arguments, Signature, checks_are_on
+
+COMPRESSED = ("csr", "csc", "bsr")
+
+
+def key_of(arguments: dict[str, Any]) -> Any:
+    """What decides whether a plan fits; None where every call must take the long way."""
+    key: list[Any] = []
+    for name, value in arguments.items():
+        if type(value) is np.ndarray:
+            flags = value.flags
+            if not (flags.c_contiguous and flags.aligned and flags.writeable) or value.size == 0:
+                return None
+            key.append((name, value.shape, value.dtype))
+        elif isinstance(value, (sp.sparray, sp.spmatrix)) and value.format in COMPRESSED:
+            data, indices = value.data, value.indices
+            if not (data.flags.writeable and indices.flags.writeable) or data.size == 0:
+                return None
+            key.append((name, type(value), value.shape, data.shape, data.dtype, indices.dtype, indices.size))
+        elif type(value) is int:
+            key.append((name, value))
+        else:
+            return None
+    return tuple(key)
+
+
+class _Compressed:
+    """Fills in a scipy matrix whose arrays are the buffer's own."""
+
+    def __init__(self, signature: Signature, name: str, args: Arguments, place: dict[str, int]) -> None:
+        buffer = signature.buffers[name]
+        axis = next(a for a in buffer.axes if a.kind == "sparse_variable")
+        self.name, self.axis = name, axis
+        self.values = place[str(buffer.storage.name)]
+        self.indptr, self.indices = place[str(axis.indptr.name)], place[str(axis.indices.name)]
+        self.shape = args.arrays[str(buffer.storage.name)].shape
+        self.level = signature.levels[name][buffer.axes.index(axis)]
+        self.parent_count, _, self.length = (int(n) for n in signature.counts[axis](args.sizes))
+
+    def fill(self, value: Any, ready: list[Any]) -> None:
+        """Check the structure and pass the arrays on."""
+        if checks_are_on():
+            interop.check_level(
+                self.level,
+                value.indptr,
+                value.indices,
+                parent_count=self.parent_count,
+                length=self.length,
+                name=self.name,
+                need_sorted=True,
+            )
+        ready[self.values], ready[self.indptr], ready[self.indices] = value.data, value.indptr, value.indices
+
+
+def _borrows(signature: Signature, name: str, value: Any, args: Arguments) -> bool:
+    """Whether a sparse argument's own arrays were passed on, so that the next one's can be too."""
+    stored = args.stored.get(name)
+    if stored is None or not stored.is_borrowed or len(stored.indptr) != 1:
+        return False
+    arrays = (value.data, value.indptr, value.indices)
+    held = (stored.values, *stored.indptr.values(), *stored.indices.values())
+    return all(a.dtype == h.dtype and a.shape == h.shape and np.may_share_memory(a, h) for a, h in zip(arrays, held, strict=True))
+
+
+def make_plan(
+    signature: Signature,
+    function: Callable[..., Any],
+    args: Arguments,
+    arguments: dict[str, Any],
+    template: list[Any],
+    finish: Callable[[list[Any], dict[str, Any]], Any],
+) -> Callable[[dict[str, Any]], Any] | None:
+    """A function of the arguments that does what the call just made did, with fewer checks.
+
+    `template` is that call's argument list; `finish` turns a filled list into results where an output is not a
+    plain new array. None when no shortcut is safe.
+    """
+    place = {p.name: n for n, p in enumerate(signature.params)}
+    dense: list[tuple[str, int]] = []
+    sparse: list[_Compressed] = []
+    for name, value in arguments.items():
+        storage = signature.storage_name(name)
+        if interop.is_sparse(value):
+            if not _borrows(signature, name, value, args):
+                return None
+            sparse.append(_Compressed(signature, name, args, place))
+        elif storage is not None:
+            if any(storage in names for names in signature.axes_of_array.values()) or signature.by_name[storage].dtype == "bfloat16":
+                return None
+            dense.append((name, place[storage]))
+    written = [at for name, at in dense if signature.params[at].name in signature.effects.written]
+    made = [
+        (place[n], args.arrays[n].shape, args.arrays[n].dtype, n in signature.effects.covered)
+        for n in signature.outputs
+        if n not in args.given
+    ]
+    single = signature.outputs[0] if len(signature.outputs) == 1 else None
+    plain = single is not None and signature.is_plain(single) and not args.torch
+    result = place[single] if single is not None else -1
+
+    def run(values: dict[str, Any]) -> Any:
+        ready = list(template)
+        for name, at in dense:
+            ready[at] = values[name]
+        for entry in sparse:
+            entry.fill(values[entry.name], ready)
+        for at, shape, dtype, covered in made:
+            ready[at] = np.empty(shape, dtype) if covered else np.zeros(shape, dtype)
+        if written:
+            _check_separate(ready, written)
+        function(*ready)
+        return ready[result] if plain else finish(ready, values)
+
+    return run
+
+
+def _check_separate(ready: list[Any], written: list[int]) -> None:
+    for at in written:
+        for n, other in enumerate(ready):
+            if n != at and isinstance(other, np.ndarray) and np.may_share_memory(ready[at], other):
+                raise ArgumentError("an output shares memory with another argument: pass a separate array")

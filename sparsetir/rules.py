@@ -1,0 +1,470 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of stage I.
+
+A rule is a function of the `Facts` of a program that yields a `Problem` for every place where the program breaks
+it. A message says what was expected, what was found and what to try. `sparsetir.verify` has the tables.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.ir import Call, Var
+
+from sparsetir.errors import VerifyError
+from sparsetir.ir import Axis, Entry, Program, SparseBuffer, SpIter, decode
+
+INDEX_DTYPES = ("int32", "int64")
+VALUE_DTYPES = (
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "int8",
+    "uint8",
+    "int32",
+    "int64",
+    "bool",
+)
+SEARCHES = ("inline", "hoist", "merge")
+REDUCE = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One broken rule: what, in which axis, buffer or iteration, and where in the source if that is known."""
+
+    message: str
+    construct: str = ""
+    span: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A sparse iteration and the sparse iterations around it, outermost first."""
+
+    iteration: SpIter
+    outer: tuple[SpIter, ...]
+
+    @property
+    def variables(self) -> dict[Var, Axis]:
+        """The axis of every iteration variable in force whose position is at hand."""
+        entries = [e for it in (*self.outer, self.iteration) for e in it.entries]
+        return {v: a for e in entries for v, a in zip(e.vars, e.axes, strict=True)}
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What the rules of stage I ask for."""
+
+    func: tirx.PrimFunc
+    program: Program
+    places: list[Place] = field(default_factory=list)
+
+    @cached_property
+    def storages(self) -> dict[Var, Var]:
+        """The buffer behind every declared view."""
+        found: dict[Var, Var] = {}
+
+        def on_decl(node: tirx.DeclBuffer) -> None:
+            if isinstance(node.data, Call) and node.data.args and tirx.is_buffer_var(node.data.args[0]):
+                found[node.buffer] = found.get(node.data.args[0], node.data.args[0])
+
+        tvm_ffi.structural_walk(self.func.body, (tirx.DeclBuffer, on_decl))
+        return found
+
+    def storage(self, buffer: Var) -> Var:
+        """The buffer that holds the values of `buffer`."""
+        return self.storages.get(buffer, buffer)
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """A load or a store of a buffer."""
+
+    buffer: Var
+    indices: list[ir.Expr]
+    node: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.buffer.name)
+
+
+Rule = Callable[[Any], Iterator[Problem]]
+
+
+def stores(node: Any) -> list[Access]:
+    """Every store below `node`."""
+    found: list[Access] = []
+    on_store = lambda s: found.append(Access(s.buffer, list(s.indices), s))  # noqa: E731
+    tvm_ffi.structural_walk(node, (tirx.BufferStore, on_store), order="pre")
+    return found
+
+
+def loads(node: Any) -> list[Access]:
+    """Every load below `node`."""
+    found: list[Access] = []
+    on_load = lambda x: found.append(Access(x.source, list(x.indices), x))  # noqa: E731
+    tvm_ffi.structural_walk(node, (ir.TensorLoad, on_load), order="pre")
+    return found
+
+
+def _parts(block: s_tir.SBlock) -> list[tirx.Stmt]:
+    """What a block runs, in order."""
+    return [block.body] if block.init is None else [block.init, block.body]
+
+
+def _uses(node: Any, variables: Sequence[Var]) -> list[Var]:
+    """Those of `variables` that occur in `node`."""
+    found: dict[Var, None] = {}
+    tvm_ffi.structural_walk(node, (Var, lambda v: found.setdefault(v) if v in variables else None))
+    return list(found)
+
+
+def _places(func: tirx.PrimFunc, program: Program) -> list[Place]:
+    """The sparse iterations of a function in the order of its text."""
+    known = {it.node: it for it in program.iterations}
+    outer: list[SpIter] = []
+    found: list[Place] = []
+
+    def on_realize(node: s_tir.SBlockRealize, visitor: Any) -> None:
+        iteration = known.get(node)
+        if iteration is None:
+            visitor.default_visit(node)
+            return
+        found.append(Place(iteration, tuple(outer)))
+        outer.append(iteration)
+        visitor.visit(node.block.body)
+        outer.pop()
+
+    tvm_ffi.structural_visit(func.body, (s_tir.SBlockRealize, on_realize))
+    return found
+
+
+def facts_of(func: tirx.PrimFunc) -> Facts:
+    """Decode a function, with an error that says why if it cannot be."""
+    try:
+        program = decode(func)
+    except KeyError as error:
+        name = getattr(error.args[0], "name", error.args[0])
+        message = f"{name} is used as an axis, but this function does not declare it as one [axis-known]"
+        raise VerifyError(message, str(name)) from None
+    except (AttributeError, IndexError):
+        message = "every variable of a sparse iteration is bound to T.sp.coord(axis, member), with one letter for each"
+        raise VerifyError(f"{message} [letters]") from None
+    return Facts(func, program, _places(func, program))
+
+
+# ---------------------------------------------------------------------------------------------- axes and buffers
+
+
+def sizes_are_sizes(facts: Facts) -> Iterator[Problem]:
+    """Sizes are integers and not negative."""
+    for axis in facts.program.axes.values():
+        for meaning, size in (("length", axis.length), ("number of positions", axis.count)):
+            what = f"the {meaning} of axis {axis.name}"
+            if not _is_index(str(size.ty.dtype)):
+                yield Problem(f"{what} must be an integer, found {size} of {size.ty.dtype}", axis.name)
+            if isinstance(size, tirx.IntImm) and int(size) < 0:
+                yield Problem(f"{what} must not be negative, found {int(size)}", axis.name)
+
+
+def axes_count_in_integers(facts: Facts) -> Iterator[Problem]:
+    """Index types are int32 or int64."""
+    for axis in facts.program.axes.values():
+        if axis.idtype not in INDEX_DTYPES:
+            yield Problem(f"axis {axis.name} must count in int32 or int64, found {axis.idtype}", axis.name)
+        for array in (axis.indptr, axis.indices):
+            if array is not None and str(array.ty.dtype) not in INDEX_DTYPES:
+                message = f"{array.name} of axis {axis.name} must hold int32 or int64, found {array.ty.dtype}"
+                yield Problem(message, axis.name)
+
+
+def values_have_a_known_dtype(facts: Facts) -> Iterator[Problem]:
+    """Sparse buffers hold one of the dialect's types."""
+    for buffer in facts.program.buffers.values():
+        if buffer.dtype not in VALUE_DTYPES:
+            message = f"sparse buffer {buffer.name} must hold one of {', '.join(VALUE_DTYPES)}, found {buffer.dtype}"
+            yield Problem(message, buffer.name)
+
+
+def chain_fault(axes: Sequence[Axis]) -> str:
+    """Why `axes` cannot be a buffer's axes; empty if they can.
+
+    The axes of one tree must run from the root to a node without a gap or a fork.
+    """
+    for axis in axes:
+        if list(axes).count(axis) > 1:
+            return f"axis {axis.name} appears twice in one buffer; a second dimension needs an axis of its own"
+        if axis.parent is not None and axis.parent not in axes:
+            found = ", ".join(a.name for a in axes)
+            return f"a buffer over axis {axis.name} must also have its parent {axis.parent.name}, found ({found})"
+    for axis in axes:
+        children = [a.name for a in axes if a.parent is axis]
+        if len(children) > 1:
+            names = " and ".join(children)
+            return f"axes {names} are both below {axis.name}; the axes of one tree must form a chain in a buffer"
+    return ""
+
+
+def buffers_follow_chains(facts: Facts) -> Iterator[Problem]:
+    """A buffer has one axis for each dimension, and whole chains of axes."""
+    for buffer in facts.program.buffers.values():
+        rank = len(buffer.view.ty.shape)
+        if rank != len(buffer.axes):
+            message = f"expected one axis for each of the {rank} dimensions of {buffer.name}, found {len(buffer.axes)}"
+            yield Problem(message, buffer.name)
+        fault = chain_fault(buffer.axes)
+        if fault:
+            yield Problem(f"buffer {buffer.name}: {fault}", buffer.name)
+
+
+# ---------------------------------------------------------------------------------------------- iterations
+
+
+def _at(iteration: SpIter, message: str, node: Any = None) -> Problem:
+    """A problem in an iteration, at `node` if that knows its line."""
+    span = getattr(node, "span", None) or iteration.node.span
+    return Problem(f"{message} (sp_iter {iteration.name!r})", iteration.name, span)
+
+
+def letters_fit(facts: Facts) -> Iterator[Problem]:
+    """One letter S or R for each iteration variable."""
+    for place in facts.places:
+        iteration, kinds = place.iteration, str(place.iteration.block.annotations["sparse_iter"])
+        found = ["R" if iv.iter_type == REDUCE else "S" for iv in iteration.block.iter_vars]
+        if kinds != "".join(found):
+            yield _at(iteration, f"expected one letter S or R for each variable, {''.join(found)!r}; found {kinds!r}")
+
+
+def axes_come_once(facts: Facts) -> Iterator[Problem]:
+    """No axis twice in one list, unless attached elsewhere."""
+    for place in facts.places:
+        listed = [a for e in place.iteration.entries if e.attached_to is None for a in e.axes]
+        for axis in dict.fromkeys(a for a in listed if listed.count(a) > 1):
+            yield _at(place.iteration, f"axis {axis.name} is listed twice; declare another axis for a second loop")
+
+
+def parents_come_first(facts: Facts) -> Iterator[Problem]:
+    """An axis is iterated below its parent, an attached axis below its host."""
+    for place in facts.places:
+        seen = {a for it in place.outer for a in it.axes}
+        for entry in place.iteration.entries:
+            message = _order_fault(entry, seen, place.iteration)
+            if message:
+                yield _at(place.iteration, message)
+            seen.update(entry.axes)
+
+
+def _order_fault(entry: Entry, seen: set[Axis], iteration: SpIter) -> str:
+    axis, host = entry.axes[0], entry.attached_to
+    if axis.parent is None:
+        return "" if host is None else f"axis {axis.name} has no parent, there is nothing to attach elsewhere"
+    if host is None:
+        return "" if axis.parent in seen else _missing(axis.name, axis.parent, iteration, "its parent")
+    what = f"T.attach({axis.name}, {host.name})"
+    if host not in seen:
+        return _missing(what, host, iteration, "the axis it is attached to,")
+    above, role = axis.parent.parent, f"the parent of {axis.parent.name},"
+    return "" if above is None or above in seen else _missing(what, above, iteration, role)
+
+
+def _missing(what: str, needed: Axis, iteration: SpIter, role: str) -> str:
+    if needed in iteration.axes:
+        return f"{what} is listed before {role} {needed.name}; list {needed.name} first"
+    return f"{what} is iterated but {role} {needed.name} is not; list {needed.name} before it"
+
+
+def fused_axes_are_chains(facts: Facts) -> Iterator[Problem]:
+    """Fused axes run from a root downwards."""
+    for place in facts.places:
+        for entry in place.iteration.entries:
+            fault = fuse_fault(entry.axes) if entry.is_fused else ""
+            if fault:
+                yield _at(place.iteration, fault)
+
+
+def fuse_fault(axes: Sequence[Axis]) -> str:
+    """Why `axes` cannot be iterated as one loop; empty if they can."""
+    for above, below in itertools.pairwise(axes):
+        if below.parent is not above:
+            return f"T.fuse takes a parent followed by its child: {above.name} is not the parent of {below.name}"
+    if axes[0].parent is not None:
+        return f"T.fuse must start at a root axis, {axes[0].name} lies below {axes[0].parent.name}"
+    return ""
+
+
+def variables_have_their_axis_dtype(facts: Facts) -> Iterator[Problem]:
+    """An iteration variable has its axis's index type."""
+    for place in facts.places:
+        for entry in place.iteration.entries:
+            for var, axis in zip(entry.vars, entry.axes, strict=True):
+                found = str(var.ty.dtype)
+                if found != axis.idtype:
+                    message = f"variable {var.name} must be {axis.idtype} like its axis {axis.name}, found {found}"
+                    yield _at(place.iteration, message)
+
+
+def variables_stay_inside(facts: Facts) -> Iterator[Problem]:
+    """An iteration variable is used inside its own iteration only."""
+    owner = {v: p.iteration for p in facts.places for v in p.iteration.vars}
+    problems: list[Problem] = []
+    active: list[Var] = []
+    statement: list[Any] = [None]
+
+    def on_store(node: tirx.BufferStore, visitor: Any) -> None:
+        statement[0] = node
+        visitor.default_visit(node)
+
+    def on_var(var: Var, _visitor: Any) -> None:
+        if var in owner and var not in active:
+            message = f"variable {var.name} is used outside of its iteration; move the use inside"
+            problems.append(_at(owner[var], message, statement[0]))
+
+    def on_realize(node: s_tir.SBlockRealize, visitor: Any) -> None:
+        own = [iv.var for iv in node.block.iter_vars]
+        for value in node.iter_values:
+            visitor.visit(value)
+        active.extend(own)
+        for part in _parts(node.block):
+            visitor.visit(part)
+        del active[len(active) - len(own) :]
+
+    callbacks = [(s_tir.SBlockRealize, on_realize), (tirx.BufferStore, on_store), (Var, on_var)]
+    tvm_ffi.structural_visit(facts.func.body, callbacks)
+    yield from problems
+
+
+# ---------------------------------------------------------------------------------------------- bodies
+
+
+def subscripts_fit(facts: Facts) -> Iterator[Problem]:
+    """One integer subscript for each axis."""
+    for access in [*stores(facts.func.body), *loads(facts.func.body)]:
+        buffer = facts.program.buffers.get(access.buffer)
+        rank = len(access.buffer.ty.shape) if buffer is None else len(buffer.axes)
+        found = len(access.indices)
+        if found != rank:
+            message = f"expected {rank} subscripts for buffer {access.name}, one for each axis, found {found}"
+            yield Problem(message, access.name, access.node.span)
+        for index in access.indices:
+            if buffer is not None and not _is_index(str(index.ty.dtype)):
+                message = f"a subscript of {access.name} must be an integer, found {index} of {index.ty.dtype}; cast it"
+                yield Problem(message, access.name, access.node.span)
+
+
+def _is_index(dtype: str) -> bool:
+    return dtype.startswith(("int", "uint")) and "x" not in dtype
+
+
+def init_is_spatial(facts: Facts) -> Iterator[Problem]:
+    """T.init does not use a reduction variable."""
+    for place in facts.places:
+        init = place.iteration.block.init
+        reduced = [v for v, k in zip(place.iteration.vars, place.iteration.kinds, strict=True) if k == "R"]
+        for var in _uses(init, reduced) if init is not None else []:
+            message = f"T.init runs before the reduction, but uses {var.name}, a reduction variable; use spatial ones"
+            yield _at(place.iteration, message, init)
+
+
+def sums_start_somewhere(facts: Facts) -> Iterator[Problem]:
+    """A reduction into a scratch buffer starts from a value that something has stored."""
+    held = set(facts.func.params)
+    nodes = {p.iteration.node: p.iteration for p in facts.places}
+    reducing: list[SpIter] = []
+    problems: list[Problem] = []
+
+    def on_store(node: tirx.BufferStore, _visitor: Any) -> None:
+        storage = facts.storage(node.buffer)
+        read = [facts.storage(a.buffer) for a in loads(node.value)]
+        if reducing and storage in read and storage not in held:
+            message = f"scratch buffer {node.buffer.name} is updated before anything is stored in it; use T.init"
+            problems.append(_at(reducing[-1], message, node))
+        held.add(storage)
+
+    def on_realize(node: s_tir.SBlockRealize, visitor: Any) -> None:
+        iteration = nodes.get(node)
+        is_reduction = iteration is not None and "R" in iteration.kinds
+        if iteration is not None and is_reduction:
+            reducing.append(iteration)
+        for part in _parts(node.block):
+            visitor.visit(part)
+        if is_reduction:
+            reducing.pop()
+
+    callbacks = [(s_tir.SBlockRealize, on_realize), (tirx.BufferStore, on_store)]
+    tvm_ffi.structural_visit(facts.func.body, callbacks)
+    yield from problems
+
+
+def structure_is_read_only(facts: Facts) -> Iterator[Problem]:
+    """An iteration does not write the index arrays that it walks."""
+    for place in facts.places:
+        arrays = {x: a for a in place.iteration.axes for x in (a.indptr, a.indices) if x is not None}
+        for access in stores(place.iteration.block):
+            axis = arrays.get(facts.storage(access.buffer))
+            if axis is not None:
+                message = f"{access.name} holds axis {axis.name}, which is iterated here, and must not be written"
+                yield _at(place.iteration, message, access.node)
+
+
+# ---------------------------------------------------------------------------------------------- searches
+
+
+def _searched(place: Place, facts: Facts) -> Iterator[tuple[Axis, Access]]:
+    """The axes whose coordinates the body must look up, and where."""
+    variables = place.variables
+    block = place.iteration.block
+    for access in [*stores(block), *loads(block)]:
+        buffer = facts.program.buffers.get(access.buffer)
+        if buffer is not None and len(access.indices) == len(buffer.axes):
+            yield from ((axis, access) for axis in _looked_up(buffer, access, variables))
+
+
+def _looked_up(buffer: SparseBuffer, access: Access, variables: dict[Var, Axis]) -> Iterator[Axis]:
+    for tree in buffer.trees:
+        direct = True
+        for axis in tree:
+            index = access.indices[buffer.axes.index(axis)]
+            direct = direct and isinstance(index, Var) and variables.get(index) is axis
+            if not direct and axis.indices is not None:
+                yield axis
+
+
+def search_is_known(facts: Facts) -> Iterator[Problem]:
+    """The search of an iteration is one of the strategies."""
+    for place in facts.places:
+        if place.iteration.search not in SEARCHES:
+            message = f"the search of an sp_iter is one of {', '.join(SEARCHES)}, found {place.iteration.search!r}"
+            yield _at(place.iteration, message)
+
+
+def merges_are_sorted(facts: Facts) -> Iterator[Problem]:
+    """A co-walk only searches sorted axes."""
+    for place in facts.places:
+        if place.iteration.search != "merge":
+            continue
+        for axis, access in _searched(place, facts):
+            if not axis.sorted:
+                message = f"search 'merge' needs sorted axes, but {axis.name} of {access.name} is not; use 'inline'"
+                yield _at(place.iteration, message, access.node)
+
+
+def hoists_are_stable(facts: Facts) -> Iterator[Problem]:
+    """What a hoisted search reads is not written in its iteration."""
+    for place in facts.places:
+        if place.iteration.search != "hoist":
+            continue
+        written = {facts.storage(a.buffer) for a in stores(place.iteration.block)}
+        for axis, access in _searched(place, facts):
+            for array in (axis.indptr, axis.indices):
+                if array in written:
+                    message = f"search 'hoist' reads {array.name}, which the body writes; use 'inline'"
+                    yield _at(place.iteration, message, access.node)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trials on disk: one JSON object per line, only ever appended.
+
+Several processes may write to one file: a line is written by a single call at the end of the file. A line that a
+killed process left half-written is skipped, and the next writer begins a new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsetir.errors import TuningError
+from sparsetir.ir import Program
+from sparsetir.schedules import Choices
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a time depends on besides the choices; records of another key do not count.
+
+    Parameters
+    ----------
+    name, program : str
+        Name of the function, and a hash of its text.
+    pattern : str
+        Hash of the index arrays, see `fingerprint`.
+    sizes : dict of str to int
+        Every size symbol.
+    dtype : str
+        Of the outputs.
+    target, machine : str
+    threads : int
+    versions : str
+        Of this package, its compiler sources and TVM.
+    """
+
+    name: str
+    program: str
+    pattern: str
+    sizes: dict[str, int]
+    dtype: str
+    target: str
+    machine: str
+    threads: int
+    versions: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """One trial.
+
+    Parameters
+    ----------
+    choices : Choices
+    fixed : dict of str to int
+        Sizes that were compiled in; none in the untuned kernel.
+    seconds : float or None
+        The fastest call; None if the candidate failed.
+    median, spread : float or None
+        Of the calls; the spread is the distance of the quartiles relative to the median.
+    error : str or None
+        Why it failed.
+    elapsed : float
+        Seconds of search when the trial was done.
+    seed : int
+        Of the search.
+    best : float or None
+        The fastest trial so far, this one included; not written to disk.
+    reused : bool
+        Whether it was read from the database.
+    """
+
+    choices: Choices
+    fixed: dict[str, int] = field(default_factory=dict)
+    seconds: float | None = None
+    median: float | None = None
+    spread: float | None = None
+    error: str | None = None
+    elapsed: float = 0.0
+    seed: int = 0
+    best: float | None = None
+    reused: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "choices": self.choices.as_dict()}
+
+
+SAVED = [f.name for f in fields(Record) if f.name not in ("choices", "best", "reused")]
+
+
+def digest(text: str | bytes) -> str:
+    """A short name for a content."""
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]
+
+
+def fingerprint(program: Program, arrays: Mapping[str, np.ndarray]) -> str:
+    """A hash of a pattern: the kinds of the axes and every index array, in one pass; values do not enter."""
+    state = hashlib.sha256()
+    for axis in program.axes.values():
+        state.update(axis.kind.encode())
+        for buffer in (axis.indptr, axis.indices):
+            if buffer is not None:
+                array = np.ascontiguousarray(arrays[str(buffer.name)])
+                state.update(f"{array.dtype}{array.shape}".encode())
+                state.update(array.reshape(-1).view(np.uint8).data)
+    return state.hexdigest()[:16]
+
+
+@cache
+def machine_name() -> str:
+    """The processor, its number of cores and the operating system."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+        about = dict(line.split(":", 1) for line in lines if ":" in line)
+        values = {key.strip(): value.strip() for key, value in about.items()}
+        numbers = "/".join(values[n] for n in ("cpu family", "model", "stepping") if n in values)
+        model = " ".join(part for part in (values.get("model name", model), numbers) if part)
+    return f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+
+
+@dataclass
+class Database:
+    """Records in a JSON-lines file, or in memory only.
+
+    Parameters
+    ----------
+    path : Path, optional
+        The file; made with its folder when the first record is added.
+    """
+
+    path: Path | None = None
+    _file: int | None = field(default=None, repr=False)
+
+    def load(self, key: Key) -> list[Record]:
+        """Records of `key` in the order of the file; of several for one candidate the first."""
+        wanted = json.loads(json.dumps(asdict(key)))
+        found: dict[Any, Record] = {}
+        for line in self._lines():
+            if line.get("format") != FORMAT or any(line.get(name) != value for name, value in wanted.items()):
+                continue
+            record = _record(line)
+            if record is not None:
+                found.setdefault((record.choices, bool(record.fixed)), record)
+        return list(found.values())
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        if self.path is None or not self.path.exists():
+            return
+        with self.path.open("rb") as stream:
+            for raw in stream:
+                try:
+                    line = json.loads(raw)
+                except ValueError:
+                    continue
+                if isinstance(line, dict):
+                    yield line
+
+    def append(self, key: Key, record: Record, **facts: Any) -> None:
+        """Add a record, with more facts about it if there are any."""
+        if self.path is None:
+            return
+        if self._file is None:
+            self._file = self._open(self.path)
+        saved = {name: getattr(record, name) for name in SAVED}
+        line = {"format": FORMAT, **asdict(key), "choices": record.choices.as_dict(), **saved, **facts}
+        data = json.dumps(line).encode() + b"\n"
+        if os.write(self._file, data) != len(data):
+            raise TuningError(f"the disk of {self.path} is full: a record could not be written")
+
+    def _open(self, path: Path) -> int:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise TuningError(f"the database {path} cannot be written: {error.strerror}; try another path") from error
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            os.write(file, b"\n")
+        return file
+
+    def close(self) -> None:
+        """Return when every record is on disk."""
+        if self._file is not None:
+            os.fsync(self._file)
+            os.close(self._file)
+            self._file = None
+
+
+def _record(line: dict[str, Any]) -> Record | None:
+    """The record of a line; None if another version of the choices wrote it."""
+    try:
+        choices = Choices(**line["choices"])
+        return Record(choices, **{name: line[name] for name in SAVED}, reused=True)
+    except (KeyError, TypeError, ValueError):
+        return None
