@@ -296,7 +296,7 @@ def register_pipeline() -> None:
         @tvm.transform.module_pass(opt_level=0, name="sparsetir.Pipeline")
         def pipeline(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
             second = scheduled(run(TO_STAGE_2, mod), None)
-            ours = any(isinstance(f, tirx.PrimFunc) and f.attrs is not None and INDPTR in f.attrs for f in second.functions.values())
+            ours = any(f.attrs is not None and INDPTR in f.attrs for f in second.functions.values())
             return stock(run(TO_STAGE_3, second) if ours else second)
 
         return pipeline, host, device

@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line. Results go to stdout and progress to stderr; exit status 0 done, 1 a finding, 2 wrong use."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import runpy
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsetir.errors import ArgumentError, SparseTIRError
+
+DONE, WRONG_USE, INTERRUPTED = 0, 2, 130
+OPS = ("spmm", "spmv", "sddmm", "mttkrp")
+LOOPS_SHOWN = 90
+REPEATED_BYTES, SMALLEST_COPY = 16 << 20, 64 << 10
+PACKAGES = ("apache-tvm", "apache-tvm-ffi", "numpy", "scipy", "xgboost", "torch", "mkl", "matplotlib")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Without the program's name; by default what the process was started with.
+
+    Returns
+    -------
+    int
+        The exit status.
+    """
+    try:
+        args = parser().parse_args(argv)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    try:
+        status: int = args.run(args)
+        sys.stdout.flush()
+    except (SparseTIRError, OSError) as error:
+        return complain(error)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return status
+
+
+def complain(error: Exception) -> int:
+    """Print an error as a sentence."""
+    if isinstance(error, BrokenPipeError):
+        # The reader of a pipe has gone; the interpreter must not fail again when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    print(f"sparsetir: {error}", file=sys.stderr)
+    return WRONG_USE
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    top = argparse.ArgumentParser(prog="sparsetir", description="A compiler for sparse tensor programs.")
+    commands = top.add_subparsers(title="commands", required=True, metavar="command")
+
+    demo = command(commands, "demo", run_demo, "tune a kernel on a real matrix and compare it with other libraries")
+    demo.add_argument("--matrix", metavar="FILE", help="default: words in the sources of Python's standard library")
+    demo.add_argument("--op", choices=OPS, default="spmm")
+    demo.add_argument("--feat", type=positive(int), default=128, metavar="N", help="columns of the dense operands")
+    demo.add_argument("--seconds", type=positive(float), default=30.0, metavar="S", help="time for the search")
+    demo.add_argument("--out", type=Path, default=Path("demo-out"), metavar="DIR", help="for pictures and records")
+
+    tune = command(commands, "tune", run_tune, "find the fastest schedule for a matrix or tensor")
+    tune.add_argument("file", metavar="FILE", help=".mtx, .npz, .smtx or .tns, also with .gz or .xz behind it")
+    tune.add_argument("--op", choices=OPS, required=True)
+    tune.add_argument("--feat", type=positive(int), default=128, metavar="N", help="columns of the dense operands")
+    tune.add_argument("--trials", type=positive(int), default=64, metavar="N")
+    tune.add_argument("--seconds", type=positive(float), metavar="S", help="end the search after this time")
+    tune.add_argument("--seed", type=int, default=0, metavar="N")
+    tune.add_argument("--database", type=Path, metavar="FILE", help="JSON lines: trials in it are not measured again")
+    tune.add_argument("--out", type=Path, metavar="DIR", help="write the report, the loops and a picture there")
+    tune.add_argument("--json", metavar="OUT", help="write the result as JSON, to stdout if OUT is -")
+
+    show = command(commands, "show", run_show, "print a program of the dialect, or what it is compiled to")
+    show.add_argument("script", metavar="SCRIPT.py[:FUNC]", help="all programs in the file, or one")
+    show.add_argument("--stage", choices=("1", "2", "3", "llvm", "asm"), default="1")
+
+    command(commands, "info", run_info, "versions, target, cores, caches and measured bandwidth")
+    return top
+
+
+def command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    """Add a command."""
+    found: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    found.set_defaults(run=run)
+    return found
+
+
+def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+    """A parser of positive numbers."""
+
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"expected a positive number, found {text}")
+        return value
+
+    # argparse names the type in its message.
+    parse.__name__ = kind.__name__
+    return parse
+
+
+# ---------------------------------------------------------------------------------------------------- tune
+
+
+def run_tune(args: argparse.Namespace) -> int:
+    """``sparsetir tune``."""
+    from sparsetir.files import read
+    from sparsetir.tuning import tune_sparse
+    from sparsetir.tuning.operands import make_case
+
+    database = args.database or (args.out / "tuning.jsonl" if args.out else None)
+    case = make_case(args.op, read(args.file), feat=args.feat, seed=args.seed)
+    budget = {"max_trials": args.trials, "max_seconds": args.seconds}
+    result = tune_sparse(case.program, case.inputs, seed=args.seed, database=database, **budget)
+    if args.json != "-":
+        print(result.report())
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "report.txt").write_text(result.report() + "\n")
+        (args.out / "loops.txt").write_text(result.kernel.script(stage=3) + "\n")
+        draw(lambda: result.plot(args.out / "tuning.png"))
+    if args.json:
+        write_json(args.json, result)
+    return DONE
+
+
+def write_json(where: str, result: Any) -> None:
+    """The result as one JSON object."""
+    facts = {
+        "best": result.best.as_dict(),
+        "untuned": result.untuned.as_dict(),
+        "speedup": result.speedup,
+        "flops": result.flops,
+        "seconds": result.seconds,
+        "interrupted": result.interrupted,
+        "history": [record.as_dict() for record in result.history],
+    }
+    text = json.dumps(facts, indent=1)
+    if where == "-":
+        print(text)
+        return
+    Path(where).parent.mkdir(parents=True, exist_ok=True)
+    Path(where).write_text(text + "\n")
+
+
+def draw(picture: Callable[[], Path]) -> None:
+    """Write a picture, or say why there is none."""
+    from sparsetir.bench import MissingPackageError
+
+    try:
+        print(f"wrote {picture()}")
+    except MissingPackageError as error:
+        print(f"no picture: {error}")
+
+
+# ---------------------------------------------------------------------------------------------------- demo
+
+
+def run_demo(args: argparse.Namespace) -> int:
+    """``sparsetir demo``."""
+    from sparsetir.bench import spy
+    from sparsetir.script.printer import script
+    from sparsetir.tuning import tune_sparse
+    from sparsetir.tuning.operands import make_case
+
+    name, sparse = demo_operand(args)
+    case = make_case(args.op, sparse, feat=args.feat)
+    heading(f"The sparse operand: {name}")
+    print(facts(case.sparse))
+    heading("The program (stage I)")
+    print(script(case.program))
+    heading(f"The search, {args.seconds:g} s")
+    args.out.mkdir(parents=True, exist_ok=True)
+    limits = {"max_trials": 10_000, "max_seconds": args.seconds}
+    result = tune_sparse(case.program, case.inputs, database=args.out / "tuning.jsonl", **limits)
+    print(result.report())
+    heading("The tuned loop nest (stage III)")
+    print(shortened(result.kernel.script(stage=3)))
+    heading("Time of a call")
+    print("\n".join(comparison(case, result, rest=min(0.25, args.seconds / 100))))
+    heading("Files")
+    print(f"wrote {args.out / 'tuning.jsonl'}")
+    if len(case.sparse.shape) == 2:
+        draw(lambda: spy(case.sparse, args.out / "spy.png"))
+    draw(lambda: result.plot(args.out / "tuning.png"))
+    return DONE
+
+
+def demo_operand(args: argparse.Namespace) -> tuple[str, Any]:
+    """The sparse operand and what to call it."""
+    from sparsetir.bench import term_document
+    from sparsetir.files import read
+
+    if args.matrix:
+        return str(args.matrix), read(args.matrix)
+    if args.op == "mttkrp":
+        raise ArgumentError("mttkrp takes a tensor of three dimensions: pass one with --matrix FILE.tns")
+    print("reading the sources of Python's standard library", file=sys.stderr)
+    return "words in the sources of Python's standard library", term_document()[0]
+
+
+def heading(text: str) -> None:
+    """Begin a section of the output."""
+    print(f"\n== {text}\n", flush=True)
+
+
+def facts(sparse: Any) -> str:
+    """Size and shape of a pattern in a few lines."""
+    shape = " x ".join(f"{n:,}" for n in sparse.shape)
+    cells = float(np.prod([float(n) for n in sparse.shape]))
+    lines = [f"{shape}, {sparse.nnz:,} nonzeros, density {sparse.nnz / cells if cells else 0.0:.3g}"]
+    if len(sparse.shape) == 2 and sparse.shape[0]:
+        lengths = np.diff(sparse.indptr)
+        mean, spread = lengths.mean(), lengths.std()
+        text = f"nonzeros in a row: {mean:.1f} on average, {lengths.max()} at most, standard deviation {spread:.1f}"
+        lines.append(f"{text}; {np.count_nonzero(lengths == 0):,} rows are empty")
+    return "\n".join(lines)
+
+
+def shortened(text: str, most: int = LOOPS_SHOWN) -> str:
+    """A program without the imports, and not more than `most` lines of it."""
+    lines = "\n".join(line for line in text.splitlines() if not line.startswith("#")).strip().splitlines()
+    rest = len(lines) - most
+    return "\n".join(lines if rest <= 0 else [*lines[:most], f"... ({rest} more lines)"])
+
+
+def comparison(case: Any, result: Any, *, rest: float) -> list[str]:
+    """A table of the time of a call: this package and the peers."""
+    from sparsetir.bench import interleave, missing
+    from sparsetir.build import build
+    from sparsetir.threads import get_num_threads
+    from sparsetir.tuning.report import aligned
+
+    calls = {
+        "sparsetir, tuned": ours(result.kernel, case.inputs),
+        "sparsetir, untuned": ours(build(case.program), case.inputs),
+    }
+    calls |= peers(case, get_num_threads())
+    times = interleave(calls, rest=rest)
+    baseline = next((times[name].median for name in ("scipy", "numpy") if name in times), None)
+    rows = [["", "ms", "GFLOP/s", "speedup"]]
+    for name, timing in times.items():
+        speedup = f"{baseline / timing.median:.2f}" if baseline else ""
+        rows.append([name, f"{timing.median * 1e3:.4g}", f"{result.flops / timing.median / 1e9:.1f}", speedup])
+    return [*aligned(rows), *(f"without {peer}: {why}" for peer, why in missing().items() if case.op != "mttkrp")]
+
+
+def ours(kernel: Any, inputs: dict[str, Any]) -> Callable[[], Any]:
+    """A call of a kernel as a user makes it in a loop: arguments bound, the output's memory used again."""
+    first = kernel._prepare(inputs)
+    outputs = {name: first.arrays[name] for name in kernel.signature.outputs}
+    bound = kernel.bind(**inputs)
+    return lambda: bound(**outputs)
+
+
+def peers(case: Any, threads: int) -> dict[str, Callable[[], Any]]:
+    """Calls of the libraries that have this operation."""
+    from sparsetir import bench
+    from sparsetir.tuning.reference import OPS as ORACLES
+
+    if case.op == "mttkrp":
+        return {"numpy": lambda: ORACLES["mttkrp"][0](case.inputs)}
+    bench.set_threads(threads)
+    names = [name for name in bench.available(case.op) if name != "mkl" or min(case.sparse.shape) > 0]
+    return {name: getattr(bench, case.op)(name, *case.inputs.values()) for name in names}
+
+
+# ---------------------------------------------------------------------------------------------------- show
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """``sparsetir show``."""
+    path, name = split_script(args.script)
+    for func in programs(path, name):
+        print(text_of(func, args.stage))
+    return DONE
+
+
+def split_script(text: str) -> tuple[Path, str | None]:
+    """The file, and the function if one is named."""
+    file, colon, name = text.rpartition(":")
+    return (Path(file), name) if colon and name.isidentifier() else (Path(text), None)
+
+
+def programs(path: Path, name: str | None) -> list[Any]:
+    """The programs that a script defines, or the one called `name`."""
+    from tvm import ir, tirx
+
+    if not path.is_file():
+        raise ArgumentError(f"there is no script {path}; expected SCRIPT.py or SCRIPT.py:FUNC")
+    found = {n: v for n, v in loaded(path).items() if isinstance(v, (tirx.PrimFunc, ir.IRModule)) and n[0] != "_"}
+    if name is not None and name not in found:
+        raise ArgumentError(f"{path} defines no program {name!r}; it defines {', '.join(found) or 'none'}")
+    if not found:
+        raise ArgumentError(f"{path} defines no program: expected a function with @T.prim_func at its top level")
+    return [found[name]] if name is not None else list(found.values())
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    """What a script defines."""
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        return runpy.run_path(str(path), run_name="__sparsetir_show__")
+    except SparseTIRError:
+        raise
+    except Exception as error:
+        raise ArgumentError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+
+
+def text_of(func: Any, stage: str) -> str:
+    """A program at a stage."""
+    from sparsetir.build import build
+    from sparsetir.script.printer import script
+
+    if stage == "1":
+        return script(func)
+    kernel = build(func)
+    if stage in "23":
+        return kernel.script(stage=int(stage))
+    return kernel.source("ll" if stage == "llvm" else stage)
+
+
+# ---------------------------------------------------------------------------------------------------- info
+
+
+def run_info(_args: argparse.Namespace) -> int:
+    """``sparsetir info``."""
+    import sparsetir
+    from sparsetir.build import cache_folder, native_target
+    from sparsetir.threads import get_num_threads
+    from sparsetir.tuning.database import machine_name
+
+    rows = [("sparsetir", sparsetir.__version__), ("python", platform.python_version())]
+    rows += [(package, version(package)) for package in PACKAGES]
+    rows += [("target", str(native_target())), ("machine", machine_name()), ("threads", str(get_num_threads()))]
+    folder = cache_folder()
+    kept = len(list(folder.glob("*.so"))) if folder and folder.exists() else 0
+    rows.append(("kernel cache", f"{folder}, {kept} kernels" if folder else "switched off"))
+    rows += [(name, f"{size >> 10} KiB{bandwidth(size // 2)}") for name, size in caches().items()]
+    rows.append(("memory", f"256 MiB copied{bandwidth(256 << 20)}"))
+    width = max(len(name) for name, _ in rows)
+    print("\n".join(f"{name.ljust(width)}  {text}" for name, text in rows))
+    return DONE
+
+
+def bandwidth(size: int) -> str:
+    """How fast one core copies within `size` bytes; nothing where the call itself would take most of the time."""
+    return f", {copy_bandwidth(size) / 1e9:.1f} GB/s read and written by one core" if size >= SMALLEST_COPY else ""
+
+
+def version(package: str) -> str:
+    """The installed version of a package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def caches() -> dict[str, int]:
+    """Bytes of the data caches of the first core, where the system tells."""
+    found = {}
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
+        if kind != "Instruction" and size.endswith("K"):
+            found[f"L{level} cache"] = int(size[:-1]) << 10
+    return found
+
+
+def copy_bandwidth(size: int, *, seconds: float = 0.1) -> float:
+    """Bytes read and written per second by copying within `size` bytes."""
+    source, target = np.ones(size // 2, np.uint8), np.ones(size // 2, np.uint8)
+    repeats = max(1, REPEATED_BYTES // size)
+    best, end = float("inf"), time.perf_counter() + seconds
+    while best == float("inf") or time.perf_counter() < end:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            np.copyto(target, source)
+        best = min(best, (time.perf_counter() - start) / repeats)
+    return 2 * source.nbytes / best
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

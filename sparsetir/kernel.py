@@ -33,7 +33,8 @@ class Timing:
     calls: int
 
     def __str__(self) -> str:
-        return f"{self.median * 1e3:.3f} ms (median of {self.calls} calls, {self.best * 1e3:.3f} to {self.worst * 1e3:.3f})"
+        spread = f"{self.best * 1e3:.3f} to {self.worst * 1e3:.3f}"
+        return f"{self.median * 1e3:.3f} ms (median of {self.calls} calls, {spread})"
 
 
 class Kernel:
@@ -303,8 +304,9 @@ def _check_overlap(args: Arguments, signature: Signature, arguments: dict[str, A
             continue
         for other, array in args.arrays.items():
             if other != storage and np.may_share_memory(args.arrays[storage], array):
-                pair = f"{signature.shown(storage)} and {signature.shown(other)}"
-                raise ArgumentError(f"{pair} share memory, and {signature.shown(storage)} is written: pass a separate array")
+                name = signature.shown(storage)
+                pair = f"{name} and {signature.shown(other)} share memory"
+                raise ArgumentError(f"{pair}, and {name} is written: pass a separate array")
 
 
 def measure(call: Callable[[], Any], *, seconds: float = 0.2) -> Timing:

@@ -16,7 +16,9 @@ def _only(format: str, known: tuple[str, ...], name: str) -> None:
         raise ArgumentError(f"{name} is written for the formats {', '.join(known)}, found {format!r}")
 
 
-def spmm(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32", block: int | None = None) -> tirx.PrimFunc:
+def spmm(
+    dtype: str = "float32", format: str = "csr", *, idtype: str = "int32", block: int | None = None
+) -> tirx.PrimFunc:
     """Sparse times dense matrix: ``C[i, k] = sum_j A[i, j] * B[j, k]``.
 
     Parameters
@@ -38,7 +40,8 @@ def spmm(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32", 
     _only(format, FORMATS, "spmm")
     if format == "bsr":
         return _spmm_bsr(dtype, idtype, 4 if block is None else block)
-    return {"csr": _spmm_csr, "csc": _spmm_csc, "coo": _spmm_coo, "dcsr": _spmm_dcsr, "ell": _spmm_ell}[format](dtype, idtype)
+    makers = {"csr": _spmm_csr, "csc": _spmm_csc, "coo": _spmm_coo, "dcsr": _spmm_dcsr, "ell": _spmm_ell}
+    return makers[format](dtype, idtype)
 
 
 def _spmm_csr(dtype: str, idtype: str) -> tirx.PrimFunc:
@@ -227,7 +230,14 @@ def spmv(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") 
 
     @T.prim_func
     def spmv(
-        a: T.handle, x_data: T.handle, y_data: T.handle, indptr: T.handle, indices: T.handle, m: size, n: size, nnz: size
+        a: T.handle,
+        x_data: T.handle,
+        y_data: T.handle,
+        indptr: T.handle,
+        indices: T.handle,
+        m: size,
+        n: size,
+        nnz: size,
     ):
         I = T.dense_fixed(m, idtype)
         J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)

@@ -76,7 +76,17 @@ def _borrows(signature: Signature, name: str, value: Any, args: Arguments) -> bo
         return False
     arrays = (value.data, value.indptr, value.indices)
     held = (stored.values, *stored.indptr.values(), *stored.indices.values())
-    return all(a.dtype == h.dtype and a.shape == h.shape and np.may_share_memory(a, h) for a, h in zip(arrays, held, strict=True))
+    return all(_is_same(a, h) for a, h in zip(arrays, held, strict=True))
+
+
+def _is_same(array: np.ndarray, held: np.ndarray) -> bool:
+    return array.dtype == held.dtype and array.shape == held.shape and np.may_share_memory(array, held)
+
+
+def _is_repeatable(signature: Signature, storage: str) -> bool:
+    """Whether an array of the same shape and dtype needs no further look."""
+    is_index = any(storage in names for names in signature.axes_of_array.values())
+    return not is_index and signature.by_name[storage].dtype != "bfloat16"
 
 
 def make_plan(
@@ -93,18 +103,14 @@ def make_plan(
     plain new array. None when no shortcut is safe.
     """
     place = {p.name: n for n, p in enumerate(signature.params)}
-    dense: list[tuple[str, int]] = []
-    sparse: list[_Compressed] = []
-    for name, value in arguments.items():
-        storage = signature.storage_name(name)
-        if interop.is_sparse(value):
-            if not _borrows(signature, name, value, args):
-                return None
-            sparse.append(_Compressed(signature, name, args, place))
-        elif storage is not None:
-            if any(storage in names for names in signature.axes_of_array.values()) or signature.by_name[storage].dtype == "bfloat16":
-                return None
-            dense.append((name, place[storage]))
+    sparse_names = [n for n, v in arguments.items() if interop.is_sparse(v)]
+    storages = {n: s for n in arguments if n not in sparse_names and (s := signature.storage_name(n)) is not None}
+    if not all(_borrows(signature, n, arguments[n], args) for n in sparse_names):
+        return None
+    if not all(_is_repeatable(signature, s) for s in storages.values()):
+        return None
+    sparse = [_Compressed(signature, n, args, place) for n in sparse_names]
+    dense = [(n, place[s]) for n, s in storages.items()]
     written = [at for name, at in dense if signature.params[at].name in signature.effects.written]
     made = [
         (place[n], args.arrays[n].shape, args.arrays[n].dtype, n in signature.effects.covered)

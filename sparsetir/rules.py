@@ -465,6 +465,6 @@ def hoists_are_stable(facts: Facts) -> Iterator[Problem]:
         written = {facts.storage(a.buffer) for a in stores(place.iteration.block)}
         for axis, access in _searched(place, facts):
             for array in (axis.indptr, axis.indices):
-                if array in written:
+                if array is not None and array in written:
                     message = f"search 'hoist' reads {array.name}, which the body writes; use 'inline'"
                     yield _at(place.iteration, message, access.node)

@@ -257,7 +257,8 @@ class Signature:
         missing = [p.name for p in self.params if not p.is_array and p.name not in args.sizes]
         if missing:
             self._complete(args)
-            raise ArgumentTypeError(f"the size {missing[0]} cannot be inferred from the arguments: pass {missing[0]}=...")
+            name = missing[0]
+            raise ArgumentTypeError(f"the size {name} cannot be inferred from the arguments: pass {name}=...")
 
     def _reshaped(self, param: Param, array: np.ndarray) -> np.ndarray:
         """Values of a sparse buffer may come in any shape with the right number of elements."""
@@ -265,7 +266,8 @@ class Signature:
         rank = len(param.shape or ())
         if buffer is None or buffer.is_dense:
             name = self.shown(param.name)
-            raise ArgumentError(f"{name} must have {rank} dimension{'s' if rank != 1 else ''}, found shape {array.shape}")
+            dimensions = f"{rank} dimension{'s' if rank != 1 else ''}"
+            raise ArgumentError(f"{name} must have {dimensions}, found shape {array.shape}")
         if rank == 1:
             return array.reshape(-1)
         tail = array.shape[array.ndim - rank + 1 :]

@@ -23,10 +23,10 @@ from sparsetir.schedules import Choices
 from sparsetir.tuning.reference import Reference
 
 BURST_SECONDS = 0.015
-# One call of a candidate this many times slower than the best is enough.
+# Two calls of a candidate this many times slower than the best are enough.
 HOPELESS = 3.0
 COMPILERS = 2
-ROUNDS = 5
+ROUNDS, FEWEST_ROUNDS, DUEL_SECONDS = 5, 2, 2.0
 
 Function = Callable[..., Any]
 Call = Callable[[], Any]
@@ -136,7 +136,7 @@ class Measurement:
 
 
 def burst(call: Call, seconds: float, *, hopeless: float = float("inf")) -> list[float]:
-    """Times of consecutive calls for about `seconds`, at least two; one if it takes `hopeless` seconds or more."""
+    """Times of consecutive calls for about `seconds`, at least two; no more if both took `hopeless` seconds."""
     samples: list[float] = []
     clock = time.perf_counter
     end = clock() + seconds
@@ -144,7 +144,7 @@ def burst(call: Call, seconds: float, *, hopeless: float = float("inf")) -> list
         start = clock()
         call()
         samples.append(clock() - start)
-        if samples[0] >= hopeless:
+        if len(samples) == 2 and min(samples) >= hopeless:
             break
     return samples
 
@@ -156,8 +156,8 @@ def summary(samples: list[float]) -> Measurement:
     return Measurement(ordered[0], middle, (ordered[3 * count // 4] - ordered[count // 4]) / middle)
 
 
-def duel(cases: Mapping[Any, Call], *, rounds: int = ROUNDS, seconds: float = 0.02) -> dict[Any, float]:
-    """Time near ties: all in turn, several rounds, so that a busy machine favours none.
+def duel(cases: Mapping[Any, Call], *, seconds: float = 0.02) -> dict[Any, float]:
+    """Time near ties: all in turn, several rounds (fewer of slow calls), so that a busy machine favours none.
 
     Returns
     -------
@@ -165,7 +165,10 @@ def duel(cases: Mapping[Any, Call], *, rounds: int = ROUNDS, seconds: float = 0.
         For each case the median over the rounds of its fastest call.
     """
     fastest: dict[Any, list[float]] = {name: [] for name in cases}
-    for _ in range(rounds):
+    end = time.perf_counter() + DUEL_SECONDS
+    for turn in range(ROUNDS):
+        if turn >= FEWEST_ROUNDS and time.perf_counter() > end:
+            break
         for name, call in cases.items():
             fastest[name].append(min(burst(call, seconds)))
     return {name: median(found) for name, found in fastest.items()}

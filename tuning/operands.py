@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +13,9 @@ from tvm import tirx
 from sparsetir import ops
 from sparsetir.errors import ArgumentError
 from sparsetir.interop import CooTensor
+from sparsetir.ir import decode
 
 DTYPE = "float32"
-OPS = ("spmm", "spmv", "sddmm", "mttkrp")
 MOST_32_BITS = 2**31 - 1
 
 
@@ -27,7 +26,7 @@ class Case:
     Parameters
     ----------
     op : str
-        One of `OPS`.
+        One of `DENSE`.
     program : PrimFunc
         Of `sparsetir.ops`.
     inputs : dict of str to array
@@ -44,23 +43,13 @@ class Case:
         return next(iter(self.inputs.values()))
 
 
-def _spmm(A: Any, random: Callable[..., np.ndarray], feat: int) -> dict[str, Any]:
-    return {"A": A, "B": random(A.shape[1], feat)}
-
-
-def _spmv(A: Any, random: Callable[..., np.ndarray], _feat: int) -> dict[str, Any]:
-    return {"A": A, "x": random(A.shape[1])}
-
-
-def _sddmm(A: Any, random: Callable[..., np.ndarray], feat: int) -> dict[str, Any]:
-    return {"S": A, "X": random(A.shape[0], feat), "Y": random(A.shape[1], feat)}
-
-
-def _mttkrp(A: Any, random: Callable[..., np.ndarray], feat: int) -> dict[str, Any]:
-    return {"T": A, "B": random(A.shape[1], feat), "C": random(A.shape[2], feat)}
-
-
-OPERANDS = {"spmm": _spmm, "spmv": _spmv, "sddmm": _sddmm, "mttkrp": _mttkrp}
+# The dense operands of each operation: which dimensions of the sparse one they share, and whether they have columns.
+DENSE: dict[str, dict[str, tuple[int, bool]]] = {
+    "spmm": {"B": (1, True)},
+    "spmv": {"x": (1, False)},
+    "sddmm": {"X": (0, True), "Y": (1, True)},
+    "mttkrp": {"B": (1, True), "C": (2, True)},
+}
 
 
 def make_case(op: str, sparse: Any, *, feat: int = 128, seed: int = 0) -> Case:
@@ -81,8 +70,8 @@ def make_case(op: str, sparse: Any, *, feat: int = 128, seed: int = 0) -> Case:
     ArgumentError
         `op` is not known, or takes something of another number of dimensions.
     """
-    if op not in OPS:
-        raise ArgumentError(f"expected one of the operations {', '.join(OPS)}; found {op!r}")
+    if op not in DENSE:
+        raise ArgumentError(f"expected one of the operations {', '.join(DENSE)}; found {op!r}")
     if feat < 1:
         raise ArgumentError(f"feat must be a positive number of columns, found {feat}")
     rank, shape = (3 if op == "mttkrp" else 2), tuple(sparse.shape)
@@ -90,10 +79,15 @@ def make_case(op: str, sparse: Any, *, feat: int = 128, seed: int = 0) -> Case:
         sizes = " x ".join(map(str, shape))
         other = "spmm" if len(shape) == 2 else "mttkrp" if len(shape) == 3 else "another file"
         raise ArgumentError(f"{op} takes a sparse operand of {rank} dimensions, found {sizes}; try {other}")
-    draw = np.random.default_rng(seed).standard_normal
-    inputs = OPERANDS[op](as_float32(sparse), lambda *shape: draw(shape, DTYPE), feat)
     idtype = "int32" if max(sparse.nnz, *shape) <= MOST_32_BITS else "int64"
-    return Case(op, getattr(ops, op)(DTYPE, idtype=idtype), inputs)
+    program = getattr(ops, op)(DTYPE, idtype=idtype)
+    name = next(buffer.name for buffer in decode(program).buffers.values() if not buffer.is_dense)
+    rng = np.random.default_rng(seed)
+    inputs = {name: as_float32(sparse)}
+    for dense, (dim, has_columns) in DENSE[op].items():
+        size = (shape[dim], feat) if has_columns else (shape[dim],)
+        inputs[dense] = rng.standard_normal(size, np.float32)
+    return Case(op, program, inputs)
 
 
 def as_float32(sparse: Any) -> Any:

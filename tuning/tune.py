@@ -29,9 +29,8 @@ from sparsetir.tuning.search import Search
 
 Measure = Callable[[list[Choices]], Iterable[tuple[Choices, Measurement]]]
 
+# The fastest candidates of a search are compared again, interleaved with the untuned kernel.
 FINALISTS = 4
-# Times within this factor of the best are compared again, interleaved.
-NEAR = 1.05
 # A tuned kernel takes the untuned one's place if it needs at most this share of its time.
 WORTH = 0.98
 # Share of the time budget kept for the last comparison, and the most seconds it may need.
@@ -146,10 +145,10 @@ def explore(search: Search, measure: Measure, log: Log, *, fixed: dict[str, int]
 
 
 def finalists(history: list[Record]) -> list[Choices]:
-    """Candidates whose times are too close to call, the fastest first; ties go to the smaller choices."""
+    """The fastest candidates; ties go to the smaller choices."""
     timed = [(r.seconds, tuple(r.choices.as_dict().values()), r.choices) for r in history if r.seconds is not None]
     timed.sort(key=lambda entry: entry[:2])
-    return [choices for seconds, _, choices in timed[:FINALISTS] if seconds <= NEAR * timed[0][0]]
+    return [choices for *_, choices in timed[:FINALISTS]]
 
 
 def winner(times: Mapping[Choices | None, float]) -> Choices | None:
@@ -339,7 +338,7 @@ def trials(
 def finish(
     session: Session, history: list[Record], budget: Budget, database: Path | None, *, interrupted: bool
 ) -> TuneResult:
-    """Compare what is too close to call once more, and build the winner."""
+    """Compare the fastest candidates once more, and build the winner."""
     close = finalists([record for record in history if record.fixed == session.fixed])
     times = session.compare(close[:1] if interrupted else close)
     best = winner(times)

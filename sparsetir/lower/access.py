@@ -23,8 +23,9 @@ Conditions = list[ir.Expr]
 
 @dataclass(frozen=True, eq=False)
 class Cursor:
-    """An axis where the enclosing loops stand: all fields are expressions of the loop variables.
+    """An axis where the enclosing loops stand: all fields are expressions of the loops' block variables.
 
+    ``slot`` is the block variable of the loop that moves it.
     A cursor without an axis is a plain coordinate (an initialisation that walks the coordinate space).
     """
 
@@ -33,6 +34,7 @@ class Cursor:
     pos: ir.Expr | None = None
     parent_pos: ir.Expr | None = None
     above: tuple[ir.Expr, ...] = ()
+    slot: Var | None = None
 
     @property
     def coords(self) -> tuple[ir.Expr, ...]:
@@ -158,7 +160,11 @@ def lookup(
 
 
 def lookup_tuple(
-    chain: Sequence[Axis], parent_pos: ir.Expr | None, above: Sequence[ir.Expr], wanted: Sequence[ir.Expr], given: Conditions
+    chain: Sequence[Axis],
+    parent_pos: ir.Expr | None,
+    above: Sequence[ir.Expr],
+    wanted: Sequence[ir.Expr],
+    given: Conditions,
 ) -> tuple[ir.Expr, Conditions]:
     """Position of a tuple of coordinates below an axis that may repeat its own (COO).
 

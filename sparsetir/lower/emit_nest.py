@@ -27,205 +27,35 @@ their fiber, which is the form the stock schedule splits, blockizes and tensoriz
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import ir, s_tir, sym, tirx
+from tvm import ir, s_tir, tirx
 from tvm.ir import Var
 
 from sparsetir import op
-from sparsetir.errors import VerifyError
-from sparsetir.ir import Axis, Entry, Program, SparseBuffer, SpIter, accesses, cast, const, decode, is_sp_iter
-from sparsetir.lower.access import (
-    Conditions,
-    Cursor,
-    Resolver,
-    Scope,
-    fiber_of,
-    guarded,
-    in_range,
-    lookup,
-)
+from sparsetir.ir import Entry, Program, SparseBuffer, SpIter, cast, const, decode, decode_entries, is_sp_iter
+from sparsetir.lower.access import Conditions, Resolver, Scope, guarded
 from sparsetir.lower.balance_loops import PARALLEL_MARK
 from sparsetir.lower.declare_regions import INIT_MARK
-from sparsetir.lower.rewriting import all_same, collect, conjunction, mentions, same, substitute
-
-SPATIAL, REDUCE = 0, 2
-
-
-@dataclass
-class Level:
-    """The loops and block variables of one block of a nest."""
-
-    loops: list[tuple[Var, ir.Expr]] = field(default_factory=list)
-    iter_vars: list[tirx.IterVar] = field(default_factory=list)
-    predicates: Conditions = field(default_factory=list)
-
-    @property
-    def block_vars(self) -> list[Var]:
-        return [iv.var for iv in self.iter_vars]
-
-
-def place(entry: Entry, scope: Scope) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
-    """Loop extent, block variable, cursors and presence conditions of one entry in `scope`."""
-    if entry.is_fused:
-        return _place_fused(entry)
-    axis = entry.axes[0]
-    slot = Var("v" + str(entry.vars[0].name), ir.PrimType(axis.idtype))
-    parent_pos, above, given = _parent_of(entry, scope)
-    at = const(0, axis.idtype) if parent_pos is None else parent_pos
-    extent = guarded(given, axis.extent(at, above), const(0, axis.idtype))
-    pos = axis.position(at, slot, above)
-    coord = axis.coordinate(pos, slot, above)
-    absent = in_range(coord, axis.length) if axis.may_be_absent else []
-    return extent, slot, [Cursor(axis, coord, pos, parent_pos, tuple(above))], absent
-
-
-def _parent_of(entry: Entry, scope: Scope) -> tuple[ir.Expr | None, tuple[ir.Expr, ...], Conditions]:
-    """Where the entry's fiber hangs: parent position, ancestors' coordinates, conditions."""
-    axis = entry.axes[0]
-    if axis.parent is None:
-        return None, (), []
-    if entry.attached_to is not None:
-        return _attached(axis, entry.attached_to, scope)
-    cursor = scope.by_axis.get(axis.parent)
-    if cursor is None:
-        message = f"axis {axis.name} is iterated but its parent {axis.parent.name} is not: list {axis.parent.name} before it"
-        raise VerifyError(message, axis.name)
-    return cursor.pos, cursor.coords, []
-
-
-def _attached(axis: Axis, at: Axis, scope: Scope) -> tuple[ir.Expr | None, tuple[ir.Expr, ...], Conditions]:
-    """The position, in the attached axis's own parent, of the coordinate of the axis it is attached to."""
-    base, host = axis.parent, scope.by_axis.get(at)
-    if base is None or host is None:
-        message = f"T.attach({axis.name}, {at.name}): {at.name} must be iterated before {axis.name}"
-        raise VerifyError(message, axis.name)
-    grand = None if base.parent is None else scope.by_axis.get(base.parent)
-    if base.parent is not None and grand is None:
-        message = f"T.attach({axis.name}, {at.name}): {base.parent.name}, above {base.name}, must be iterated too"
-        raise VerifyError(message, axis.name)
-    above = () if grand is None else grand.coords
-    coord = cast(host.coord, base.idtype)
-    known = same(at.length, base.length)
-    pos, conditions = lookup(base, None if grand is None else grand.pos, above, coord, [], known)
-    return pos, (*above, coord), conditions
-
-
-def _place_fused(entry: Entry) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
-    """One loop over the stored positions of a chain; the outer members' places are searched upwards."""
-    last = entry.axes[-1]
-    flat = Var("v" + str(entry.vars[-1].name), ir.PrimType(last.idtype))
-    positions: list[ir.Expr] = [flat]
-    for axis in reversed(entry.axes[1:]):
-        positions.insert(0, fiber_of(axis, positions[0]))
-    cursors: list[Cursor] = []
-    above: tuple[ir.Expr, ...] = ()
-    absent: Conditions = []
-    parent_pos: ir.Expr | None = None
-    for axis, pos in zip(entry.axes, positions, strict=True):
-        at = const(0, axis.idtype) if parent_pos is None else parent_pos
-        slot = pos if axis.kind == "dense_fixed" else pos - axis.begin(at, above)
-        coord = axis.coordinate(pos, slot, above)
-        absent += in_range(coord, axis.length) if axis.may_be_absent else []
-        cursors.append(Cursor(axis, coord, pos, parent_pos, above))
-        above, parent_pos = (*above, coord), pos
-    return cast(last.count, last.idtype), flat, cursors, absent
-
-
-def _realize(block: s_tir.SBlock, level: Level) -> s_tir.SBlockRealize:
-    return s_tir.SBlockRealize([v for v, _ in level.loops], tirx.const(True, "bool"), block)
-
-
-def _where_present(body: tirx.Stmt, present: Conditions, is_reduction: bool) -> tirx.Stmt:
-    """`body` at stored coordinates only; a reduction keeps the single store that TVM's primitives look for."""
-    if not present:
-        return body
-    if not is_reduction or not isinstance(body, tirx.BufferStore):
-        return tirx.IfThenElse(conjunction(present), body, None)
-    old = tirx.BufferLoad(body.buffer, body.indices)
-    value = body.value
-    if isinstance(value, tirx.Add) and same(value.a, old):
-        term = guarded(present, value.b, tirx.const(0, str(value.b.ty.dtype)))
-        return tirx.BufferStore(body.buffer, old + term, body.indices)
-    return tirx.BufferStore(body.buffer, guarded(present, value, old), body.indices)
-
-
-def _bind_outer(block: s_tir.SBlock, level: Level, loops: list[Var]) -> s_tir.SBlockRealize:
-    """A realize that passes the enclosing ordinary loops' variables into the block, as TVM asks."""
-    used = [v for v in loops if mentions(block.body, [v]) or any(mentions(iv.dom, [v]) for iv in block.iter_vars)]
-    if not used and block.init is not None:
-        used = [v for v in loops if mentions(block.init, [v])]
-    if not used:
-        return _realize(block, level)
-    inner = {v: Var("v" + str(v.name), v.ty) for v in used}
-    replace = lambda node: substitute(node, inner)  # noqa: E731
-    domains = [ir.Range(const(0, str(v.ty.dtype)), tirx.max_value(str(v.ty.dtype))) for v in used]
-    extra = [tirx.IterVar(d, inner[v], SPATIAL) for v, d in zip(used, domains, strict=True)]
-    init = None if block.init is None else replace(block.init)
-    own = [tirx.IterVar(iv.dom, iv.var, iv.iter_type) for iv in block.iter_vars]
-    fresh = s_tir.SBlock(
-        [*extra, *own], [], [], block.name_hint, replace(block.body), init, block.alloc_buffers, annotations=block.annotations
-    )
-    return s_tir.SBlockRealize([*used, *(v for v, _ in level.loops)], tirx.const(True, "bool"), fresh)
-
-
-def _wrap(body: tirx.Stmt, level: Level, marks: dict[str, Any]) -> tirx.Stmt:
-    """The loops of a level around `body`; the outermost one carries `marks`."""
-    for n, (var, extent) in reversed(list(enumerate(level.loops))):
-        notes = marks if n == 0 else {}
-        # As TVM's parser writes it, so that the printed text reads back equal.
-        extent = sym.Analyzer().simplify(extent)
-        body = tirx.For(var, const(0, str(var.ty.dtype)), extent, tirx.ForKind.SERIAL, body, None, notes)
-    return body
-
-
-def is_parallel(iteration: SpIter, program: Program) -> bool:
-    """Whether the outermost loop's steps touch different elements.
-
-    They do when every store and every load of a stored buffer subscripts one dimension by each of the
-    loop's variables: then two steps never meet in an element.
-    """
-    first = iteration.entries[0]
-    if set(first.kinds) != {"S"} or not all(a.unique for a in first.axes):
-        return False
-    touched = list(accesses(iteration.block.body))
-    if iteration.block.init is not None:
-        touched += list(accesses(iteration.block.init))
-    local = _allocated_inside(iteration.block)
-    stored = {b for b, _, is_store in touched if is_store and b not in local}
-    where: dict[Var, tuple[int, ...]] = {}
-    for buffer, indices, _ in touched:
-        if buffer not in stored:
-            continue
-        own = tuple(_whole(indices, v) for v in first.vars)
-        if None in own or where.setdefault(buffer, own) != own:
-            return False
-    return True
-
-
-def _whole(indices: list[ir.Expr], var: Var) -> int | None:
-    """Dimension that `var` alone subscripts."""
-    return next((n for n, i in enumerate(indices) if i.same_as(var)), None)
-
-
-def _allocated_inside(block: s_tir.SBlock) -> set[Var]:
-    found: set[Var] = set(block.alloc_buffers)
-    views: dict[Var, Var] = {}
-
-    def on_decl(node: tirx.DeclBuffer) -> None:
-        if node.data.args:
-            views[node.buffer] = node.data.args[0]
-
-    callbacks = [
-        (s_tir.SBlock, lambda b: found.update(b.alloc_buffers)),
-        (tirx.AllocBuffer, lambda a: found.add(a.buffer)),
-        (tirx.DeclBuffer, on_decl),
-    ]
-    tvm_ffi.structural_walk(block.body, callbacks)
-    return found | {v for v, s in views.items() if s in found}
+from sparsetir.lower.hoist_search import Hoister
+from sparsetir.lower.independence import is_parallel
+from sparsetir.lower.init_plan import InitPlan
+from sparsetir.lower.nest import (
+    REDUCE,
+    SPATIAL,
+    Level,
+    extend,
+    place,
+    realize,
+    realize_inside,
+    spatial_pairs,
+    walk_coordinates,
+    where_present,
+    wrap,
+)
+from sparsetir.lower.rewriting import conjunction
 
 
 class NestEmitter:
@@ -237,6 +67,7 @@ class NestEmitter:
         self.search = "inline"
         self.depth = 0
         self.outer_loops: list[Var] = []
+        self.scratch: list[Var] = []
 
     # ------------------------------------------------------------------ expressions and stores
 
@@ -325,7 +156,7 @@ class NestEmitter:
                 levels += [Level()] if levels[-1].loops else []
                 init_at = len(levels) - 1
             spatial = "R" not in entry.kinds and (all(a.unique for a in entry.axes) or split.is_own(entry))
-            self._extend(levels, extent, slot, absent, SPATIAL if spatial else REDUCE)
+            extend(levels, extent, slot, absent, SPATIAL if spatial else REDUCE)
             for var, axis, cursor in zip(entry.vars, entry.axes, cursors, strict=True):
                 self.scope.add(var, cursor, axis.length)
         if split.prefix == len(iteration.entries):
@@ -334,18 +165,13 @@ class NestEmitter:
             init_at = len(levels) - 1
         body = self.rewrite(iteration.block.body)
         inner_init = self.rewrite(iteration.block.init) if split.inside else None
+        if self.search == "hoist" and self.depth == 1 and not self.outer_loops:
+            hoister = Hoister(iteration, self.scope)
+            body = hoister.replace(body)
+            self.scratch += hoister.buffers
+            nest = self._assemble(iteration, levels, body, inner_init, init, init_at)
+            return tirx.SeqStmt([*hoister.nests, nest]) if hoister.nests else nest
         return self._assemble(iteration, levels, body, inner_init, init, init_at)
-
-    def _extend(self, levels: list[Level], extent: ir.Expr, slot: Var, absent: Conditions, kind: int) -> None:
-        current = levels[-1]
-        if mentions(extent, current.block_vars):
-            current = Level()
-            levels.append(current)
-        loop = Var(str(slot.name)[1:], slot.ty)
-        domain = ir.Range(const(0, str(slot.ty.dtype)), extent)
-        current.loops.append((loop, extent))
-        current.iter_vars.append(tirx.IterVar(domain, slot, kind))
-        current.predicates += absent
 
     def _assemble(
         self,
@@ -364,7 +190,7 @@ class NestEmitter:
             if level.loops:
                 name = iteration.name if leaf else f"{iteration.name}_{n}"
                 allocated = list(iteration.block.alloc_buffers) if leaf else []
-                body = _where_present(body, level.predicates, leaf and inner_init is not None)
+                body = where_present(body, level.predicates, leaf and inner_init is not None)
                 block = s_tir.SBlock(
                     level.iter_vars,
                     [],
@@ -376,9 +202,9 @@ class NestEmitter:
                     annotations=notes,
                 )
                 outermost = n == min(m for m, x in enumerate(levels) if x.loops)
-                realize = _bind_outer(block, level, self.outer_loops) if outermost else _realize(block, level)
+                inner = realize_inside(block, level, self.outer_loops) if outermost else realize(block, level)
                 marks = {PARALLEL_MARK: True} if outermost and parallel else {}
-                body = _wrap(realize, level, marks)
+                body = wrap(inner, level, marks)
             if init is not None and n == init_at:
                 body = tirx.SeqStmt([init, body])
         return body
@@ -387,33 +213,28 @@ class NestEmitter:
         """A nest of its own that initialises every spatial point not bound yet."""
         outer = self.scope
         self.scope = outer.child()
-        level, levels = Level(), []
+        levels = [Level()]
         for entry in iteration.entries[split.prefix :]:
             if "S" not in entry.kinds:
                 continue
-            by_position = split.by_position(entry) and self._parent_placed(entry)
-            pieces = [place(entry, self.scope)] if by_position else [_dense(v, a) for v, a in _spatial(entry)]
-            pairs = [list(zip(entry.vars, entry.axes, strict=True))] if by_position else [[p] for p in _spatial(entry)]
-            for (extent, slot, cursors, absent), bound in zip(pieces, pairs, strict=True):
-                if mentions(extent, level.block_vars):
-                    levels.append(level)
-                    level = Level()
-                loop = Var(str(slot.name)[1:], slot.ty)
-                level.loops.append((loop, extent))
-                domain = ir.Range(const(0, str(slot.ty.dtype)), extent)
-                level.iter_vars.append(tirx.IterVar(domain, slot, SPATIAL))
-                level.predicates += absent
-                for (var, axis), cursor in zip(bound, cursors, strict=True):
+            if split.by_position(entry) and self._parent_placed(entry):
+                extent, slot, cursors, absent = place(entry, self.scope)
+                extend(levels, extent, slot, absent, SPATIAL)
+                for var, axis, cursor in zip(entry.vars, entry.axes, cursors, strict=True):
                     self.scope.add(var, cursor, axis.length)
-        levels.append(level)
+                continue
+            for var, axis in spatial_pairs(entry):
+                extent, slot, cursor = walk_coordinates(var, axis)
+                extend(levels, extent, slot, [], SPATIAL)
+                self.scope.add(var, cursor, axis.length)
         body = self.rewrite(iteration.block.init)
         for n in reversed(range(len(levels))):
             name = f"{iteration.name}_init" + (f"_{n}" if n < len(levels) - 1 else "")
-            body = _where_present(body, levels[n].predicates, False)
+            body = where_present(body, levels[n].predicates, False)
             block = s_tir.SBlock(levels[n].iter_vars, [], [], name, body, None, annotations={INIT_MARK: True})
             outermost = n == 0 and split.prefix == 0
-            realize = _bind_outer(block, levels[n], self.outer_loops) if outermost else _realize(block, levels[n])
-            body = _wrap(realize, levels[n], {PARALLEL_MARK: True} if outermost and self.depth == 1 else {})
+            inner = realize_inside(block, levels[n], self.outer_loops) if outermost else realize(block, levels[n])
+            body = wrap(inner, levels[n], {PARALLEL_MARK: True} if outermost and self.depth == 1 else {})
         self.scope = outer
         return body
 
@@ -425,138 +246,7 @@ class NestEmitter:
         return parent in self.scope.by_axis
 
 
-def _spatial(entry: Entry) -> list[tuple[Var, Axis]]:
-    return [(v, a) for v, a, k in zip(entry.vars, entry.axes, entry.kinds, strict=True) if k == "S"]
-
-
-def _dense(var: Var, axis: Axis) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
-    """Walk all coordinates of an axis, stored or not."""
-    slot = Var("v" + str(var.name), ir.PrimType(axis.idtype))
-    cursor = Cursor(axis, slot, slot, None) if axis.kind == "dense_fixed" else Cursor(None, slot)
-    return cast(axis.length, axis.idtype), slot, [cursor], []
-
-
-class InitPlan:
-    """Where the initialisation of an iteration goes.
-
-    ``inside``: in the innermost block, as TVM's reductions have it. Otherwise in a nest of its own placed
-    below the first ``prefix`` entries; ``prefix`` is None when there is nothing to place.
-    """
-
-    def __init__(self, iteration: SpIter, program: Program) -> None:
-        self.iteration, self.program = iteration, program
-        self.inside = False
-        self.prefix: int | None = None
-        init = iteration.block.init
-        self.stores = [] if init is None else collect(init, tirx.BufferStore)
-        if init is None:
-            return
-        self.inside = self._can_stay_inside()
-        self.prefix = None if self.inside else self._split()
-
-    # ------------------------------------------------------------------ one entry
-
-    def is_own(self, entry: Entry) -> bool:
-        """Whether every store subscripts the entry's axes, in its own buffer, by the entry's variables."""
-        stores = self.stores + collect(self.iteration.block.body, tirx.BufferStore)
-        return all(self._own(s, v, a) for s in stores for v, a in zip(entry.vars, entry.axes, strict=True))
-
-    def by_position(self, entry: Entry) -> bool:
-        """Whether walking the entry's stored positions reaches every element its initial stores can reach."""
-        if "R" in entry.kinds or entry.attached_to is not None:
-            return False
-        if not entry.is_fused and entry.axes[0].kind == "dense_fixed":
-            return True
-        return all(self._own(store, v, a) for store in self.stores for v, a in _spatial(entry))
-
-    def _own(self, store: tirx.BufferStore, var: Var, axis: Axis) -> bool:
-        """Whether the store subscripts `axis` of its buffer by `var`, and uses `var` nowhere else."""
-        buffer = self.program.buffers.get(store.buffer)
-        if buffer is None or axis not in buffer.axes:
-            return False
-        own = buffer.axes.index(axis)
-        return all(i.same_as(var) if n == own else not mentions(i, [var]) for n, i in enumerate(store.indices))
-
-    def _once(self, entry: Entry) -> bool:
-        """Whether different steps of the entry initialise different elements."""
-        return all(self._injective(store, list(entry.vars)) for store in self.stores)
-
-    def _injective(self, store: tirx.BufferStore, variables: list[Var]) -> bool:
-        whole = [v for v in variables if any(i.same_as(v) for i in store.indices)]
-        if len(whole) == len(variables):
-            return True
-        lengths = dict(zip(self.iteration.vars, self.iteration.axes, strict=True))
-        used = [v for v in self.iteration.vars if mentions(store.indices, [v])]
-        if any(v not in used for v in variables):
-            return False
-        ranges = {v: ir.Range(const(0, lengths[v].idtype), cast(lengths[v].length, lengths[v].idtype)) for v in used}
-        true = tirx.const(True, "bool")
-        found = sym.detect_iter_map(list(store.indices), ranges, true, "bijective", False)
-        return len(found.indices) > 0
-
-    # ------------------------------------------------------------------ the whole list
-
-    def _split(self) -> int:
-        for n, entry in enumerate(self.iteration.entries):
-            if not self.by_position(entry) or any(a.may_be_absent for a in entry.axes) or not self._once(entry):
-                return n
-        return len(self.iteration.entries)
-
-    def _can_stay_inside(self) -> bool:
-        body, init, entries = self.iteration.block.body, self.iteration.block.init, self.iteration.entries
-        if not (isinstance(body, tirx.BufferStore) and isinstance(init, tirx.BufferStore)):
-            return False
-        if not (body.buffer.same_as(init.buffer) and all_same(body.indices, init.indices)):
-            return False
-        reductions = [e for e in entries if "R" in e.kinds]
-        spatial = [e for e in entries if "R" not in e.kinds]
-        if not reductions or any(set(e.kinds) != {"R"} for e in reductions):
-            return False
-        if not all(self.by_position(e) and self._once(e) for e in spatial):
-            return False
-        if any(a.may_be_absent for e in spatial for a in e.axes):
-            return False
-        return self._stores_surely(body) and self._reduces_in_leaf()
-
-    def _stores_surely(self, store: tirx.BufferStore) -> bool:
-        """Whether the store's element exists at every iterated point."""
-        buffer = self.program.buffers.get(store.buffer)
-        if buffer is None:
-            return True
-        scope, direct = Scope(), {}
-        for entry in self.iteration.entries:
-            for var, axis in zip(entry.vars, entry.axes, strict=True):
-                scope.ranges[var] = ir.Range(const(0, axis.idtype), cast(axis.length, axis.idtype))
-                direct[var] = axis if entry.attached_to is None else None
-        for axis, index in zip(buffer.axes, store.indices, strict=True):
-            if isinstance(index, Var) and direct.get(index) is axis:
-                continue
-            if axis.kind != "dense_fixed" or not scope.proves_in_range(index, axis.length):
-                return False
-        return True
-
-    def _reduces_in_leaf(self) -> bool:
-        """Whether every reduction, and nothing that hangs from one, is in the innermost block."""
-        group: list[Entry] = []
-        for entry in self.iteration.entries:
-            held = {a for e in group for a in e.axes}
-            hosts = [] if entry.attached_to is None else [entry.attached_to, *entry.attached_to.ancestors]
-            above = [*entry.axes[0].ancestors, *hosts]
-            ragged = entry.axes[0].is_ragged or entry.attached_to is not None
-            if ragged and any(a in held for a in above):
-                if any("R" in e.kinds for e in group):
-                    return False
-                group = []
-            reduced = {a for e in group if "R" in e.kinds for a in e.axes}
-            if "S" in entry.kinds and any(a in reduced for a in above):
-                return False
-            group.append(entry)
-        return True
-
-
 def _redecode(node: s_tir.SBlockRealize, program: Program) -> SpIter:
-    from sparsetir.ir import decode_entries
-
     entries = decode_entries(node.block, list(node.iter_values), program.axes)
     return SpIter(str(node.block.name_hint), entries, node.block, node)
 
@@ -566,7 +256,13 @@ def emit_nest(func: tirx.PrimFunc) -> tirx.PrimFunc:
     program = decode(func)
     if not program.axes and not program.iterations:
         return func
-    body = NestEmitter(program).rewrite(func.body)
+    emitter = NestEmitter(program)
+    body = emitter.rewrite(func.body)
+    if emitter.scratch:
+        root = body.block
+        allocated = [*root.alloc_buffers, *emitter.scratch]
+        block = s_tir.SBlock([], [], [], root.name_hint, root.body, None, allocated, annotations=root.annotations)
+        body = s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
 

@@ -37,7 +37,7 @@ from tvm.ir import Call, Op, Var
 from sparsetir import op
 from sparsetir.errors import LoweringError
 from sparsetir.ir import const, substitute_args
-from sparsetir.lower.rewriting import alloc, cell, conjunction, get, mentions, put, same, seq
+from sparsetir.lower.rewriting import alloc, cell, collect, conjunction, get, mentions, put, same, seq
 
 PARALLEL, VECTORIZED = tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED
 
@@ -273,9 +273,7 @@ def _is_loop(node: tirx.Stmt, kind: tirx.ForKind) -> bool:
 
 
 def _defined(body: tirx.Stmt) -> list[Var]:
-    found: list[Var] = []
-    tvm_ffi.structural_walk(body, [(tirx.Bind, lambda b: found.append(b.var)), (tirx.AllocBuffer, lambda b: found.append(b.buffer))])
-    return found
+    return [b.var for b in collect(body, tirx.Bind)] + [a.buffer for a in collect(body, tirx.AllocBuffer)]
 
 
 def _loaded(node: Any) -> list[Var]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
@@ -131,9 +132,10 @@ def _quote_new_names(node: ast.FunctionDef) -> None:
     """Quote a size in the signature where it is met first, as TVM's parser wants it."""
     known = {"T"}
     for arg in node.args.args:
-        if trees.called(arg.annotation) == "Buffer":
-            shape = arg.annotation.args[0]  # type: ignore[union-attr]
-            shape.elts = [_quoted(_unquoted(extent), known) for extent in shape.elts]  # type: ignore[attr-defined]
+        annotation: Any = arg.annotation
+        if trees.called(annotation) == "Buffer":
+            shape = annotation.args[0]
+            shape.elts = [_quoted(_unquoted(extent), known) for extent in shape.elts]
         known.add(arg.arg)
 
 

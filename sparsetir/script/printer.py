@@ -14,13 +14,15 @@ import json
 import re
 import tokenize
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import tvm
 from tvm import tirx
+from tvm.script.parser import ir, relax
+from tvm.tirx.layout import Axis
 
 from sparsetir.errors import VerifyError
-from sparsetir.script import trees
+from sparsetir.script import parser, trees
 from sparsetir.script.params import Signature
 from sparsetir.script.sugar import Body
 
@@ -81,11 +83,8 @@ def parse(text: str) -> Any:
     ScriptError
         The text breaks a rule of the dialect; the message quotes the line.
     """
-    from tvm.script.parser.core.entry import _default_globals
-
-    from sparsetir.script import parser
-
-    return parser.parse_text(text, {**_default_globals(), "T": parser}, check_well_formed=False)
+    names = {"T": parser, "I": ir, "R": relax, "tvm": tvm, "Axis": Axis, "TypeVar": TypeVar}
+    return parser.parse_text(text, names, check_well_formed=False)
 
 
 def sweeten(node: ast.FunctionDef, func: tirx.PrimFunc) -> None:

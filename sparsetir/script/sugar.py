@@ -288,7 +288,7 @@ class _RawBlock:
 
     def _head(self, statement: Any) -> bool:
         """Whether `statement` belongs to the block's head; if so it is read."""
-        value = getattr(statement, "value", None)
+        value: Any = getattr(statement, "value", None)
         called = trees.called(value)
         if called in ("axis.spatial", "axis.reduce") and trees.called(value.args[1]) == "sp.coord":
             self.variables.append(trees.target_of(statement))

@@ -178,6 +178,11 @@ def offsets(lengths: np.ndarray, idtype: str) -> np.ndarray:
 # ---------------------------------------------------------------- dense views
 
 
+def widened(array: np.ndarray) -> np.ndarray:
+    """`array` in the oracles' precision."""
+    return array.astype(np.float64)
+
+
 def row_ids(indptr: np.ndarray) -> np.ndarray:
     """The parent position of every stored position."""
     return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm.script import sparsetir as T
 
-from corpus.case import case
+from corpus.case import Arguments, case
 from corpus.data import (
     TENSOR_SIZES,
     block_size,
@@ -20,9 +20,6 @@ from corpus.data import (
     row_ids,
     values,
 )
-
-Arguments = dict[str, Any]
-
 
 # ---------------------------------------------------------------- hypergraphs
 

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 from tvm.script import sparsetir as T
 
-from corpus.case import case
+from corpus.case import Arguments, case
 from corpus.data import KINDS, csr_dense, matrix, offsets, row_ids, row_lengths, values
-
-Arguments = dict[str, Any]
 
 # ---------------------------------------------------------------- inputs and oracles
 

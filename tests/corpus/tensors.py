@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tvm.script import sparsetir as T
 
-from corpus.case import Case, case
+from corpus.case import Arguments, Case, case
 from corpus.data import (
     MATRIX_SIZES,
     csf_coordinates,
@@ -23,7 +23,6 @@ from corpus.data import (
     values,
 )
 
-Arguments = dict[str, Any]
 Generate = Callable[[np.random.Generator, str, str, str], Arguments]
 FACTORS = ("b", "c", "d", "e")
 MIXED = "abcde"

@@ -104,6 +104,10 @@ _HINTS = [
         r"expected one subscript for each of the \2 dimensions of \1, found \3",
     ),
     (
+        r".*\((\d+) vs\. (\d+)\) : Too many indices for a \d+-dimensional buffer",
+        r"expected one subscript for each of the \2 dimensions of the buffer, found \1",
+    ),
+    (
         r"Mismatched type on argument #0 when calling: `\S*BufferStore\(.*",
         "only a buffer can be stored to, found another kind of name; "
         "a T.handle parameter or an axis becomes one by T.match_sparse_buffer",
@@ -145,7 +149,7 @@ def explain(diagnostic: str) -> str:
     for pattern, sentence in _HINTS:
         if re.fullmatch(pattern, message):
             return f"error: {re.sub(pattern, sentence, message)}{newline}{rest}"
-    unknown = re.fullmatch(r"module 'sparsetir.script' has no attribute '(\w+)'", message)
+    unknown = re.fullmatch(r"module 'sparsetir.script(?:\.parser)?' has no attribute '(\w+)'", message)
     if unknown is None:
         return diagnostic
     close = difflib.get_close_matches(unknown[1], __all__, n=1)

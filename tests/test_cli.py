@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands print what they found on stdout, say what is wrong in one sentence on stderr, and exit accordingly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse as sp
+
+from sparsetir.bench import MissingPackageError, plot
+from sparsetir.build import wait_for_cache
+from sparsetir.cli import main, shortened
+
+PROGRAM = """
+from __future__ import annotations
+from tvm.script import sparsetir as T
+{extra}
+
+@T.prim_func
+def scale(a: T.handle, b: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32, nnz: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (I, J), "float32")
+    with T.sp_iter([I, J], "SS", "scale") as [i, j]:
+        B[i, j] = A[i, j] * T.float32(2)
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels of a test go to a folder of its own."""
+    monkeypatch.setenv("SPARSETIR_CACHE", str(tmp_path / "cache"))
+    yield
+    wait_for_cache()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A small matrix in a file."""
+    path = tmp_path / "small.mtx"
+    matrix = sp.random_array((40, 30), density=0.1, format="coo", rng=np.random.default_rng(0))
+    scipy.io.mmwrite(path, matrix)
+    return path
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM.format(extra=""))
+    return path
+
+
+def test_the_demo(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main(["demo", "--matrix", str(small), "--feat", "8", "--seconds", "2", "--out", str(out)]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    for part in (
+        "40 x 30",
+        "def spmm(",
+        "T.sp_iter",
+        "trials/s",
+        "T.vectorized",
+        "GFLOP/s",
+        "sparsetir, tuned",
+        "scipy",
+    ):
+        assert part in shown.out
+    assert (out / "tuning.jsonl").stat().st_size > 100
+    assert json.loads((out / "tuning.jsonl").read_text().splitlines()[0])["choices"]["tile"] == 64
+
+
+def test_the_demo_without_matplotlib(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def require(*_args: object, **_kwargs: object) -> None:
+        raise MissingPackageError("drawing needs matplotlib; try: pip install 'sparsetir[plot]'")
+
+    monkeypatch.setattr(plot, "require", require)
+    out = tmp_path / "out"
+    assert main(["demo", "--matrix", str(small), "--op", "spmv", "--seconds", "0.5", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.count("no picture: drawing needs matplotlib") == 2
+
+
+def test_the_demo_of_a_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "small.tns"
+    path.write_text("".join(f"{i % 3 + 1} {i % 5 + 1} {i % 7 + 1} {i + 1}.5\n" for i in range(40)))
+    arguments = ["--op", "mttkrp", "--feat", "8", "--seconds", "0.5", "--out", str(tmp_path / "out")]
+    assert main(["demo", "--matrix", str(path), *arguments]) == 0
+    assert "numpy" in capsys.readouterr().out
+    assert main(["demo", *arguments]) == 2
+    assert "--matrix" in capsys.readouterr().err
+
+
+def test_tune(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, database = tmp_path / "out", tmp_path / "records.jsonl"
+    arguments = ["tune", str(small), "--op", "sddmm", "--feat", "8", "--trials", "2", "--seed", "3"]
+    assert main([*arguments, "--database", str(database), "--out", str(out), "--json", str(out / "result.json")]) == 0
+    assert "2 trials, 0 from the database" in capsys.readouterr().out
+    facts = json.loads((out / "result.json").read_text())
+    assert len(facts["history"]) == 2
+    assert facts["speedup"] >= 1
+    assert "def sddmm" in (out / "loops.txt").read_text()
+    assert "best" in (out / "report.txt").read_text()
+
+    assert main([*arguments, "--database", str(database), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["history"][0]["reused"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["tune", "missing.mtx", "--op", "spmm"], "there is no file missing.mtx"),
+        (["tune", "{small}", "--op", "mttkrp"], "mttkrp takes a sparse operand of 3 dimensions, found 40 x 30"),
+        (["tune", "{small}"], "--op"),
+        (["tune", "{small}", "--op", "spmm", "--feat", "0"], "positive"),
+        (["tune", "{small}", "--op", "spmm", "--seed", "-1"], "seed must be an integer"),
+        (["tune", "{program}", "--op", "spmm"], "no known extension"),
+        (["show", "missing.py"], "there is no script missing.py"),
+        (["show", "{program}:other"], "defines no program 'other'; it defines scale"),
+        (["show", "{program}", "--stage", "9"], "invalid choice"),
+        (["nothing"], "invalid choice"),
+        ([], "command"),
+    ],
+)
+def test_wrong_use(
+    arguments: list[str], said: str, small: Path, program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([a.format(small=small, program=program) for a in arguments]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        ("1", "T.sp_iter([I, J]"),
+        ("2", "T.sblock"),
+        ("3", "T.parallel"),
+        ("llvm", "define"),
+        ("asm", ".text"),
+    ],
+)
+def test_show(stage: str, said: str, program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", f"{program}:scale", "--stage", stage]) == 0
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (PROGRAM.format(extra="import no_such_module"), "cannot be run: ModuleNotFoundError"),
+        ("x = 1\n", "defines no program"),
+        (PROGRAM.format(extra="").replace("B[i, j] =", "B[i] ="), "program.py"),
+    ],
+)
+def test_scripts_that_are_wrong(text: str, said: str, program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program.write_text(text)
+    assert main(["show", str(program)]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert "Traceback" not in shown.err
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("sparsetir", "apache-tvm", "target", "threads", "kernel cache", "memory", "GB/s"):
+        assert part in shown
+
+
+def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ([], ["demo"], ["tune"], ["show"], ["info"]):
+        assert main([*command, "--help"]) == 0
+        assert "usage: sparsetir" in capsys.readouterr().out
+
+
+def test_long_programs_are_shortened() -> None:
+    assert shortened("# from x\n\na\nb\nc\n", 2) == "a\nb\n... (1 more lines)"
+
+
+def test_in_a_process_of_its_own(program: Path) -> None:
+    command = [sys.executable, "-m", "sparsetir.cli", "show", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert "def scale(" in done.stdout
+    assert done.stderr == ""

@@ -1,0 +1,514 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search is reproducible and resumes, wrong candidates never win, records survive what processes do to them."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from tvm.script import sparsetir as T
+
+from sparsetir import ops
+from sparsetir.build import build, wait_for_cache
+from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, TuningError
+from sparsetir.interop import CooTensor
+from sparsetir.ir import decode
+from sparsetir.schedules import Choices
+from sparsetir.tuning import Database, Key, Record, TuneResult, features, space, tune_sparse
+from sparsetir.tuning.database import fingerprint
+from sparsetir.tuning.measure import Form, Measurement, Measurer, Workload
+from sparsetir.tuning.operands import make_case
+from sparsetir.tuning.progress import Progress
+from sparsetir.tuning.reference import Reference, recognise
+from sparsetir.tuning.search import BATCH, Search
+from sparsetir.tuning.tune import Budget, Log, explore, winner
+
+FEAT = 16
+VALUES = Choices.space(threads=2, feat=256)
+KEY = Key("spmm", "p", "s", {"m": 3}, "float32", "llvm", "a machine", 2, "1")
+PATTERN = dict.fromkeys(features.STATISTICS, 100.0)
+
+
+def matrix(seed: int = 0, *, m: int = 60, n: int = 50, density: float = 0.1) -> sp.csr_array:
+    """A random matrix with empty rows at both ends."""
+    found = sp.random_array((m, n), density=density, format="lil", dtype="float32", rng=np.random.default_rng(seed))
+    found[[0, m - 1], :] = 0
+    return sp.csr_array(found)
+
+
+def arguments(seed: int = 0) -> dict[str, Any]:
+    A = matrix(seed)
+    return {"A": A, "B": np.random.default_rng(1).standard_normal((A.shape[1], FEAT)).astype("float32")}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Kernels of a test go to a folder of its own."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("SPARSETIR_CACHE", str(folder))
+    yield folder
+    wait_for_cache()
+
+
+# --- the search, on made-up times ---------------------------------------------------------------------------
+
+
+def made_up_seconds(choices: Choices) -> float:
+    """Fastest at tile 128, 8 chunks, unroll 2 and prefetch 8, with interactions."""
+    wanted = {"tile": 7.0, "chunks": 3.0, "unroll": 1.0, "prefetch": 3.0}
+    off = [abs(np.log2(max(1, value)) - wanted[name]) for name, value in choices.as_dict().items()]
+    return 1e-3 * (1.0 + 0.2 * off[0] + 0.1 * off[1] + 0.05 * off[2] * off[0] + 0.1 * off[3])
+
+
+def fake(batch: list[Choices]) -> Iterator[tuple[Choices, Measurement]]:
+    for choices in batch:
+        yield choices, Measurement(made_up_seconds(choices))
+
+
+def new_search(seed: int = 0) -> Search:
+    return Search(
+        space.points(VALUES),
+        first=space.portfolio(VALUES),
+        features=lambda candidates: features.matrix(candidates, PATTERN),
+        seed=seed,
+    )
+
+
+def explored(search: Search, trials: int, measure: Any = fake, **limits: Any) -> list[Record]:
+    log = Log(Budget(trials, **limits), 0, [])
+    explore(search, measure, log, fixed={})
+    return log.history
+
+
+def order(history: list[Record]) -> list[Choices]:
+    return [record.choices for record in history]
+
+
+def test_seed_and_times_decide_the_candidates() -> None:
+    first = order(explored(new_search(), 40))
+    assert first == order(explored(new_search(), 40))
+    assert first != order(explored(new_search(seed=1), 40))
+    assert len(set(first)) == 40
+
+
+@pytest.mark.parametrize("stopped_after", [1, 10, 24, 33])
+def test_a_stopped_search_goes_on_as_it_would_have(stopped_after: int) -> None:
+    whole = order(explored(new_search(), 40))
+    resumed = new_search()
+    for choices in whole[:stopped_after]:
+        resumed.tell(choices, made_up_seconds(choices))
+    rest = order(explored(resumed, 40 - stopped_after))
+    assert whole[:stopped_after] + rest == whole
+
+
+def test_records_of_another_search_do_not_end_it() -> None:
+    search = new_search()
+    for choices in space.points(VALUES)[: 3 * BATCH + 1]:
+        search.tell(choices, made_up_seconds(choices))
+    assert len(order(explored(search, 20))) == 20
+
+
+def test_the_model_finds_what_is_fast() -> None:
+    fastest = min(made_up_seconds(c) for c in space.points(VALUES))
+    for seed in range(3):
+        best = explored(new_search(seed), 48)[-1].best
+        assert best is not None
+        assert best <= 1.05 * fastest
+
+
+def test_a_small_space_is_exhausted() -> None:
+    points = space.points({"chunks": (0, 2, 4)})
+    search = Search(points, first=[], features=lambda c: features.matrix(c, PATTERN))
+    assert set(order(explored(search, 50))) == set(points)
+
+
+def test_failures_never_win_and_do_not_end_the_search() -> None:
+    def failing(batch: list[Choices]) -> Iterator[tuple[Choices, Measurement]]:
+        for choices in batch:
+            bad = choices.unroll > 1
+            yield choices, Measurement(error="no") if bad else Measurement(made_up_seconds(choices))
+
+    history = explored(new_search(), 40, failing)
+    assert len(history) == 40
+    assert any(record.error for record in history)
+    ran = [record.seconds for record in history if record.seconds is not None]
+    assert history[-1].best == min(ran)
+
+
+def test_budgets() -> None:
+    def slow(batch: list[Choices]) -> Iterator[tuple[Choices, Measurement]]:
+        for choices in batch:
+            time.sleep(0.01)
+            yield choices, Measurement(1.0)
+
+    assert len(explored(new_search(), 7)) == 7
+    assert 2 <= len(explored(new_search(), 500, slow, seconds=0.1)) <= 11
+    assert len(explored(new_search(), 500, slow, patience=5)) == 6
+    assert len(explored(new_search(), 1, slow, seconds=1e-9)) == 1
+
+
+def test_a_close_finish_keeps_the_untuned_kernel() -> None:
+    a, b = Choices(tile=32), Choices(tile=128)
+    assert winner({None: 1.0, a: 0.99, b: 1.2}) is None
+    assert winner({None: 1.0, a: 0.9, b: 0.8}) == b
+    assert winner({None: 1.0, a: 0.8, b: 0.8}) == a
+    assert winner({None: 1.0}) is None
+
+
+# --- the space and what the model sees ----------------------------------------------------------------------
+
+
+def test_the_space_follows_the_sizes() -> None:
+    assert Choices.space(threads=3, feat=20)["tile"] == (8, 16)
+    assert Choices.space(threads=3, feat=2)["tile"] == (8,)
+    assert set(Choices.space(threads=3)["chunks"]) == {0, 3, 6, 12, 16, 24, 48, 96}
+    assert space.start({"tile": (8, 16)}) == Choices(tile=16)
+    assert space.portfolio({}) == [Choices()]
+    assert set(space.portfolio(VALUES)) <= set(space.points(VALUES))
+
+
+def test_choices_that_change_nothing_are_left_out() -> None:
+    assert "tile" in space.open_choices(Form(ops.spmm(), None).second, threads=2)
+    assert "prefetch" not in space.open_choices(Form(ops.spmv(), None).second, threads=2)
+
+
+def test_free_sizes() -> None:
+    assert space.free_sizes(decode(ops.spmm())) == ["feat"]
+    assert space.free_sizes(decode(ops.spmm(format="bsr"))) == ["feat"]
+    assert space.free_sizes(decode(ops.spmv())) == []
+    assert space.free_sizes(decode(ops.mttkrp())) == ["rank"]
+    func = space.fixed(decode(ops.spmm()), {"feat": 32})
+    assert [str(p.name) for p in func.params][-1] == "nnz"
+    A = matrix()
+    B = np.ones((A.shape[1], 32), "float32")
+    np.testing.assert_allclose(build(func)(A=A, B=B), A @ B, rtol=1e-5)
+    with pytest.raises(ArgumentError, match="32"):
+        build(func)(A=A, B=B[:, :16].copy())
+
+
+def test_statistics() -> None:
+    A = sp.csr_array(np.array([[1, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]], "float32"))
+    work = Workload(build(ops.spmm()), {"A": A, "B": np.ones((4, FEAT), "float32")})
+    found = features.statistics(work.signature.program, work.arrays, work.feat)
+    assert found["rows"] == 4
+    assert found["nnz"] == 4
+    assert found["mean"] == 1.0
+    assert found["longest"] == 2.0
+    assert found["empty"] == 0.25
+    assert found["feat"] == FEAT
+    assert found["offset"] == pytest.approx((0 + 0.75 + 0 + 0) / 4)
+    assert len(features.vector(Choices(), found)) == len(features.vector(Choices(tile=8), PATTERN))
+
+
+def test_a_fingerprint_is_of_the_pattern_only() -> None:
+    def of(A: sp.csr_array, feat: int = FEAT) -> str:
+        work = Workload(build(ops.spmm()), {"A": A, "B": np.ones((A.shape[1], feat), "float32")})
+        return fingerprint(work.signature.program, work.arrays)
+
+    A = matrix()
+    moved = A.copy()
+    row = int(np.flatnonzero(np.diff(A.indptr))[0])
+    moved.indices[A.indptr[row]] = min(set(range(A.shape[1])) - set(A.indices[A.indptr[row] : A.indptr[row + 1]]))
+    moved.sort_indices()
+    assert of(A) == of(A * 2) == of(A, feat=8)
+    assert of(moved) != of(A)
+
+
+# --- records ------------------------------------------------------------------------------------------------
+
+
+def test_records_survive_a_killed_writer(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "tuning.jsonl"
+    database = Database(path)
+    database.append(KEY, Record(Choices(tile=8), {"feat": 4}, seconds=1.0, median=2.0, spread=0.1, elapsed=3.0))
+    database.append(KEY, Record(Choices(tile=16), error="no"))
+    database.close()
+    path.write_bytes(path.read_bytes()[:-20])
+    assert [r.choices.tile for r in Database(path).load(KEY)] == [8]
+
+    later = Database(path)
+    later.append(KEY, Record(Choices(tile=32), seconds=1.0))
+    later.close()
+    found = Database(path).load(KEY)
+    assert [r.choices.tile for r in found] == [8, 32]
+    assert found[0] == Record(
+        Choices(tile=8), {"feat": 4}, seconds=1.0, median=2.0, spread=0.1, elapsed=3.0, reused=True
+    )
+
+
+def test_records_of_other_keys_and_versions_do_not_count(tmp_path: Path) -> None:
+    database = Database(tmp_path / "tuning.jsonl")
+    database.append(KEY, Record(Choices(tile=8), seconds=1.0))
+    database.append(KEY, Record(Choices(tile=8), seconds=2.0))
+    for other in (
+        replace(KEY, machine="b"),
+        replace(KEY, versions="2"),
+        replace(KEY, target="c"),
+        replace(KEY, threads=1),
+    ):
+        database.append(other, Record(Choices(tile=16), seconds=1.0))
+    database.close()
+    with (tmp_path / "tuning.jsonl").open("a") as stream:
+        line = {**json.loads(json.dumps(KEY.__dict__)), "format": 1, "choices": {"unknown": 1}}
+        stream.write("\n[1, 2]\nnonsense\n" + json.dumps(line) + "\n" + json.dumps({**line, "format": 99}) + "\n")
+    found = Database(tmp_path / "tuning.jsonl").load(KEY)
+    assert [(r.choices.tile, r.seconds) for r in found] == [(8, 1.0)]
+
+
+def test_a_database_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TuningError, match=r"cannot be written.*another path"):
+        Database(tmp_path / "file" / "tuning.jsonl").append(KEY, Record(Choices()))
+    Database(None).append(KEY, Record(Choices()))
+    assert Database(None).load(KEY) == []
+
+
+def _append(path: Path, tile: int, count: int) -> None:
+    database = Database(path)
+    for n in range(count):
+        database.append(KEY, Record(Choices(tile=tile, chunks=n), seconds=1.0, error="x" * 300))
+    database.close()
+
+
+def test_two_processes_append_at_once(tmp_path: Path) -> None:
+    path, count = tmp_path / "tuning.jsonl", 200
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_append, args=(path, tile, count)) for tile in (8, 16)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(30)
+    found = Database(path).load(KEY)
+    assert len(path.read_text().splitlines()) == 2 * count
+    assert {(r.choices.tile, r.choices.chunks) for r in found} == {(t, n) for t in (8, 16) for n in range(count)}
+
+
+# --- the whole ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
+    """One search that several tests look at."""
+    path = tmp_path_factory.mktemp("tuned") / "tuning.jsonl"
+    return tune_sparse(ops.spmm(), arguments(), max_trials=9, database=path, progress=False)
+
+
+def test_the_result_is_right_and_not_slower(tuned: TuneResult) -> None:
+    inputs = arguments()
+    np.testing.assert_allclose(tuned.kernel(**inputs), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-5)
+    assert tuned.speedup >= 1.0
+    assert tuned.checked_against == "scipy"
+    assert tuned.history[0].choices == Choices()
+    assert tuned.history[0].fixed == {}
+    assert {r.fixed["feat"] for r in tuned.history[1:]} == {FEAT}
+    assert [r.best for r in tuned.history] == list(np.fmin.accumulate([r.seconds for r in tuned.history]))
+    assert not tuned.interrupted
+    assert tuned.measured == len(tuned.history) == 9
+    assert tuned.flops == 2 * inputs["A"].nnz * FEAT
+
+
+def test_the_report(tuned: TuneResult) -> None:
+    text = tuned.report()
+    assert f"feat = {FEAT}" in text
+    assert "9 trials, 0 from the database, 0 failed" in text
+    assert "checked against scipy" in text
+    assert "best" in text
+    assert all(gain >= 1.0 for gain in tuned.gains().values())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="no matplotlib")
+def test_the_curve(tuned: TuneResult, tmp_path: Path) -> None:
+    assert tuned.plot(tmp_path / "curve.png").stat().st_size > 1000
+
+
+def test_records_are_used_again(tuned: TuneResult) -> None:
+    assert tuned.database is not None
+    lines = tuned.database.read_bytes()
+    again = tune_sparse(ops.spmm(), arguments(), max_trials=9, database=tuned.database, progress=False)
+    assert again.measured == 0
+    assert tuned.database.read_bytes() == lines
+    assert order(again.history) == order(tuned.history)
+
+    tuned.database.write_bytes(lines[:-30])
+    more = tune_sparse(ops.spmm(), arguments(), max_trials=10, database=tuned.database, progress=False)
+    assert more.measured == 2
+    assert order(more.history)[:9] == order(tuned.history)
+    values = {**arguments(), "A": arguments()["A"] * 2}
+    assert tune_sparse(ops.spmm(), values, max_trials=3, database=tuned.database, progress=False).measured == 0
+    assert tune_sparse(ops.spmm(), arguments(1), max_trials=2, database=tuned.database, progress=False).measured == 2
+
+
+def test_inputs_are_not_changed_and_candidates_are_not_kept(cache: Path) -> None:
+    inputs = arguments()
+    inputs["C"] = np.full((inputs["A"].shape[0], FEAT), 7.0, "float32")
+    before = {name: value.copy() for name, value in inputs.items()}
+    result = tune_sparse(ops.spmm(), inputs, max_trials=6, progress=False)
+    np.testing.assert_array_equal(inputs["B"], before["B"])
+    np.testing.assert_array_equal(inputs["C"], before["C"])
+    np.testing.assert_array_equal(inputs["A"].data, before["A"].data)
+    wait_for_cache()
+    assert len(result.history) == 6
+    assert len(list(cache.glob("*.so"))) <= 2
+
+
+def wrong_for(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[Choices], bool], spoil: Callable[..., None]) -> None:
+    """Let some candidates run `spoil` on their arguments instead of the kernel."""
+    compile_rightly = Form.compile
+    monkeypatch.setattr(Form, "compile", lambda self, c: spoil if is_bad(c) else compile_rightly(self, c))
+
+
+def test_a_wrong_candidate_never_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong_for(monkeypatch, lambda c: c.tile == 16, lambda *arrays: None)
+    result = tune_sparse(ops.spmm(), arguments(), max_trials=10, progress=False)
+    bad = [r for r in result.history[1:] if r.choices.tile == 16]
+    assert bad
+    assert all(r.seconds is None and (r.error or "").startswith("wrong result: c[") for r in bad)
+    assert result.best.choices.tile != 16 or not result.best.fixed
+    assert result.best.error is None
+
+
+def test_a_candidate_that_raises_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arrays: Any) -> None:
+        raise ValueError("first line\nno such luck")
+
+    wrong_for(monkeypatch, lambda c: True, refuse)
+    result = tune_sparse(ops.spmm(), arguments(), max_trials=5, progress=False)
+    assert {r.error for r in result.history[1:]} == {"ValueError: no such luck"}
+    assert result.speedup == 1.0
+    assert result.best == result.untuned
+    assert "4 failed" in result.report()
+
+
+def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured, seen = Measurer.measured, []
+
+    def stop_at_fourth(self: Measurer, call: Any) -> Measurement:
+        seen.append(call)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+        return measured(self, call)
+
+    monkeypatch.setattr(Measurer, "measured", stop_at_fourth)
+    path, inputs = tmp_path / "tuning.jsonl", arguments()
+    result = tune_sparse(ops.spmm(), inputs, max_trials=30, database=path, progress=False)
+    assert result.interrupted
+    assert len(result.history) == len(path.read_text().splitlines()) == 3
+    np.testing.assert_allclose(result.kernel(**inputs), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-5)
+    assert "(interrupted)" in result.report()
+
+
+def test_time_is_kept() -> None:
+    start = time.perf_counter()
+    result = tune_sparse(ops.spmm(), arguments(), max_trials=10_000, max_seconds=2.0, progress=False)
+    assert 1.0 < time.perf_counter() - start < 10.0
+    assert 2 <= len(result.history) < 1000
+
+
+def cube() -> CooTensor:
+    dense = np.random.default_rng(0).standard_normal((6, 7, 8))
+    return CooTensor.from_dense(np.where(dense > 1.0, dense, 0.0))
+
+
+@pytest.mark.parametrize("op", ["spmv", "sddmm", "mttkrp"])
+def test_other_operations(op: str) -> None:
+    case = make_case(op, cube() if op == "mttkrp" else matrix(), feat=8, seed=3)
+    result = tune_sparse(case.program, case.inputs, max_trials=3, progress=False)
+    assert result.checked_against == "scipy"
+    assert [r.error for r in result.history] == [None] * len(result.history)
+    assert result.flops
+
+
+@pytest.mark.parametrize("format", ["csc", "coo", "ell", "bsr", "dcsr"])
+def test_other_formats_are_recognised(format: str) -> None:
+    known = recognise(ops.spmm("float64", format, idtype="int64"))
+    assert known is not None
+    assert known.name == "spmm"
+
+
+@T.prim_func
+def add_product(
+    a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32, nnz: T.int32
+):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    J_dense = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (J_dense,), "float32")
+    C = T.match_sparse_buffer(c, (I,), "float32")
+    with T.sp_iter([I, J], "SR", "add") as [i, j]:
+        C[i] = C[i] + T.float32(2) * A[i, j] * B[j]
+
+
+def test_a_program_of_ones_own_that_updates() -> None:
+    A = matrix()
+    inputs = {"A": A, "B": np.ones(A.shape[1], "float32"), "C": np.ones(A.shape[0], "float32")}
+    result = tune_sparse(add_product, inputs, max_trials=3, progress=False)
+    assert result.checked_against == "the untuned kernel"
+    assert result.flops is None
+    assert all(record.error is None for record in result.history)
+    np.testing.assert_array_equal(inputs["C"], 1.0)
+    result.kernel(**inputs)
+    np.testing.assert_allclose(inputs["C"], 1 + 2 * A.sum(axis=1), rtol=1e-5)
+
+
+def test_wrong_use() -> None:
+    inputs = arguments()
+    for wrong in ({"max_trials": 0}, {"max_seconds": 0}, {"patience": 0}, {"seed": -1}, {"max_trials": 2.5}):
+        with pytest.raises(ArgumentError, match="found"):
+            tune_sparse(ops.spmm(), inputs, **wrong)
+    with pytest.raises(ArgumentTypeError, match="name the arguments"):
+        tune_sparse(ops.spmm(), [inputs["A"]])  # type: ignore[arg-type]
+    with pytest.raises(SparseTIRError):
+        tune_sparse(ops.spmm(), {**inputs, "B": inputs["B"][1:]})
+    with pytest.raises(ArgumentError, match="3 dimensions"):
+        make_case("mttkrp", matrix())
+    with pytest.raises(ArgumentError, match="spmm, spmv"):
+        make_case("spmx", matrix())
+
+
+# --- what counts as right -----------------------------------------------------------------------------------
+
+
+def test_rounding_is_allowed_and_nothing_else() -> None:
+    expected = {"c": np.array([1.0, 0.0, 1e-8, np.nan, np.inf], "float32")}
+    reference = Reference(expected, {"c": np.array([1.0, 2.0, 1.0, np.nan, np.inf], "float32")})
+
+    def verdict(*values: float) -> str | None:
+        return reference.disagreement({"c": np.array(values, "float32")})
+
+    assert verdict(1.0, 0.0, 1e-8, np.nan, np.inf) is None
+    assert verdict(1.0 + 1e-5, 1e-5, 0.0, np.nan, np.nan) is None
+    assert verdict(1.001, 0.0, 0.0, np.nan, np.inf) == "c[0] is 1.00100004673004150390625, expected 1.0" or verdict(
+        1.001, 0.0, 0.0, np.nan, np.inf
+    )
+    assert "c[1]" in (verdict(1.0, 1.0, 0.0, np.nan, np.inf) or "")
+    assert "c[0]" in (verdict(np.nan, 0.0, 0.0, np.nan, np.inf) or "")
+    assert "c[3]" in (verdict(1.0, 0.0, 0.0, 3.0, np.inf) or "")
+
+
+def test_integers_must_be_equal() -> None:
+    reference = Reference({"c": np.array([1, 2])}, {"c": np.array([1, 2])})
+    assert reference.disagreement({"c": np.array([1, 2])}) is None
+    assert reference.disagreement({"c": np.array([1, 3])}) == "c[1] is 3, expected 2"
+
+
+def test_the_progress_line() -> None:
+    stream = io.StringIO()
+    with Progress(10, shown=True, flops=2_000_000, stream=stream) as bar:
+        bar.update(10, 1e-3)
+    assert "10/10  best 1 ms  2.0 GFLOP/s" in stream.getvalue()
+    assert stream.getvalue().endswith("\n")
+    silent = io.StringIO()
+    with Progress(10, stream=silent) as bar:
+        bar.update(10, 1e-3)
+    assert silent.getvalue() == ""
