@@ -488,9 +488,7 @@ def test_rounding_is_allowed_and_nothing_else() -> None:
 
     assert verdict(1.0, 0.0, 1e-8, np.nan, np.inf) is None
     assert verdict(1.0 + 1e-5, 1e-5, 0.0, np.nan, np.nan) is None
-    assert verdict(1.001, 0.0, 0.0, np.nan, np.inf) == "c[0] is 1.00100004673004150390625, expected 1.0" or verdict(
-        1.001, 0.0, 0.0, np.nan, np.inf
-    )
+    assert "c[0] is 1.00" in (verdict(1.001, 0.0, 0.0, np.nan, np.inf) or "")
     assert "c[1]" in (verdict(1.0, 1.0, 0.0, np.nan, np.inf) or "")
     assert "c[0]" in (verdict(np.nan, 0.0, 0.0, np.nan, np.inf) or "")
     assert "c[3]" in (verdict(1.0, 0.0, 0.0, 3.0, np.inf) or "")

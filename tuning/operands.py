@@ -72,6 +72,8 @@ def make_case(op: str, sparse: Any, *, feat: int = 128, seed: int = 0) -> Case:
     """
     if op not in DENSE:
         raise ArgumentError(f"expected one of the operations {', '.join(DENSE)}; found {op!r}")
+    if seed < 0:
+        raise ArgumentError(f"seed must be an integer that is not negative, found {seed}")
     if feat < 1:
         raise ArgumentError(f"feat must be a positive number of columns, found {feat}")
     rank, shape = (3 if op == "mttkrp" else 2), tuple(sparse.shape)

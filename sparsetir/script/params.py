@@ -34,6 +34,7 @@ class Signature:
 
     def __init__(self, node: ast.FunctionDef, func: tirx.PrimFunc, body: Body) -> None:
         self.node, self.func, self.body = node, func, body
+        self.names = trees.names_in(*node.body)
         self.args = dict(zip(func.params, node.args.args, strict=True))
         self.arrays = [p for p in func.params if tirx.is_buffer_var(p)]
         self.buffers = [p for p in self.arrays if not self._is_handle(p)]
@@ -53,7 +54,8 @@ class Signature:
 
     def _is_handle(self, param: Var) -> bool:
         name = self.args[param].arg
-        if trees.names_in(*self.node.body)[name] != self.body.mentions[name] or not self.body.mentions[name]:
+        mentions = self.body.mentions[name]
+        if not mentions or mentions != self.names[name] or name in self.body.late:
             return False
         matched = self.body.matched.get(param, [])
         roles = list(self._roles(param))
@@ -89,7 +91,7 @@ class Signature:
         if len(arrays) != 1 or any(var in _variables(p) for p in self.buffers):
             return False
         name = ast.unparse(here[0].call.args[1].elts[1])  # type: ignore[attr-defined]
-        return trees.names_in(*self.node.body)[name] == len(here)
+        return self.names[name] == len(here)
 
     def _name_one_more_size(self) -> bool:
         """Make a buffer of one parameter that a nameless size needs; False when none is left."""

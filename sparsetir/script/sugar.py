@@ -63,6 +63,7 @@ class Body:
     node: ast.FunctionDef
     func: tirx.PrimFunc
     mentions: Counter[str] = field(default_factory=Counter)
+    late: set[str] = field(default_factory=set)
     sizes: list[Size] = field(default_factory=list)
     matched: dict[Var, list[SparseBuffer]] = field(default_factory=dict)
 
@@ -71,18 +72,28 @@ class Body:
         self.raw_names = trees.names_in(self.node)
         self.axes: dict[str, Axis] = {}
         self.lengths: dict[str, str] = {}
+        self._depth = 0
+        self._framed = False
         self._axes = iter(self.program.axes.values())
         self._buffers = iter(self.program.buffers.values())
 
     def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         """The statements of one block, rewritten."""
         out: list[ast.stmt] = []
+        self._depth += 1
         for statement in statements:
             if _is_bind(statement):
                 self._bind(statement.value, out)  # type: ignore[attr-defined]
             elif not _is_size(statement):
                 out.append(self._statement(statement))
+        self._depth -= 1
         return out or [ast.Pass()]
+
+    def _mention(self, array: str) -> None:
+        """Note that the dialect's words name `array`; TVM matches no handle once a frame is open."""
+        self.mentions[array] += 1
+        if self._framed or self._depth > 1:
+            self.late.add(array)
 
     def _statement(self, statement: Any) -> ast.stmt:
         if _is_axis(statement):
@@ -90,6 +101,7 @@ class Body:
         iteration = self._iteration(statement)
         if iteration is not None:
             return iteration
+        self._framed = self._framed or _opens_frame(statement)
         for part in ("body", "orelse"):
             if getattr(statement, part, None):
                 setattr(statement, part, self.block(getattr(statement, part)))
@@ -138,7 +150,7 @@ class Body:
         return _flagged(made, axis)
 
     def _array(self, node: ast.expr) -> ast.expr:
-        self.mentions[ast.unparse(node)] += 1
+        self._mention(ast.unparse(node))
         return node
 
     def _where(self, axis: Axis, node: ast.expr) -> ast.expr:
@@ -168,7 +180,7 @@ class Body:
             place = {} if scope == "global" else {"scope": ast.Constant(scope)}
             out.append(trees.assign(name, trees.call("alloc_sparse_buffer", axes, dtype, **place, **default)))
             return
-        self.mentions[storage] += 1
+        self._mention(storage)
         self.matched.setdefault(buffer.storage, []).append(buffer)
         out.append(trees.assign(name, trees.call("match_sparse_buffer", trees.name(storage), axes, dtype, **default)))
 
@@ -206,6 +218,14 @@ def _is_axis(statement: ast.stmt) -> bool:
 
 def _is_bind(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and trees.called(statement.value) == "sp.bind_axes"
+
+
+def _opens_frame(statement: ast.stmt) -> bool:
+    """Whether what follows `statement` stands inside it, as after ``T.decl_buffer``."""
+    if isinstance(statement, ast.Expr):
+        return trees.called(statement.value) not in ("func_attr", "evaluate")
+    named = bool(trees.target_of(statement))
+    return isinstance(statement, ast.Assert) or named and not trees.called(statement.value).startswith("alloc_")  # type: ignore[attr-defined]
 
 
 def _is_size(statement: ast.stmt) -> bool:

@@ -136,6 +136,11 @@ _HINTS = [
         "if it quotes a size, no Python variable may have the same name",
     ),
     (
+        r"T\.match_buffer must be called at the top of a PrimFunc.*",
+        "a handle becomes a buffer at the top of the function; "
+        "move its declaration before any T.decl_buffer, loop or block, or declare the parameter as T.Buffer",
+    ),
+    (
         r"Expect the for loop to be one of the following: (.*)",
         r"a for loop takes one of \1; a sparse iteration is a `with` statement: `with T.sp_iter(...) as [i, j]:`",
     ),

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse objects of other libraries, laid out as the axes of a sparse buffer want them, and back.
+
+`store` takes scipy, torch and coordinate tensors apart, `restore` puts new values into an object of the same class
+and structure. Where the argument's layout is the buffer's, its arrays are used as they are; every other layout is
+converted through sorted coordinates. `check_level` judges arrays that a user passes by name.
+"""
+
+from __future__ import annotations
+
+from sparsetir.interop.dense import aligned_contiguous, writable_alias
+from sparsetir.interop.levels import Array, Level, check_dtype
+from sparsetir.interop.sources import CooTensor, Source, is_sparse
+from sparsetir.interop.storage import Stored, restore, store
+from sparsetir.interop.structure import check_level
+from sparsetir.interop.torch_arrays import to_torch
+
+__all__ = [
+    "Array",
+    "CooTensor",
+    "Level",
+    "Source",
+    "Stored",
+    "aligned_contiguous",
+    "check_dtype",
+    "check_level",
+    "is_sparse",
+    "restore",
+    "store",
+    "to_torch",
+    "writable_alias",
+]

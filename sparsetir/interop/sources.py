@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse arguments of every class, opened as entries with coordinates."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
+from sparsetir.interop.levels import Array, Level
+from sparsetir.interop.structure import check_level, first_outside
+from sparsetir.interop.torch_arrays import is_torch, to_torch, torch_to_numpy
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """The entries of a sparse argument in the argument's own order.
+
+    ``rebuild(values, copy_structure)`` makes an object of the argument's class from values shaped like ``values``.
+    """
+
+    shape: tuple[int, ...]
+    values: Array
+    rebuild: Callable[[Array, bool], Any]
+
+    @property
+    def block(self) -> tuple[int, ...]:
+        """Shape of the dense block at each stored position, () for scalars."""
+        return tuple(self.values.shape[1:])
+
+    def coords(self) -> tuple[Array, ...]:
+        """Coordinates of every entry, one array per dimension."""
+        raise NotImplementedError
+
+    def check(self, name: str) -> None:
+        """Raise `StructureError` unless the index arrays are in order."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates(Source):
+    """Entries listed by their coordinates (COO of any order)."""
+
+    indices: tuple[Array, ...] = ()
+
+    def coords(self) -> tuple[Array, ...]:
+        return self.indices
+
+    def check(self, name: str) -> None:
+        for dim, (index, extent) in enumerate(zip(self.indices, self.shape, strict=True)):
+            bad = first_outside(index, extent)
+            if bad is not None:
+                found = f"entry {bad} of {name} has coordinate {index[bad]} in dimension {dim}"
+                raise StructureError(f"{found}, expected one of [0, {extent})")
+
+
+@dataclass(frozen=True, eq=False)
+class Compressed(Source):
+    """Entries, or blocks of them, fiber after fiber of dimension ``major`` (CSR, CSC, BSR)."""
+
+    indptr: Array = field(default_factory=lambda: np.zeros(1, np.int32))
+    indices: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    major: int = 0
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Shape counted in blocks."""
+        return tuple(n // b for n, b in zip(self.shape, self.block or (1, 1), strict=True))
+
+    def coords(self) -> tuple[Array, ...]:
+        fibers = np.repeat(np.arange(len(self.indptr) - 1), np.diff(self.indptr))
+        grid = (fibers, self.indices) if self.major == 0 else (self.indices, fibers)
+        if not self.block:
+            return grid
+        rows, cols = (i.astype(np.int64)[:, None, None] * b for i, b in zip(grid, self.block, strict=True))
+        i, j = np.broadcast_arrays(rows + np.arange(self.block[0])[:, None], cols + np.arange(self.block[1]))
+        return i.reshape(-1), j.reshape(-1)
+
+    def check(self, name: str) -> None:
+        if len(self.values) != len(self.indices):
+            raise StructureError(f"{name} has {len(self.values)} values but {len(self.indices)} indices")
+        level = Level("0" if self.major else "1", "sparse_variable", sorted=False, unique=False)
+        fibers, length = self.grid[self.major], self.grid[1 - self.major]
+        check_level(level, self.indptr, self.indices, parent_count=fibers, length=length, name=name, need_sorted=False)
+
+
+@dataclass(frozen=True, eq=False)
+class CooTensor:
+    """A sparse tensor of any order as a list of entries; entries with the same coordinates add up.
+
+    Parameters
+    ----------
+    coords : ndarray of int, shape (order, nnz)
+        Coordinates of the entries, in any order.
+    values : ndarray, shape (nnz,)
+        Their values.
+    shape : tuple of int
+        Extent of every dimension.
+
+    Raises
+    ------
+    ArgumentError
+        When the three do not fit together.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> tensor = CooTensor.from_dense(np.array([[[0.0, 2.0]], [[3.0, 0.0]]]))
+    >>> tensor.shape, tensor.coords.tolist(), tensor.values.tolist()
+    ((2, 1, 2), [[0, 1], [0, 0], [1, 0]], [2.0, 3.0])
+    """
+
+    coords: Array
+    values: Array
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "coords", np.asarray(self.coords))
+        object.__setattr__(self, "values", np.asarray(self.values))
+        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        expected = (len(self.shape), self.values.size)
+        if self.coords.shape != expected or self.values.ndim != 1:
+            found = f"coords of shape {self.coords.shape} and values of shape {self.values.shape}"
+            raise ArgumentError(
+                f"a CooTensor of shape {self.shape} needs coords [order, nnz], values [nnz]; found {found}"
+            )
+        if self.coords.dtype.kind not in "iu":
+            raise ArgumentTypeError(f"coords of a CooTensor must be integers, found {self.coords.dtype}")
+
+    @classmethod
+    def from_dense(cls, array: Any) -> CooTensor:
+        """The entries of `array` that are not zero, in row-major order."""
+        array = np.asarray(array)
+        coords = np.nonzero(array)
+        return cls(np.stack(coords), array[coords], array.shape)
+
+    def to_dense(self) -> Array:
+        """The tensor as an ndarray."""
+        dense = np.zeros(self.shape, self.values.dtype)
+        np.add.at(dense, tuple(self.coords), self.values)
+        return dense
+
+    def with_values(self, values: Array) -> CooTensor:
+        """The same coordinates with other values."""
+        return replace(self, values=values)
+
+    @property
+    def order(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nnz(self) -> int:
+        return len(self.values)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.values.dtype
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether `store` accepts `value`: scipy.sparse, a torch sparse tensor, or coords, values and shape."""
+    if sp.issparse(value):
+        return True
+    if is_torch(value):
+        return str(value.layout).startswith("torch.sparse")
+    return isinstance(getattr(value, "coords", None), (np.ndarray, tuple)) and _is_listed(value)
+
+
+def _is_listed(value: Any) -> bool:
+    """Whether the object says values and shape beside coords, and not by methods."""
+    return isinstance(getattr(value, "values", None), np.ndarray) and isinstance(getattr(value, "shape", None), tuple)
+
+
+def open_source(value: Any, name: str) -> Source:
+    if sp.issparse(value):
+        return _open_scipy(value)
+    if not is_sparse(value):
+        expected = "a scipy.sparse array, a torch sparse tensor, or an object with coords, values and shape"
+        raise ArgumentTypeError(f"{name} must be {expected}; found {type(value).__name__}")
+    if is_torch(value):
+        return _open_torch(value, name)
+    if len(value.coords) != len(value.shape) or any(len(c) != len(value.values) for c in value.coords):
+        raise StructureError(f"{name} needs coords [order, nnz], values [nnz] and one extent per dimension")
+    return Coordinates(tuple(value.shape), value.values, _rebuild_listed(value), tuple(value.coords))
+
+
+def _rebuild_listed(value: Any) -> Callable[[Array, bool], Any]:
+    def rebuild(values: Array, copy_structure: bool) -> Any:
+        coords = np.array(value.coords) if copy_structure else value.coords
+        if isinstance(value, CooTensor):
+            return CooTensor(coords, values, value.shape)
+        if hasattr(value, "with_values"):
+            return value.with_values(values)
+        return CooTensor(coords, values, value.shape)
+
+    return rebuild
+
+
+def _open_scipy(value: Any) -> Source:
+    if value.format == "dia":
+        return _open_dia(value)
+    if value.format == "coo":
+        return Coordinates(value.shape, value.data, _rebuild_scipy(value), tuple(value.coords))
+    if value.format in ("lil", "dok"):
+        coo = value.tocoo()
+        return Coordinates(value.shape, coo.data, _rebuild_listing(type(value), coo), tuple(coo.coords))
+    value = _without_reserve(value)
+    if value.ndim == 1:
+        return Coordinates(value.shape, value.data, _rebuild_scipy(value), (value.indices,))
+    major = int(value.format == "csc")
+    return Compressed(value.shape, value.data, _rebuild_scipy(value), value.indptr, value.indices, major)
+
+
+def _without_reserve(value: Any) -> Any:
+    """scipy lets data and indices be longer than the last indptr says."""
+    nnz = int(value.indptr[-1]) if len(value.indptr) else 0
+    if not 0 <= nnz < min(len(value.data), len(value.indices)):
+        return value
+    value = copy.copy(value)
+    value.data, value.indices = value.data[:nnz], value.indices[:nnz]
+    return value
+
+
+def _rebuild_scipy(value: Any) -> Callable[[Array, bool], Any]:
+    template = copy.copy(value)  # shallow: the user may give the original other arrays later
+
+    def rebuild(values: Array, copy_structure: bool) -> Any:
+        result = copy.copy(template)
+        result.data = values
+        if not copy_structure:
+            return result
+        for part in ("indptr", "indices", "offsets"):
+            if part in vars(template):
+                setattr(result, part, getattr(template, part).copy())
+        if result.format == "coo":
+            result.coords = tuple(c.copy() for c in template.coords)
+        return result
+
+    return rebuild
+
+
+def _rebuild_listing(kind: type, coo: Any) -> Callable[[Array, bool], Any]:
+    return lambda values, _: kind(sp.coo_array((values, coo.coords), shape=coo.shape))
+
+
+def _open_dia(value: Any) -> Source:
+    rows, cols = value.shape
+    j = np.arange(value.data.shape[1])
+    i = j - value.offsets[:, None]
+    held = (i >= 0) & (i < rows) & (j < cols)
+    rebuild_dia = _rebuild_scipy(value)
+
+    def rebuild(values: Array, copy_structure: bool) -> Any:
+        data = np.zeros(held.shape, values.dtype)
+        data[held] = values
+        return rebuild_dia(data, copy_structure)
+
+    indices = (i[held], np.broadcast_to(j, held.shape)[held])
+    return Coordinates(value.shape, value.data[held], rebuild, indices)
+
+
+def _open_torch(tensor: Any, name: str) -> Source:
+    tensor = tensor.detach()
+    layout = str(tensor.layout).removeprefix("torch.sparse_")
+    if layout == "coo":
+        return _open_torch_coo(tensor, name)
+    by_row = layout in ("csr", "bsr")
+    parts = (tensor.crow_indices(), tensor.col_indices()) if by_row else (tensor.ccol_indices(), tensor.row_indices())
+    values = torch_to_numpy(tensor.values(), name)
+    if tensor.ndim != 2 or values.ndim != (1 if layout in ("csr", "csc") else 3):
+        shape = tuple(tensor.shape)
+        raise ArgumentTypeError(
+            f"{name} is a batched {layout} tensor of shape {shape}: pass one matrix, or a COO tensor"
+        )
+    indptr, indices = (torch_to_numpy(p, name) for p in parts)
+    return Compressed(
+        tuple(tensor.shape), values, _rebuild_compressed_torch(tensor, parts), indptr, indices, 1 - by_row
+    )
+
+
+def _rebuild_compressed_torch(tensor: Any, parts: tuple[Any, Any]) -> Callable[[Array, bool], Any]:
+    def rebuild(values: Array, copy_structure: bool) -> Any:
+        indptr, indices = (p.clone() for p in parts) if copy_structure else parts
+        make = importlib.import_module("torch").sparse_compressed_tensor
+        options = {"size": tensor.shape, "layout": tensor.layout, "check_invariants": False}
+        return make(indptr, indices, to_torch(values), **options)
+
+    return rebuild
+
+
+def _open_torch_coo(tensor: Any, name: str) -> Source:
+    # the underscored accessors are the documented way into a tensor that is not coalesced
+    where, values = tensor._indices(), torch_to_numpy(tensor._values(), name)
+
+    def rebuild(new: Array, copy_structure: bool) -> Any:
+        make = importlib.import_module("torch").sparse_coo_tensor
+        options = {"is_coalesced": tensor.is_coalesced(), "check_invariants": False}
+        return make(where.clone() if copy_structure else where, to_torch(new), tensor.shape, **options)
+
+    return Coordinates(tuple(tensor.shape), values, rebuild, _with_inner(torch_to_numpy(where, name), values))
+
+
+def _with_inner(indices: Array, values: Array) -> tuple[Array, ...]:
+    """Coordinates of every number in a hybrid tensor, whose entries are dense blocks."""
+    if values.ndim == 1:
+        return tuple(indices)
+    inner = np.indices(values.shape[1:]).reshape(values.ndim - 1, -1)
+    return (*np.repeat(indices, inner.shape[1], axis=1), *np.tile(inner, len(values)))

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch tensors in host memory as numpy arrays, and back."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from sparsetir.errors import ArgumentTypeError
+from sparsetir.interop.levels import Array
+
+
+def to_torch(array: Array) -> Any:
+    """A torch tensor that shares the array's memory; bfloat16 included."""
+    torch = importlib.import_module("torch")
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def is_torch(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "torch"
+
+
+def torch_to_numpy(tensor: Any, name: str) -> Array:
+    if tensor.device.type != "cpu":
+        raise ArgumentTypeError(f"{name} is on {tensor.device}, kernels run on the cpu: pass {name}.cpu()")
+    tensor = tensor.detach()
+    if str(tensor.dtype) == "torch.bfloat16":
+        torch, ml_dtypes = importlib.import_module("torch"), importlib.import_module("ml_dtypes")
+        return np.asarray(tensor.view(torch.int16)).view(ml_dtypes.bfloat16)
+    return np.asarray(tensor.resolve_conj().resolve_neg())
