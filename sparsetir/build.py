@@ -106,12 +106,22 @@ def scheduled(mod: ir.IRModule, schedule: Any) -> ir.IRModule:
     """The stage-II module after a schedule: choices of the sketches, a stock schedule, or a function of one."""
     from sparsetir import schedules
 
+    names = [gv.name_hint for gv in mod.functions]
     if isinstance(schedule, s_tir.Schedule):
-        return schedule.mod
+        return _renamed(schedule.mod, names)
     if callable(schedule):
         sch = s_tir.Schedule(mod)
+        sch.work_on(names[0])
         return (schedule(sch) or sch).mod
     return schedules.schedule(mod, schedule).mod
+
+
+def _renamed(mod: ir.IRModule, names: list[str]) -> ir.IRModule:
+    """The module of a schedule, its function called as in the program: a schedule of a PrimFunc calls it main."""
+    held = [gv.name_hint for gv in mod.functions]
+    if len(held) != 1 or len(names) != 1 or held == names:
+        return mod
+    return ir.IRModule({names[0]: mod[held[0]].with_attr("global_symbol", names[0])})
 
 
 # ---------------------------------------------------------------------------------------------- target

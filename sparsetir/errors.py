@@ -3,9 +3,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_latest: ContextVar[SparseTIRError | None] = ContextVar("_latest", default=None)
+
 
 class SparseTIRError(Exception):
     """Base of every error raised on purpose by this package."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        _latest.set(self)
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Give an error raised inside a TVM pass its class back: crossing TVM turns it into a RuntimeError."""
+    _latest.set(None)
+    try:
+        yield
+    except SparseTIRError:
+        raise
+    except Exception as error:
+        own = _latest.get()
+        if own is not None and str(own) in str(error):
+            raise own from None
+        raise
 
 
 class ScriptError(SparseTIRError, SyntaxError):

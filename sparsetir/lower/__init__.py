@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 from tvm import ir, s_tir, tirx
 
-from sparsetir.errors import VerifyError
+from sparsetir.errors import VerifyError, own_errors
 from sparsetir.lower.align_params import AlignParams
 from sparsetir.lower.balance_loops import BalanceLoops
 from sparsetir.lower.bound_locals import BoundLocals
@@ -20,7 +20,9 @@ from sparsetir.lower.keep_accumulators import KeepAccumulators
 from sparsetir.lower.lower_find import LowerFind
 from sparsetir.lower.peel_tiles import PeelTiles
 from sparsetir.lower.promote_halves import PromoteHalves
+from sparsetir.lower.rebind_buffers import RebindBuffers
 from sparsetir.lower.unroll_ragged import UnrollRagged
+from sparsetir.verify import verify
 
 TO_STAGE_2 = [
     AlignParams,  # natural alignment, noalias
@@ -35,6 +37,7 @@ TO_STAGE_3 = [
     s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
     s_tir.transform.ConvertBlocksToOpaque(),
     s_tir.transform.CompactBufferAllocation(),
+    RebindBuffers,  # compacted allocations and their uses are one buffer again
     s_tir.transform.LowerMatchBuffer(),
     s_tir.transform.LowerOpaqueBlock(),
     BalanceLoops,  # annotated rows -> parallel chunks of equal work
@@ -63,7 +66,8 @@ def as_module(func: Any) -> ir.IRModule:
 
 def run(passes: list[Any], mod: ir.IRModule) -> ir.IRModule:
     """Apply `passes` in order."""
-    return tvm.transform.Sequential(passes)(mod)
+    with own_errors():
+        return tvm.transform.Sequential(passes)(mod)
 
 
 def lower(func: Any, stage: int = 3) -> Any:
@@ -92,4 +96,5 @@ def lower(func: Any, stage: int = 3) -> Any:
     mod = run(TO_STAGE_2, as_module(func))
     if stage == 3:
         mod = run(TO_STAGE_3, mod)
+    verify(mod, stage=stage)
     return mod if isinstance(func, ir.IRModule) else next(iter(mod.functions.values()))

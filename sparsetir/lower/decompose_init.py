@@ -32,7 +32,9 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir import Var
 
-REDUCE = 2
+from sparsetir.errors import ScheduleError
+
+SPATIAL, REDUCE = 0, 2
 
 
 def _with_init(func: tirx.PrimFunc) -> list[s_tir.SBlockRealize]:
@@ -46,13 +48,21 @@ def _with_init(func: tirx.PrimFunc) -> list[s_tir.SBlockRealize]:
     return found
 
 
-def _reduction_vars(realize: s_tir.SBlockRealize) -> list[Var]:
-    """Loop variables bound to the block's reduction variables."""
+def _loop_vars(realize: s_tir.SBlockRealize, kind: int) -> list[Var]:
+    """Loop variables bound to the block's variables of a kind."""
     found: list[Var] = []
     for iter_var, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
-        if int(iter_var.iter_type) == REDUCE:
+        if int(iter_var.iter_type) == kind:
             tvm_ffi.structural_walk(value, (Var, found.append))
     return found
+
+
+def _refuse_mixed(realize: s_tir.SBlockRealize, reduced: list[Var]) -> None:
+    """A loop that was fused from a reduction and a spatial one does not run for an empty row: its output stays unset."""
+    mixed = [v for v in _loop_vars(realize, SPATIAL) if any(v.same_as(r) for r in reduced)]
+    if mixed:
+        message = f"loop {mixed[0].name} of block {realize.block.name_hint} was fused from a reduction and a spatial loop"
+        raise ScheduleError(f"{message}: an empty row would not be initialised; fuse loops of one kind")
 
 
 def decompose(sch: s_tir.Schedule, func_name: str) -> None:
@@ -60,7 +70,8 @@ def decompose(sch: s_tir.Schedule, func_name: str) -> None:
     for realize in _with_init(sch.mod[func_name]):
         block = sch.get_sblock(realize.block.name_hint, func_name=func_name)
         loops = sch.get_loops(block)
-        reduced = _reduction_vars(realize)
+        reduced = _loop_vars(realize, REDUCE)
+        _refuse_mixed(realize, reduced)
         outer = [lp for lp in loops if any(sch.get(lp).loop_var.same_as(v) for v in reduced)]
         if outer:
             sch.decompose_reduction(block, outer[0])

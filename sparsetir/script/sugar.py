@@ -46,6 +46,8 @@ from sparsetir.ir import SPARSE_ITER, Axis, SparseBuffer, decode
 from sparsetir.op import AXIS_NAMES
 from sparsetir.script import builder, trees  # importing builder settles how `T.sp.arg` is printed
 
+DECLARATIONS = (*AXIS_NAMES, "match_sparse_buffer")
+
 
 @dataclass
 class Size:
@@ -72,27 +74,26 @@ class Body:
         self.raw_names = trees.names_in(self.node)
         self.axes: dict[str, Axis] = {}
         self.lengths: dict[str, str] = {}
-        self._depth = 0
-        self._framed = False
+        self._open: list[list[ast.stmt]] = []
         self._axes = iter(self.program.axes.values())
         self._buffers = iter(self.program.buffers.values())
 
     def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         """The statements of one block, rewritten."""
         out: list[ast.stmt] = []
-        self._depth += 1
+        self._open.append(out)
         for statement in statements:
             if _is_bind(statement):
                 self._bind(statement.value, out)  # type: ignore[attr-defined]
             elif not _is_size(statement):
                 out.append(self._statement(statement))
-        self._depth -= 1
+        self._open.pop()
         return out or [ast.Pass()]
 
     def _mention(self, array: str) -> None:
         """Note that the dialect's words name `array`; TVM matches no handle once a frame is open."""
         self.mentions[array] += 1
-        if self._framed or self._depth > 1:
+        if len(self._open) > 1 or any(_opens_frame(s) for s in self._open[0]):
             self.late.add(array)
 
     def _statement(self, statement: Any) -> ast.stmt:
@@ -101,7 +102,6 @@ class Body:
         iteration = self._iteration(statement)
         if iteration is not None:
             return iteration
-        self._framed = self._framed or _opens_frame(statement)
         for part in ("body", "orelse"):
             if getattr(statement, part, None):
                 setattr(statement, part, self.block(getattr(statement, part)))
@@ -222,10 +222,12 @@ def _is_bind(statement: ast.stmt) -> bool:
 
 def _opens_frame(statement: ast.stmt) -> bool:
     """Whether what follows `statement` stands inside it, as after ``T.decl_buffer``."""
+    called = trees.called(getattr(statement, "value", None))
     if isinstance(statement, ast.Expr):
-        return trees.called(statement.value) not in ("func_attr", "evaluate")
-    named = bool(trees.target_of(statement))
-    return isinstance(statement, ast.Assert) or named and not trees.called(statement.value).startswith("alloc_")  # type: ignore[attr-defined]
+        return called not in ("func_attr", "evaluate")
+    if isinstance(statement, ast.Assign) and trees.target_of(statement):
+        return not called.startswith("alloc_") and called not in DECLARATIONS
+    return isinstance(statement, ast.Assert)
 
 
 def _is_size(statement: ast.stmt) -> bool:

@@ -584,7 +584,19 @@ class sp:
     find_fiber = staticmethod(_raw_find("find_fiber"))
 
 
-EXTRA: dict[str, Any] = {"match_buffer": _match_buffer, "alloc_buffer": _alloc_buffer}
+class _Float64(T.DtypeConstructor):
+    """``T.float64``; TVM's own refuses numbers beyond the range of float32."""
+
+    def __call__(self, expr: Any = None) -> Any:
+        is_number = isinstance(expr, (int, float, str)) and not isinstance(expr, bool)
+        return tirx.const(float(expr), "float64") if is_number else super().__call__(expr)
+
+
+EXTRA: dict[str, Any] = {
+    "match_buffer": _match_buffer,
+    "alloc_buffer": _alloc_buffer,
+    "float64": _Float64("Float64", "float64"),
+}
 __all__ = [
     "alloc_sparse_buffer",
     "attach",

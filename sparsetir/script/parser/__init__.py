@@ -30,6 +30,7 @@ from ..builder import *  # noqa: F403
 
 match_buffer = _builder.EXTRA["match_buffer"]
 alloc_buffer = _builder.EXTRA["alloc_buffer"]
+float64 = _builder.EXTRA["float64"]
 __all__ = [*_tirx.__all__, *_builder.__all__, "prim_func"]
 TOKEN = "sparsetir"
 
@@ -59,6 +60,12 @@ def prim_func(
     ------
     ScriptError
         The text breaks a rule of the dialect; the message quotes the line.
+
+    Notes
+    -----
+    In a class under ``@I.ir_module`` TVM checks the whole module as well, and refuses an sp_iter that uses the
+    variable of an ordinary loop around it. Write ``@I.ir_module(check_well_formed=False)`` there: every function of
+    the dialect is still verified.
     """
     outer_stack = inspect.stack()
 
