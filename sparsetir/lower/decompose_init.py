@@ -58,10 +58,11 @@ def _loop_vars(realize: s_tir.SBlockRealize, kind: int) -> list[Var]:
 
 
 def _refuse_mixed(realize: s_tir.SBlockRealize, reduced: list[Var]) -> None:
-    """A loop that was fused from a reduction and a spatial one does not run for an empty row: its output stays unset."""
+    """A loop fused from a reduction and a spatial one does not run for an empty row: its output would stay unset."""
     mixed = [v for v in _loop_vars(realize, SPATIAL) if any(v.same_as(r) for r in reduced)]
     if mixed:
-        message = f"loop {mixed[0].name} of block {realize.block.name_hint} was fused from a reduction and a spatial loop"
+        where = f"loop {mixed[0].name} of block {realize.block.name_hint}"
+        message = f"{where} was fused from a reduction and a spatial loop"
         raise ScheduleError(f"{message}: an empty row would not be initialised; fuse loops of one kind")
 
 

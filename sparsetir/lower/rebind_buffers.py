@@ -3,15 +3,16 @@
 
 before::
 
-    T.reads(o_global_1[vj])      # another variable than the allocated one: its shape was computed anew
-    o_global = T.alloc_buffer((indptr[i + 1] - indptr[i],))
+    scratch = T.alloc_buffer((feat,))
+    scratch_1[k] = ...           # another variable: compaction computed its shape anew
 
 after::
 
-    T.reads(o_global[vj])
-    o_global = T.alloc_buffer((indptr[i + 1] - indptr[i],))
+    scratch = T.alloc_buffer((feat,))
+    scratch[k] = ...
 
-TVM's buffer compaction leaves such pairs where an allocation's extent is loaded from memory.
+TVM's buffer compaction leaves such pairs where it cannot bound an extent. Scratch as long as a sparse row is
+refused: it would be allocated row by row.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir import Var
 
+from sparsetir.errors import LoweringError
 from sparsetir.lower.rewriting import collect
+
+
+def _refuse_ragged(allocated: list[Var]) -> None:
+    """Memory is not allocated row by row."""
+    for buffer in allocated:
+        if any(collect(d, ir.TensorLoad) for d in buffer.ty.shape):
+            message = f"the scratch buffer {buffer.name} would be as long as a sparse row"
+            raise LoweringError(f"{message}: split the row's loop by a constant before rfactor or caching")
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.RebindBuffers")
@@ -33,7 +43,9 @@ def RebindBuffers(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
     allocated += [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
     known = {*allocated, *func.params, *(d.buffer for d in collect(func.body, tirx.DeclBuffer))}
     by_name = {str(b.name): b for b in allocated}
-    used = {x.source for x in collect(func.body, ir.TensorLoad)} | {s.buffer for s in collect(func.body, tirx.BufferStore)}
+    _refuse_ragged(allocated)
+    used = {x.source for x in collect(func.body, ir.TensorLoad)}
+    used |= {s.buffer for s in collect(func.body, tirx.BufferStore)}
     stray: dict[Var, Var] = {b: by_name[str(b.name)] for b in used if b not in known and str(b.name) in by_name}
     if not stray:
         return func
