@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from sparsetir.errors import ScheduleError
 
@@ -42,7 +42,7 @@ class Choices:
 
     def as_dict(self) -> dict[str, int]:
         """Names and values, for records."""
-        return asdict(self)
+        return dict(vars(self))
 
     @staticmethod
     def space(*, threads: int, feat: int | None = None) -> dict[str, tuple[int, ...]]:

@@ -27,7 +27,7 @@ from corpus import BY_NAME
 from corpus.running import check, draw
 from sparsetir.errors import ArgumentError, LoweringError, SparseTIRError
 from sparsetir.export import Interface, export, identifier
-from sparsetir.verify import VALUE_DTYPES
+from sparsetir.rules import VALUE_DTYPES
 
 CC = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 CXX = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")

@@ -164,6 +164,24 @@ def test_a_buffer_stays_one_where_a_handle_would_not_do() -> None:
 
 
 @T.prim_func
+def declared_late(x: T.handle, y: T.Buffer((9,), "float32", align=4), z: T.Buffer((9,), "float32"), m: T.int32):
+    I = T.dense_fixed(9)
+    X = T.match_sparse_buffer(x, (I,), "float32")
+    with T.sp_iter([I], "S", "first") as [i]:
+        X[i] = T.float32(0)
+    square = T.decl_buffer((3, 3), "float32", data=z.data)
+    J = T.dense_fixed(9)
+    Y = T.match_sparse_buffer(y, (J,), "float32")
+    with T.sp_iter([J], "S", "second") as [j]:
+        Y[j] = square[0, j]
+
+
+def test_a_buffer_stays_one_where_tvm_matches_no_handles() -> None:
+    text = round_trip(declared_late)
+    assert "x: T.handle, y: T.Buffer((9,)" in text
+
+
+@T.prim_func
 def scratch_buffers(a: T.handle, m: T.int32):
     I = T.dense_fixed(m)
     A = T.match_sparse_buffer(a, (I,), "float16", default_value=float("-inf"))
@@ -300,6 +318,25 @@ def test_specialised_functions() -> None:
     assert 'J = T.sparse_variable(I, (n, 0), (indptr, indices), "int32")' in text
     params = {str(p.name): p for p in every_axis.params}
     round_trip(every_axis.specialize({params[name]: 7 for name in ("m", "n", "n0", "n1", "w")}))
+
+
+def test_float64_beyond_the_range_of_float32() -> None:
+    @T.prim_func
+    def func(a: T.handle):
+        I = T.dense_fixed(4)
+        A = T.match_sparse_buffer(a, (I,), "float64", default_value=1e300)
+        with T.sp_iter([I], "S", "least") as [i]:
+            A[i] = T.min_value("float64")
+
+    text = round_trip(func)
+    assert "A[i] = T.float64(-1.7976931348623157e+308)" in text
+    assert "default_value=1e+300" in text
+
+
+def test_a_text_may_have_its_imports() -> None:
+    text = script(scratch_buffers).replace("# from", "from")
+    assert text.startswith("from tvm.script import sparsetir as T\n")
+    assert script(parse(text)) == script(scratch_buffers)
 
 
 # ---------------------------------------------------------------- refusals

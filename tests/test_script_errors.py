@@ -156,6 +156,11 @@ BUFFER = {
         '    S = T.alloc_buffer((m,), "float64")\n    C = T.match_sparse_buffer(S, (I,), "float32")  #!',
         "buffer S holds float64, match_sparse_buffer says float32",
     ),
+    "handle after a frame": (
+        '    S = T.alloc_buffer((9,), "float32")\n    V = T.decl_buffer((3, 3), "float32", data=S.data)\n'
+        '    C = T.match_sparse_buffer(a, (I,), "float32")  #!',
+        "a handle becomes a buffer at the top of the function; move its declaration before any T.decl_buffer",
+    ),
     "storage of auxiliary arrays": (
         '    C = T.match_sparse_buffer(a, (I,), "float32", extra_storage=1)  #!',
         "extra_storage belongs to auxiliary arrays",
@@ -396,6 +401,20 @@ def test_an_error_in_a_module_is_a_script_error() -> None:
             @T.prim_func
             def unsound(a: T.handle):
                 I = T.dense_fixed(-7)
+
+
+def test_a_module_may_use_loop_variables_in_iterations() -> None:
+    @I.ir_module(check_well_formed=False)
+    class Module:
+        @T.prim_func
+        def sound(a: T.handle, m: T.int32):
+            I = T.dense_fixed(m)
+            A = T.match_sparse_buffer(a, (I,), "float32")
+            for t in T.serial(3):
+                with T.sp_iter([I], "S") as [i]:
+                    A[i] = T.float32(t)
+
+    verify(Module)
 
 
 def test_well_formedness_can_be_left_unchecked() -> None:

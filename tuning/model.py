@@ -40,10 +40,10 @@ class CostModel:
         finite = seconds[np.isfinite(seconds)]
         known = np.where(np.isfinite(seconds), seconds, FAILED * finite.max())
         labels = -np.log(known / finite.min())
-        data = xgboost.DMatrix(features, label=labels)
+        data = xgboost.DMatrix(features, label=labels, nthread=1)
         self._booster = xgboost.train({**SETTINGS, "seed": seed}, data, num_boost_round=ROUNDS)
 
     def predict(self, features: np.ndarray) -> np.ndarray:
         """Scores, higher for faster; differences are ratios of times on a logarithmic scale."""
-        scores: np.ndarray = self._booster.predict(self._xgboost.DMatrix(features))
+        scores: np.ndarray = self._booster.predict(self._xgboost.DMatrix(features, nthread=1))
         return scores

@@ -7,7 +7,7 @@ it would have, and a recorded one can be replayed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -47,12 +47,19 @@ class Search:
         warmup: int = WARMUP,
         epsilon: float = EPSILON,
     ) -> None:
-        self.points, self.first, self.features = list(points), list(first), features
+        self.points, self.first = list(points), list(first)
+        known = list(dict.fromkeys([*points, *first]))
+        self.features = dict(zip(known, features(known), strict=True))
         self.seed, self.warmup, self.epsilon = seed, warmup, epsilon
         self.told: dict[Choices, float] = {}
 
     def tell(self, choices: Choices, seconds: float | None) -> None:
-        """Note a trial; `seconds` is None if it failed. A second time for the same candidate is ignored."""
+        """Note a trial; `seconds` is None if it failed. A second time for the same candidate is ignored.
+
+        Candidates outside the space are ignored too.
+        """
+        if choices not in self.features:
+            return
         self.told.setdefault(choices, float("inf") if seconds is None else seconds)
 
     def ask(self) -> list[Choices]:
@@ -81,6 +88,9 @@ class Search:
         seconds = np.array(list(known.values()))
         if len(known) < self.warmup or not np.isfinite(seconds).any() or not candidates:
             return None
-        model = CostModel(self.features(list(known)), seconds, seed=self.seed)
-        order = np.argsort(-model.predict(self.features(candidates)), kind="stable")
+        model = CostModel(self._rows(known), seconds, seed=self.seed)
+        order = np.argsort(-model.predict(self._rows(candidates)), kind="stable")
         return [candidates[n] for n in order]
+
+    def _rows(self, candidates: Iterable[Choices]) -> np.ndarray:
+        return np.array([self.features[c] for c in candidates])
