@@ -45,6 +45,18 @@ _DENSITY = {"wide": 0.2, "skewed": 0.03, "zero_nnz": 0.0, "one_by_one": 1.0, "la
 _BLOCKS = {"random": 3, "one_by_one": 1, "wide": 4}
 
 
+#: corners of real matrices by kind; empty without the folder of real inputs
+REAL: dict[str, Any] = {}
+
+
+def add_real(name: str, matrix: Any) -> str:
+    """A kind whose two-dimensional structures are a corner of `matrix`; returns its name."""
+    kind = f"real_{name}"
+    REAL[kind] = matrix[:600, :500].tocsr()
+    MATRIX_SIZES[kind] = (*REAL[kind].shape, 24)
+    return kind
+
+
 def block_size(kind: str) -> int:
     """The edge of a block in the block formats."""
     return _BLOCKS.get(kind, 2)
@@ -60,6 +72,9 @@ def values(rng: np.random.Generator, shape: int | Sequence[int], dtype: str) -> 
 
 def coordinates(rng: np.random.Generator, kind: str, dims: Sequence[int]) -> np.ndarray:
     """Stored coordinates, one a line, in lexicographic order; unsorted or repeated where `kind` says so."""
+    if kind in REAL and len(dims) == 2:
+        found = np.argwhere(REAL[kind][: dims[0], : dims[1]].toarray() != 0)
+        return found.reshape(-1, 2)
     mask = rng.random(tuple(dims)) < _DENSITY.get(kind, 0.3)
     if kind == "empty_rows":
         mask[::2] = False
