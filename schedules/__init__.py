@@ -61,8 +61,7 @@ def schedule(mod: ir.IRModule, choices: Choices | None = None) -> s_tir.Schedule
     for gv, func in mod.functions.items():
         if not isinstance(func, tirx.PrimFunc) or func.attrs is None or INDPTR not in func.attrs:
             continue
-        sch.work_on(gv.name_hint)
+        share_rows(sch, gv.name_hint, choices)
         for name in leaves(func):
             sch = _try(sch, gv.name_hint, name, choices)
-        share_rows(sch, gv.name_hint, choices)
     return sch

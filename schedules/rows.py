@@ -24,11 +24,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 
 from sparsetir.lower.balance_loops import CHUNKS, PARALLEL_MARK
 from sparsetir.lower.insert_prefetch import PREFETCH
+from sparsetir.lower.rewriting import collect
 from sparsetir.lower.unroll_ragged import UNROLL
 from sparsetir.schedules.choices import Choices
 
@@ -70,6 +70,8 @@ def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices) -> bool:
     kinds = [int(iv.iter_type) for iv in sch.get(block).iter_vars]
     own = loops[len(loops) - len(kinds) :]
     vector = own[at]
+    if collect(sch.get(vector).extent, ir.TensorLoad):
+        return False
     tile = _tile_of(sch.get(vector).extent, choices.tile)
     if tile < 2:
         return False
@@ -101,21 +103,14 @@ def share_rows(sch: s_tir.Schedule, func_name: str, choices: Choices) -> None:
     """
     if choices.chunks == 0:
         return
-    for name in _first_blocks(sch.mod[func_name]):
-        for loop in sch.get_loops(sch.get_sblock(name, func_name=func_name)):
-            if PARALLEL_MARK in sch.get(loop).annotations:
-                sch.annotate(loop, CHUNKS, choices.chunks)
+    for name in _independent_blocks(sch.mod[func_name]):
+        block = sch.get_sblock(name, func_name=func_name)
+        node = sch.get(block)
+        own = [str(iv.var.name) for iv in node.iter_vars].index(str(node.annotations[PARALLEL_MARK]))
+        loop = sch.get_loops(block)[own - len(node.iter_vars)]  # nothing is split yet
+        sch.annotate(loop, CHUNKS, choices.chunks)
 
 
-def _first_blocks(func: tirx.PrimFunc) -> list[str]:
-    """Name of the outermost block below each loop that is marked as independent."""
-    found: list[str] = []
-
-    def on_for(loop: tirx.For) -> None:
-        if PARALLEL_MARK in loop.annotations:
-            inner: list[s_tir.SBlock] = []
-            tvm_ffi.structural_walk(loop.body, (s_tir.SBlock, inner.append), order="pre")
-            found.append(str(inner[0].name_hint))
-
-    tvm_ffi.structural_walk(func.body, (tirx.For, on_for))
-    return found
+def _independent_blocks(func: tirx.PrimFunc) -> list[str]:
+    """Names of the blocks whose steps may run at the same time."""
+    return [str(b.name_hint) for b in collect(func.body, s_tir.SBlock) if PARALLEL_MARK in b.annotations]

@@ -67,7 +67,7 @@ class TuneResult:
 
     def gains(self) -> dict[str, float]:
         """What each choice is worth: of all trials, the best time with it left alone over the best time."""
-        return gains([record for record in self.history if record.fixed == self.best.fixed], start(self.space))
+        return gains([record for record in self.history if record.fixed] or self.history, start(self.space))
 
     def report(self) -> str:
         """The fastest candidates, the untuned one, and what each choice is worth, as text."""

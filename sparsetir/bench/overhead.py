@@ -169,7 +169,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if min(args.runs, args.rounds) < 1:
         parser.error("--runs and --rounds must be at least 1")
-    lines, noisy = [], False
+    lines: list[Line] = []
+    noisy = False
     for shape in (SMALL, CORA):
         found, disturbed = call_lines(matrix(*shape), rounds=args.rounds)
         lines, noisy = [*lines, *found], noisy or disturbed

@@ -12,6 +12,8 @@ from sparsetir.errors import VerifyError, own_errors
 from sparsetir.lower.align_params import AlignParams
 from sparsetir.lower.balance_loops import BalanceLoops
 from sparsetir.lower.bound_locals import BoundLocals
+from sparsetir.lower.check_schedule import CheckParallel, CheckWrites, MarkIndependent
+from sparsetir.lower.compact_scratch import CompactScratch, RefuseRagged
 from sparsetir.lower.declare_regions import DeclareRegions
 from sparsetir.lower.decompose_init import DecomposeInit
 from sparsetir.lower.emit_nest import EmitNest
@@ -20,7 +22,6 @@ from sparsetir.lower.keep_accumulators import KeepAccumulators
 from sparsetir.lower.lower_find import LowerFind
 from sparsetir.lower.peel_tiles import PeelTiles
 from sparsetir.lower.promote_halves import PromoteHalves
-from sparsetir.lower.rebind_buffers import RebindBuffers
 from sparsetir.lower.unroll_ragged import UnrollRagged
 from sparsetir.verify import verify
 
@@ -31,15 +32,19 @@ TO_STAGE_2 = [
 ]
 
 TO_STAGE_3 = [
+    CheckWrites,  # no result behind a loop that may be empty
+    MarkIndependent,  # what may run in parallel, noted at the loops
     DecomposeInit(),  # initialisation above the reduction loops
     s_tir.transform.CanonicalizeLoop(),
     s_tir.transform.LowerInitBlock(),
     s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
     s_tir.transform.ConvertBlocksToOpaque(),
-    s_tir.transform.CompactBufferAllocation(),
-    RebindBuffers,  # compacted allocations and their uses are one buffer again
+    CompactScratch(),  # scratch as large as its use
     s_tir.transform.LowerMatchBuffer(),
     s_tir.transform.LowerOpaqueBlock(),
+    CheckParallel,  # parallel loops write apart
+    BoundLocals,  # fixed sizes for thread-local arrays
+    RefuseRagged,  # no scratch as long as a row
     BalanceLoops,  # annotated rows -> parallel chunks of equal work
     PeelTiles,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
     UnrollRagged,  # annotated ragged loops -> unrolled groups and a rest
@@ -48,7 +53,6 @@ TO_STAGE_3 = [
     KeepAccumulators,  # running values in registers
     PromoteHalves,  # 16-bit floats computed and accumulated in float32
     LowerFind,  # search calls -> loops
-    BoundLocals,  # fixed sizes for thread-local arrays
     tirx.transform.FlattenBuffer(),
     tirx.transform.StmtSimplify(),
 ]

@@ -24,6 +24,7 @@ from tvm.ir import Var
 
 from sparsetir.ir import decode
 from sparsetir.lower.balance_loops import INDPTR
+from sparsetir.lower.declare_regions import STRUCTURE
 
 NOALIAS = "tirx.noalias"
 
@@ -65,4 +66,6 @@ def AlignParams(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     if not program.axes:
         return func
     pointers = [str(a.indptr.name) for a in program.axes.values() if a.indptr is not None]
-    return realign(func).with_attr(NOALIAS, True).with_attr(INDPTR, pointers)
+    indices = [str(a.indices.name) for a in program.axes.values() if a.indices is not None]
+    out = realign(func).with_attr(NOALIAS, True).with_attr(INDPTR, pointers)
+    return out.with_attr(STRUCTURE, sorted({*pointers, *indices}))

@@ -28,6 +28,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
+from sparsetir.errors import ScheduleError
 from sparsetir.ir import cast, const
 from sparsetir.lower.lower_find import binary_search
 from sparsetir.lower.rewriting import alloc, cell, get, put, seq, substitute
@@ -110,6 +111,9 @@ def BalanceLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
             inner = mutator.default_mutate(node)
             notes = {k: v for k, v in inner.annotations.items() if k != PARALLEL_MARK}
             return tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, inner.body, None, notes)
+        if PARALLEL_MARK not in node.annotations:
+            message = f"loop {node.loop_var.name} is annotated for chunks but its steps may write the same element"
+            raise ScheduleError(f"{message}; annotate the outermost independent loop")
         return balance(node, int(node.annotations[CHUNKS]), pointers)
 
     body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])

@@ -25,7 +25,7 @@ from tvm.ir import Var
 
 from sparsetir.errors import LoweringError
 from sparsetir.ir import accesses, const
-from sparsetir.lower.rewriting import collect, substitute
+from sparsetir.lower.rewriting import collect, mentions, substitute
 
 LARGEST = 1 << 24
 
@@ -47,7 +47,7 @@ def _outer_loops(body: tirx.Stmt) -> dict[Var, list[Var]]:
         return node
 
     def on_alloc(node: tirx.AllocBuffer, _mutator: Any) -> tirx.Stmt:
-        if _oversized(node.buffer):
+        if str(node.buffer.ty.storage_scope) == "local":
             found[node.buffer] = list(stack)
         return node
 
@@ -55,14 +55,12 @@ def _outer_loops(body: tirx.Stmt) -> dict[Var, list[Var]]:
     return found
 
 
-def _oversized(buffer: Var) -> bool:
-    if str(buffer.ty.storage_scope) != "local":
-        return False
-    return any(not isinstance(d, tirx.IntImm) or int(d) > LARGEST for d in buffer.ty.shape)
+def _is_fixed(buffer: Var) -> bool:
+    return all(isinstance(d, tirx.IntImm) and int(d) <= LARGEST for d in buffer.ty.shape)
 
 
 class _Local:
-    """One oversized array: where its subscripts start, and how far they go from there."""
+    """One local array: where its subscripts start, and how far they go from there."""
 
     def __init__(self, buffer: Var, func: tirx.PrimFunc, outer: list[Var], ranges: dict[Var, ir.Range]) -> None:
         self.analyzer = sym.Analyzer()
@@ -70,41 +68,54 @@ class _Local:
             self.analyzer.bind(var, extent)
         self.inner = {v: const(0, str(v.ty.dtype)) for v in ranges if v not in set(outer)}
         subscripts = [indices for accessed, indices, _ in accesses(func) if accessed.same_as(buffer)]
-        self.bases = [self._base(i) for i in subscripts[0]]
-        shape = [self._extent(buffer, [s[n] for s in subscripts], n) for n in range(len(self.bases))]
-        self.fresh = tirx.decl_buffer(shape, str(buffer.ty.dtype), name=str(buffer.name), scope="local", layout=None)
+        self.bases = [self.analyzer.simplify(substitute(i, self.inner)) for i in subscripts[0]] if subscripts else []
+        self.moving = [v for v in ranges if v not in set(outer)]
+        extents = [self._extent([s[n] for s in subscripts], n) for n in range(len(self.bases))]
+        self.extents = None if None in extents or not subscripts else extents
 
-    def _base(self, index: ir.Expr) -> ir.Expr:
-        return self.analyzer.simplify(substitute(index, self.inner))
+    def shrunk(self, buffer: Var) -> Var:
+        """The array with just the extent its subscripts need."""
+        shape = [const(e) for e in self.extents or []]
+        return tirx.decl_buffer(shape, str(buffer.ty.dtype), name=str(buffer.name), scope="local", layout=None)
 
     def shifted(self, indices: Any) -> list[ir.Expr]:
         """Subscripts relative to the start."""
         return [self.analyzer.simplify(i - b) for i, b in zip(indices, self.bases, strict=True)]
 
-    def _extent(self, buffer: Var, indices: list[ir.Expr], n: int) -> ir.Expr:
+    def _extent(self, indices: list[ir.Expr], n: int) -> int | None:
+        """Elements from the start to the last subscript; None where constants do not bound it."""
+        if any(mentions(load, self.moving) for i in indices for load in collect(i, ir.TensorLoad)):
+            return None
         bounds = [self.analyzer.const_int_bound(self.analyzer.simplify(i - self.bases[n])) for i in indices]
         most, least = max(int(b.max_value) for b in bounds), min(int(b.min_value) for b in bounds)
-        if least < 0 or most >= LARGEST:
-            message = f"the local array {buffer.name} has no fixed size: its subscript {indices[0]} is not bounded"
-            raise LoweringError(f"{message} by constants; tile the loop by a constant before caching")
-        return const(most + 1)
+        return most + 1 if least >= 0 and most < LARGEST else None
+
+
+def _bounded(buffer: Var, local: _Local) -> bool:
+    """Whether to replace the array; raises where it must be and cannot."""
+    if local.extents is None and not _is_fixed(buffer):
+        message = f"the local array {buffer.name} has no fixed size: its subscripts are not bounded by constants"
+        raise LoweringError(f"{message}; tile the loop by a constant before caching")
+    return local.extents is not None
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.BoundLocals")
 def BoundLocals(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Shrink oversized local arrays; raise `LoweringError` where no bound is known."""
+    """Shrink local arrays to their use; raise `LoweringError` where one has no fixed size."""
     found = _outer_loops(func.body)
     if not found:
         return func
     ranges = _loops(func)
-    local = {old: _Local(old, func, outer, ranges) for old, outer in found.items()}
+    every = {old: _Local(old, func, outer, ranges) for old, outer in found.items()}
+    local = {old: known for old, known in every.items() if _bounded(old, known)}
+    fresh = {old: known.shrunk(old) for old, known in local.items()}
 
     def place(buffer: Var, indices: list[ir.Expr]) -> tuple[Var, list[ir.Expr]]:
-        return (local[buffer].fresh, local[buffer].shifted(indices)) if buffer in local else (buffer, indices)
+        return (fresh[buffer], local[buffer].shifted(indices)) if buffer in local else (buffer, indices)
 
     def on_alloc(node: tirx.AllocBuffer, mutator: Any) -> tirx.Stmt:
-        known = local.get(node.buffer)
-        return tirx.AllocBuffer(known.fresh) if known is not None else mutator.default_mutate(node)
+        known = fresh.get(node.buffer)
+        return tirx.AllocBuffer(known) if known is not None else mutator.default_mutate(node)
 
     def on_load(node: ir.TensorLoad, mutator: Any) -> ir.Expr:
         return tirx.BufferLoad(*place(node.source, [mutator.mutate(i) for i in node.indices]))

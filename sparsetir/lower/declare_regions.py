@@ -17,7 +17,8 @@ after::
 
 An element is named where its subscript only depends on variables known outside the block's inner loops, else
 the whole dimension. A buffer that the block initialises itself is not among its reads, as TVM's reductions
-have it. Arrays that are searched are read whole.
+have it. Arrays that are searched are read whole. The innermost block does not name the axes' index arrays, which
+nothing writes: it then has the regions of the dense micro kernel that ``tensorize`` compares it with.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from tvm.ir import Call, Var
 
 from sparsetir import op
 from sparsetir.ir import const
+from sparsetir.lower.rewriting import collect
 
 INIT_MARK = "sparse_init"
+STRUCTURE = "sparsetir.structure"
 
 
 def _bound_inside(body: tirx.Stmt) -> list[Var]:
@@ -121,8 +124,8 @@ def _whole(extent: ir.Expr) -> ir.Range:
     return ir.Range(const(0, str(extent.ty.dtype)), sym.Analyzer().simplify(extent))
 
 
-def with_regions(block: s_tir.SBlock) -> s_tir.SBlock:
-    """`block` with its reads and writes computed from its body."""
+def with_regions(block: s_tir.SBlock, structure: list[Var]) -> s_tir.SBlock:
+    """`block` with its reads and writes computed from its body; a leaf does not name `structure`."""
     bound = _bound_inside(block.body)
     reads, writes = _Regions(bound), _Regions(bound)
     searched: list[ir.TensorLoad] = []
@@ -141,9 +144,10 @@ def with_regions(block: s_tir.SBlock) -> s_tir.SBlock:
     if block.init is not None:
         tvm_ffi.structural_walk(block.init, callbacks)
     local = _local_buffers(block)
+    hidden = [] if collect(block.body, s_tir.SBlock) else structure
     return s_tir.SBlock(
         block.iter_vars,
-        reads.regions([*local, *_initialised(block)]),
+        reads.regions([*local, *_initialised(block), *hidden]),
         writes.regions(local),
         block.name_hint,
         block.body,
@@ -156,12 +160,15 @@ def with_regions(block: s_tir.SBlock) -> s_tir.SBlock:
 
 def declare_regions(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Recompute the regions of every block but the root."""
+    names = {str(n) for n in func.attrs.get(STRUCTURE, [])} if func.attrs is not None else set()
+    written = {s.buffer for s in collect(func.body, tirx.BufferStore)}
+    structure = [p for p in func.params if str(p.name) in names and p not in written]
 
     def on_realize(node: s_tir.SBlockRealize, mutator: Any) -> s_tir.SBlockRealize:
         inner = mutator.default_mutate(node)
         if inner.block.name_hint == "root" and not inner.block.iter_vars:
             return inner
-        return s_tir.SBlockRealize(inner.iter_values, inner.predicate, with_regions(inner.block))
+        return s_tir.SBlockRealize(inner.iter_values, inner.predicate, with_regions(inner.block, structure))
 
     body = tvm_ffi.structural_mutate(func.body, [(s_tir.SBlockRealize, on_realize)])
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)

@@ -191,6 +191,8 @@ class NestEmitter:
                 name = iteration.name if leaf else f"{iteration.name}_{n}"
                 allocated = list(iteration.block.alloc_buffers) if leaf else []
                 body = where_present(body, level.predicates, leaf and inner_init is not None)
+                outermost = n == min(m for m, x in enumerate(levels) if x.loops)
+                mark = {PARALLEL_MARK: str(level.block_vars[0].name)} if outermost and parallel else {}
                 block = s_tir.SBlock(
                     level.iter_vars,
                     [],
@@ -199,12 +201,10 @@ class NestEmitter:
                     body,
                     inner_init if leaf else None,
                     allocated,
-                    annotations=notes,
+                    annotations={**notes, **mark},
                 )
-                outermost = n == min(m for m, x in enumerate(levels) if x.loops)
                 inner = realize_inside(block, level, self.outer_loops) if outermost else realize(block, level)
-                marks = {PARALLEL_MARK: True} if outermost and parallel else {}
-                body = wrap(inner, level, marks)
+                body = wrap(inner, level)
             if init is not None and n == init_at:
                 body = tirx.SeqStmt([init, body])
         return body
@@ -231,10 +231,12 @@ class NestEmitter:
         for n in reversed(range(len(levels))):
             name = f"{iteration.name}_init" + (f"_{n}" if n < len(levels) - 1 else "")
             body = where_present(body, levels[n].predicates, False)
-            block = s_tir.SBlock(levels[n].iter_vars, [], [], name, body, None, annotations={INIT_MARK: True})
             outermost = n == 0 and split.prefix == 0
+            alone = outermost and self.depth == 1
+            mark = {PARALLEL_MARK: str(levels[n].block_vars[0].name)} if alone else {}
+            block = s_tir.SBlock(levels[n].iter_vars, [], [], name, body, None, annotations={INIT_MARK: True, **mark})
             inner = realize_inside(block, levels[n], self.outer_loops) if outermost else realize(block, levels[n])
-            body = wrap(inner, levels[n], {PARALLEL_MARK: True} if outermost and self.depth == 1 else {})
+            body = wrap(inner, levels[n])
         self.scope = outer
         return body
 

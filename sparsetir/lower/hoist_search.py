@@ -106,7 +106,7 @@ class Hoister:
             name = f"{self.iteration.name}_find_{number}" + (f"_{n}" if n < len(levels) - 1 else "")
             body = where_present(body, levels[n].predicates, False)
             block = s_tir.SBlock(levels[n].iter_vars, [], [], name, body)
-            body = wrap(realize(block, levels[n]), levels[n], {})
+            body = wrap(realize(block, levels[n]), levels[n])
         self.buffers.append(buffer)
         self.nests.append(body)
         return tirx.BufferLoad(buffer, [self.scope.by_axis[a].pos for a in last])

@@ -24,7 +24,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.ir import const
+from sparsetir.ir import cast, const
 from sparsetir.lower.rewriting import all_same, collect, mentions, seq, substitute
 
 PREFETCH = "sparsetir.prefetch"
@@ -45,16 +45,24 @@ def _gathers(body: tirx.Stmt, step: Var) -> list[ir.TensorLoad]:
 
 
 def _ahead(load: ir.TensorLoad, step: Var, distance: int) -> list[ir.Expr]:
-    """The subscripts of `load` when `step` is `distance` further, clamped to the index array."""
+    """The subscripts of `load` when `step` is `distance` further, every array on the way read within its bounds."""
 
     def on_load(node: ir.TensorLoad, mutator: Any) -> ir.Expr:
-        if not mentions(node.indices[0], [step]) or len(node.indices) != 1:
+        indices = [mutator.mutate(i) for i in node.indices]
+        if not mentions(node, [step]):
             return node
-        at = substitute(node.indices[0], {step: step + const(distance, str(step.ty.dtype))})
-        last = tirx.Cast(str(at.ty.dtype), node.source.ty.shape[0]) - const(1, str(at.ty.dtype))
-        return tirx.BufferLoad(node.source, [tirx.min(at, last)])
+        return tirx.BufferLoad(node.source, [_clamp(i, d) for i, d in zip(indices, node.source.ty.shape, strict=True)])
 
-    return [tvm_ffi.structural_mutate(i, [(ir.TensorLoad, on_load)]) for i in load.indices]
+    further = {step: step + const(distance, str(step.ty.dtype))}
+    moved = [substitute(i, further) for i in load.indices]
+    # Substitution keeps `step` in the expression, so that the loads that moved are recognised.
+    return [tvm_ffi.structural_mutate(i, [(ir.TensorLoad, on_load)]) for i in moved]
+
+
+def _clamp(index: ir.Expr, extent: ir.Expr) -> ir.Expr:
+    dtype = str(index.ty.dtype)
+    last = tirx.max(cast(extent, dtype) - const(1, dtype), const(0, dtype))
+    return tirx.max(tirx.min(index, last), const(0, dtype))
 
 
 def _prefetch(load: ir.TensorLoad, indices: list[ir.Expr]) -> tirx.Stmt:

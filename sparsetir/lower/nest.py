@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
@@ -134,13 +133,12 @@ def realize_inside(block: s_tir.SBlock, level: Level, loops: list[Var]) -> s_tir
     return s_tir.SBlockRealize([*used, *(v for v, _ in level.loops)], tirx.const(True, "bool"), fresh)
 
 
-def wrap(body: tirx.Stmt, level: Level, marks: dict[str, Any]) -> tirx.Stmt:
-    """The loops of a level around `body`; the outermost one carries `marks`."""
-    for n, (var, extent) in reversed(list(enumerate(level.loops))):
-        notes = marks if n == 0 else {}
+def wrap(body: tirx.Stmt, level: Level) -> tirx.Stmt:
+    """The loops of a level around `body`."""
+    for var, extent in reversed(level.loops):
         # As TVM's parser writes it, so that the printed text reads back equal.
         extent = sym.Analyzer().simplify(extent)
-        body = tirx.For(var, const(0, str(var.ty.dtype)), extent, tirx.ForKind.SERIAL, body, None, notes)
+        body = tirx.For(var, const(0, str(var.ty.dtype)), extent, tirx.ForKind.SERIAL, body)
     return body
 
 

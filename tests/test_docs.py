@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documents say is true: their code runs and prints what stands below it, their paths and commands exist."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse as sp
+
+import sparsetir
+from sparsetir.bench import compare, overhead
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+# Commands of a shell block that change the machine or take minutes; make's targets are looked up.
+NOT_RUN = {"make", "pip", "git"}
+FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+FOLDERS = "sparsetir|schedules|tuning|tests|docs|examples"
+
+
+def title(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+# --- the code in the documents ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its text, the line on which the text begins, and where the fence lies."""
+
+    language: str
+    text: str
+    line: int
+    start: int
+    end: int
+
+
+def blocks(path: Path) -> list[Block]:
+    text = path.read_text(encoding="utf-8")
+    found = FENCE.finditer(text)
+    return [Block(m["language"], m["text"], text.count("\n", 0, m.start()) + 2, m.start(), m.end()) for m in found]
+
+
+def with_output(path: Path) -> list[tuple[Block, Block | None]]:
+    """Every block that is code, and the text block that follows it at once: what it prints."""
+    text, found = path.read_text(encoding="utf-8"), blocks(path)
+    pairs: list[tuple[Block, Block | None]] = []
+    for block, after in zip(found, [*found[1:], None], strict=True):
+        if block.language == "text":
+            continue
+        belongs = after is not None and after.language == "text" and not text[block.end : after.start].strip()
+        pairs.append((block, after if belongs else None))
+    return pairs
+
+
+def run_python(block: Block, path: Path, names: dict[str, Any]) -> str:
+    """What the code prints. It stands in a file at the document's line numbers: the parser reads its source."""
+    source = "\n" * (block.line - 1) + block.text
+    file = Path(f"{path.stem}_line_{block.line}.py").resolve()
+    file.write_text(source, encoding="utf-8")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(compile(source, str(file), "exec", dont_inherit=True), names)
+    return out.getvalue()
+
+
+def run_shell(block: Block) -> str:
+    """What the commands print, those that are run."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    lines = [line for line in block.text.splitlines() if line and line.split()[0] not in NOT_RUN | {"#"}]
+    done = subprocess.run(
+        "\n".join(["set -e", *lines]), shell=True, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def write_c(block: Block) -> str:
+    """A C program goes into the file that its first line names in a comment."""
+    name = re.match(r"/\* (\w+\.c) \*/", block.text)
+    assert name is not None, "the first line of a C block names its file: /* main.c */"
+    Path(name[1]).write_text(block.text, encoding="utf-8")
+    return ""
+
+
+def run_block(block: Block, path: Path, names: dict[str, Any]) -> str:
+    if block.language == "python":
+        return run_python(block, path, names)
+    if block.language == "sh":
+        return run_shell(block)
+    if block.language == "c":
+        return write_c(block)
+    assert not block.language, f"a block of {block.language} cannot be checked; a drawing has no language"
+    return ""
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=title)
+def test_the_code_runs_and_prints_what_stands_below_it(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line ... in the output stands for any number of lines."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "document"}
+    checker = doctest.OutputChecker()
+    for block, output in with_output(path):
+        printed = run_block(block, path, names)
+        if output is not None and not checker.check_output(output.text, printed, doctest.ELLIPSIS):
+            example = doctest.Example(block.text, output.text)
+            difference = checker.output_difference(example, printed, doctest.ELLIPSIS)
+            pytest.fail(f"{title(path)}, line {output.line}:\n{difference}")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=title)
+def test_every_output_belongs_to_code(path: Path) -> None:
+    outputs = {block.line for block in blocks(path) if block.language == "text"}
+    assert outputs == {output.line for _, output in with_output(path) if output is not None}
+
+
+# --- what else the documents mention ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=title)
+def test_links_lead_somewhere(path: Path) -> None:
+    missing = [link for link in LINK.findall(path.read_text(encoding="utf-8")) if not (path.parent / link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=title)
+def test_paths_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    found = re.findall(rf"(?<![\w/.-])((?:{FOLDERS})/[\w/.]*\w)", text)
+    assert not [name for name in found if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=title)
+def test_make_has_the_targets(path: Path) -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    wanted = re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(wanted) <= set(targets)
+
+
+def test_every_public_name_is_explained() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    assert not [name for name in sparsetir.__all__ if not re.search(rf"sparsetir\.{name}\b|`{name}\b", text)]
+
+
+# --- examples ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=title)
+def test_the_example_runs_and_shows_its_loops(path: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "for " in done.stdout
+
+
+def test_there_are_examples() -> None:
+    assert {path.stem for path in EXAMPLES} == {"csf_mttkrp", "graph_attention", "spmm"}
+
+
+# --- the commands behind the figures ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two matrices, a tensor, a file that is no matrix, and one that is nothing of the kind."""
+    rng = np.random.default_rng(3)
+    scipy.io.mmwrite(tmp_path / "square.mtx", sp.random_array((40, 40), density=0.1, rng=rng))
+    sp.save_npz(tmp_path / "wide.npz", sp.random_array((20, 90), density=0.2, format="csr", rng=rng))
+    (tmp_path / "cube.tns").write_text("1 1 1 2.0\n2 2 2 1.0\n")
+    (tmp_path / "broken.mtx").write_text("no matrix\n")
+    (tmp_path / "notes.md").write_text("nothing\n")
+    return tmp_path
+
+
+QUICK = ["--rounds", "1", "--rest", "0"]
+
+
+def test_compare_prints_a_row_for_each_matrix_and_width(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--markdown", str(folder / "out" / "speed.md"), "--json", str(folder / "speed.json")]
+    assert compare.main(["--data", str(folder), "--feat", "3,40", *files, *QUICK]) == 0
+    printed = capsys.readouterr()
+    rows = [line.split()[:3] for line in printed.out.splitlines()]
+    assert {(row[0], row[2]) for row in rows[1:5]} == {("square", "3"), ("square", "40"), ("wide", "3"), ("wide", "40")}
+    assert "cube.tns is a tensor of 3 dimensions, expected a matrix" in printed.err
+    assert "broken.mtx is not a readable .mtx file" in printed.err
+    assert (folder / "out" / "speed.md").read_text().count("\n| ") == 7
+    assert '"geometric mean"' in (folder / "speed.json").read_text()
+
+
+def test_compare_tunes_with_a_database(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database = folder / "trials.jsonl"
+    tuning = ["--feat", "8", "--tune", "0.5", "--database", str(database)]
+    assert compare.main([str(folder / "wide.npz"), *tuning, *QUICK]) == 0
+    assert "tuned vs best" in capsys.readouterr().out
+    assert database.stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected files with matrices, or --data FOLDER; found none"),
+        (["missing.mtx"], "there is no file missing.mtx"),
+        (["--data", "missing"], "there is no folder missing"),
+        (["--feat", "8,x", "a.mtx"], "expected positive numbers separated by commas, found '8,x'"),
+    ],
+)
+def test_compare_says_what_is_wrong(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_compare_notices_a_wrong_product(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "our_call", lambda kernel, inputs: (lambda: None, np.zeros((40, 8), "float32")))
+    assert compare.main([str(folder / "square.mtx"), "--feat", "8", *QUICK]) == 1
+    assert "square with N=8, untuned: our product differs from scipy's" in capsys.readouterr().err
+
+
+def test_compare_says_that_the_machine_was_busy() -> None:
+    quiet = compare.Timing.of([1.0, 1.0, 1.0, 1.0])
+    noisy = compare.Timing.of([1.0, 1.0, 2.0, 3.0])
+    rows = [compare.Row("a", 1, 1, 1, 1, {"untuned": quiet, "scipy": t}) for t in (quiet, noisy)]
+    assert compare.busy(rows[:1], 0.2) == []
+    assert compare.busy(rows, 3.0) == [
+        "the machine was busy (load 3.0 before the first measurement, spread above 30% in 1 of 2 rows): "
+        "repeat on a quiet one before quoting these times"
+    ]
+
+
+def test_compare_leaves_out_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(compare, "free_memory", lambda: 1000.0)
+    assert compare.measure("wide", sparsetir.read(folder / "wide.npz"), 8, compare.Plan()) is None
+
+
+def test_overhead_prints_a_line_for_each_goal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert overhead.main(["--runs", "1", "--rounds", "1"]) == 0
+    printed = capsys.readouterr().out
+    goals = [line for line in printed.splitlines() if re.search(r" (yes|no)$", line)]
+    assert len(goals) == 8
+    assert "from the disk cache" in printed
