@@ -8,12 +8,16 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.error import InternalError
+from tvm.runtime import DataType
 
 from sparsetir.lower.balance_loops import INDPTR
+from sparsetir.lower.rewriting import collect
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.rows import share_rows, tile_row
 
 __all__ = ["Choices", "leaves", "schedule", "share_rows", "tile_row"]
+
+TILE_BITS = 8 * 256
 
 
 def leaves(func: tirx.PrimFunc) -> list[str]:
@@ -30,12 +34,20 @@ def leaves(func: tirx.PrimFunc) -> list[str]:
     return found
 
 
-def _try(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices) -> s_tir.Schedule:
+def _untuned(sch: s_tir.Schedule, block: Any) -> Choices:
+    """A tile of eight 32-byte registers, whatever the element type."""
+    stores = collect(sch.get(block).body, tirx.BufferStore)
+    bits = max((int(DataType(str(s.buffer.ty.dtype)).bits) for s in stores), default=32)
+    return Choices(tile=TILE_BITS // max(bits, 32))
+
+
+def _try(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices | None) -> s_tir.Schedule:
     """The schedule with the sketch applied to one block, or as it was where a primitive refuses."""
     trial = sch.copy()
     trial.work_on(func_name)
+    block = trial.get_sblock(name)
     try:
-        fits = tile_row(trial, trial.get_sblock(name), choices)
+        fits = tile_row(trial, block, choices or _untuned(trial, block))
     except (s_tir.ScheduleError, InternalError):
         return sch
     return trial if fits else sch
@@ -56,12 +68,11 @@ def schedule(mod: ir.IRModule, choices: Choices | None = None) -> s_tir.Schedule
     tvm.s_tir.Schedule
         Its module lowers with ``sparsetir.lower``'s stage-III passes; its trace replays.
     """
-    choices = choices or Choices()
     sch = s_tir.Schedule(mod)
     for gv, func in mod.functions.items():
         if not isinstance(func, tirx.PrimFunc) or func.attrs is None or INDPTR not in func.attrs:
             continue
-        share_rows(sch, gv.name_hint, choices)
+        share_rows(sch, gv.name_hint, choices or Choices())
         for name in leaves(func):
             sch = _try(sch, gv.name_hint, name, choices)
     return sch

@@ -112,7 +112,7 @@ def BalanceLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
             notes = {k: v for k, v in inner.annotations.items() if k != PARALLEL_MARK}
             return tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, inner.body, None, notes)
         if PARALLEL_MARK not in node.annotations:
-            message = f"loop {node.loop_var.name} is annotated for chunks but its steps may write the same element"
+            message = f"loop {node.loop_var.name} carries sparsetir.chunks but its steps may write the same element"
             raise ScheduleError(f"{message}; annotate the outermost independent loop")
         return balance(node, int(node.annotations[CHUNKS]), pointers)
 
