@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+
+import sparsetir
 from corpus import CASES
 from corpus.data import add_real
 from corpus.running import check, draw, run
-
-import sparsetir
 
 pytestmark = pytest.mark.real
 DATA = Path(os.environ.get("SPARSETIR_DATA", ""))

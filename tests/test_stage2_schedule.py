@@ -627,7 +627,7 @@ def _chunks_of_a_reduction(sch: s_tir.Schedule, leaf: Any) -> None:
         ("sddmm", _cache_the_values_of_a_row, "as long as a sparse row"),
         ("sddmm", _cache_a_row_of_unknown_length, "no fixed size"),
         ("spmv", _write_back_below_a_reduction, "has no step for an empty row"),
-        ("spmv", _chunks_of_a_reduction, "annotated for chunks"),
+        ("spmv", _chunks_of_a_reduction, r"sparsetir\.chunks"),
     ],
 )
 def test_what_would_miscompile_is_refused(name: str, schedule: ScheduleFn, words: str) -> None:
