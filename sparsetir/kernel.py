@@ -110,7 +110,7 @@ class Kernel:
         self._run(args)
         if key is not None and not args.copy_back and all(a.size for a in args.arrays.values()):
             finish = lambda ready, values: self._finish(ready, values, args, Arguments())  # noqa: E731
-            self._remember(self.plans, key, make_plan(*self._called(args, arguments), finish))
+            self._remember(self.plans, key, make_plan(*self._called(args, arguments), finish=finish))
         return self._results(args, arguments)
 
     @staticmethod
@@ -267,7 +267,7 @@ class BoundKernel:
         if key is not None and not args.copy_back and all(a.size for a in args.arrays.values()):
             base = self.args
             finish = lambda ready, values: kernel._finish(ready, {**self.fixed, **values}, args, base)  # noqa: E731
-            kernel._remember(self.plans, key, make_plan(*kernel._called(args, arguments), finish))
+            kernel._remember(self.plans, key, make_plan(*kernel._called(args, arguments), finish=finish))
         return self.kernel._results(args, {**self.fixed, **arguments})
 
     def _merged(self) -> Arguments:

@@ -49,7 +49,8 @@ class _Compressed:
         axis = next(a for a in buffer.axes if a.kind == "sparse_variable")
         self.name, self.axis = name, axis
         self.values = place[str(buffer.storage.name)]
-        self.indptr, self.indices = place[str(axis.indptr.name)], place[str(axis.indices.name)]
+        indptr, indices = signature.axes_of_array[axis]
+        self.indptr, self.indices = place[indptr or ""], place[indices or ""]
         self.shape = args.arrays[str(buffer.storage.name)].shape
         self.level = signature.levels[name][buffer.axes.index(axis)]
         self.parent_count, _, self.length = (int(n) for n in signature.counts[axis](args.sizes))

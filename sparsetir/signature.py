@@ -63,7 +63,7 @@ class Arguments:
     """What one call knows so far."""
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     stored: dict[str, interop.Stored] = field(default_factory=dict)
     raw: set[str] = field(default_factory=set)
@@ -71,7 +71,7 @@ class Arguments:
     copy_back: list[tuple[Any, str]] = field(default_factory=list)
     torch: bool = False
 
-    def size(self, name: str, value: int, source: str) -> None:
+    def size(self, name: str, value: Any, source: str) -> None:
         """Note that symbol `name` is `value`; a disagreement is an error that names both sources."""
         known = self.sizes.get(name)
         if known is None:
@@ -231,7 +231,7 @@ class Signature:
 
     def _known(self, level: interop.Level, axis: Axis, args: Arguments) -> interop.Level:
         """`level` with what the sizes seen so far say of it."""
-        rules: dict[str, Callable[..., Any]] = {
+        rules: dict[str, Any] = {
             name: sizes.formula(expr, args.sizes)
             for name, expr in (
                 ("rule", axis.rule),

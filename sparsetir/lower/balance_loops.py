@@ -49,7 +49,8 @@ def _is_prefix(expr: ir.Expr, row: Var, pointers: set[str]) -> bool:
 
 def work_before(loop: tirx.For, pointers: set[str]) -> ir.Expr | None:
     """Number of innermost ragged steps before row ``loop.loop_var``; None if nothing below is ragged."""
-    row, zeros, best = loop.loop_var, {}, None
+    row, best = loop.loop_var, None
+    zeros: dict[Var, ir.Expr] = {}
     analyzer = sym.Analyzer()
 
     def on_for(inner: tirx.For) -> None:

@@ -71,7 +71,8 @@ class _Local:
         self.bases = [self.analyzer.simplify(substitute(i, self.inner)) for i in subscripts[0]] if subscripts else []
         self.moving = [v for v in ranges if v not in set(outer)]
         extents = [self._extent([s[n] for s in subscripts], n) for n in range(len(self.bases))]
-        self.extents = None if None in extents or not subscripts else extents
+        known = [e for e in extents if e is not None]
+        self.extents = known if subscripts and len(known) == len(extents) else None
 
     def shrunk(self, buffer: Var) -> Var:
         """The array with just the extent its subscripts need."""

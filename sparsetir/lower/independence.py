@@ -24,11 +24,11 @@ def is_parallel(iteration: SpIter, program: Program) -> bool:
         touched += list(accesses(iteration.block.init))
     local = _allocated_inside(iteration.block)
     stored = {b for b, _, is_store in touched if is_store and b not in local}
-    where: dict[Var, tuple[int, ...]] = {}
+    where: dict[Var, list[int | None]] = {}
     for buffer, indices, _ in touched:
         if buffer not in stored:
             continue
-        own = tuple(_whole(indices, v) for v in first.vars)
+        own = [_whole(indices, v) for v in first.vars]
         if None in own or where.setdefault(buffer, own) != own:
             return False
     return True

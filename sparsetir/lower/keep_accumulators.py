@@ -33,7 +33,8 @@ def _accumulation(loop: tirx.For) -> tirx.BufferStore | None:
         return None
     if str(store.buffer.ty.storage_scope) == "local" or any(mentions(i, [loop.loop_var]) for i in store.indices):
         return None
-    own, foreign = [], []
+    own: list[ir.TensorLoad] = []
+    foreign: list[ir.TensorLoad] = []
 
     def on_load(node: ir.TensorLoad) -> None:
         if node.source.same_as(store.buffer):
