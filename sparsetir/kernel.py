@@ -122,7 +122,9 @@ class Kernel:
             plans.pop(next(iter(plans)))
         plans[key] = plan
 
-    def _called(self, args: Arguments, arguments: dict[str, Any]) -> tuple[Any, ...]:
+    def _called(
+        self, args: Arguments, arguments: dict[str, Any]
+    ) -> tuple[Signature, Callable[..., Any], Arguments, dict[str, Any], list[Any]]:
         template = [_passed(args, p) for p in self.signature.params]
         return self.signature, self.function, args, arguments, template
 
