@@ -6,10 +6,20 @@ It only names the dialect; the parser and the compiler are imported when a progr
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def load() -> None:
     """Make ``from tvm.script import sparsetir`` work. Calling it again changes nothing."""
     # Inside the function: when TVM calls this, `tvm` itself is still being imported.
     from tvm.script import register_dialect
+    from tvm.tirx import register_tir_pipeline
 
     register_dialect("sparsetir", "sparsetir.script")
+    register_tir_pipeline("sparsetir", _pipeline)
+
+
+def _pipeline() -> tuple[Any, Any, Any]:
+    from sparsetir.build import pipeline
+
+    return pipeline()

@@ -29,7 +29,6 @@ from sparsetir.threads import get_num_threads
 from sparsetir.verify import verify
 
 CACHE_VARIABLE = "SPARSETIR_CACHE"
-PIPELINE = "sparsetir"
 
 
 class Compiled:
@@ -297,18 +296,14 @@ def single(func: Any) -> tirx.PrimFunc:
     return next(iter(mod.functions.values()))
 
 
-def register_pipeline() -> None:
-    """Name the pipeline ``"sparsetir"``: ``tvm.compile`` and ``relax.build`` take modules with stage-I functions."""
+def pipeline() -> tuple[Any, Any, Any]:
+    """The passes named ``tir_pipeline="sparsetir"``: ``tvm.compile`` and ``relax.build`` take stage-I functions."""
+    stock, host, device = tvm.s_tir.pipeline.default_s_tir_pipeline()
 
-    def factory() -> Any:
-        stock, host, device = tvm.s_tir.pipeline.default_s_tir_pipeline()
+    @tvm.transform.module_pass(opt_level=0, name="sparsetir.Pipeline")
+    def lower_all(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
+        second = scheduled(run(TO_STAGE_2, mod), None)
+        ours = any(f.attrs is not None and INDPTR in f.attrs for f in second.functions.values())
+        return stock(run(TO_STAGE_3, second) if ours else second)
 
-        @tvm.transform.module_pass(opt_level=0, name="sparsetir.Pipeline")
-        def pipeline(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
-            second = scheduled(run(TO_STAGE_2, mod), None)
-            ours = any(f.attrs is not None and INDPTR in f.attrs for f in second.functions.values())
-            return stock(run(TO_STAGE_3, second) if ours else second)
-
-        return pipeline, host, device
-
-    tvm.tirx.register_tir_pipeline(PIPELINE, factory)
+    return lower_all, host, device

@@ -626,7 +626,8 @@ def _chunks_of_a_reduction(sch: s_tir.Schedule, leaf: Any) -> None:
         ("spmv", _rfactor_a_whole_row, "as long as a sparse row"),
         ("sddmm", _cache_the_values_of_a_row, "as long as a sparse row"),
         ("sddmm", _cache_a_row_of_unknown_length, "no fixed size"),
-        ("spmv", _write_back_below_a_reduction, "has no step for an empty row"),
+        ("spmv", _write_back_below_a_reduction, "would stay unset"),
+        ("ell_spmm", _write_back_below_a_reduction, "would stay unset"),
         ("spmv", _chunks_of_a_reduction, r"sparsetir\.chunks"),
     ],
 )
@@ -666,7 +667,6 @@ def _cache_what_is_partly_written(sch: s_tir.Schedule, leaf: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [
-        ("ell_spmm", _write_back_below_a_reduction),
         ("accumulate", _cache_what_is_partly_written),
         ("mttkrp_3d", _cache_what_is_partly_written),
         ("ell_scale_in_place", _cache_what_is_partly_written),
