@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import hashlib
 import json
+import math
 import os
 import tempfile
-import threading
+import time
 from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
@@ -29,6 +32,7 @@ from sparsetir.threads import get_num_threads
 from sparsetir.verify import verify
 
 CACHE_VARIABLE = "SPARSETIR_CACHE"
+EXIT_SECONDS = 5.0
 
 
 class Compiled:
@@ -172,7 +176,7 @@ def _has_sum(term: Any) -> bool:
 # ---------------------------------------------------------------------------------------------- cache
 
 _kernels: dict[str, Compiled] = {}
-_writers: list[threading.Thread] = []
+_pending: list[tuple[Compiled, Path]] = []
 
 
 @cache
@@ -203,18 +207,25 @@ def cache_folder() -> Path | None:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sparsetir"
 
 
-def wait_for_cache() -> None:
-    """Return when every kernel compiled so far is on disk."""
-    while _writers:
-        _writers.pop().join()
+def write_cache(*, seconds: float | None = None) -> None:
+    """Put the kernels compiled so far on disk. It happens by itself when the process ends, for `EXIT_SECONDS`.
+
+    Not in the background: LLVM does not allow a second thread beside a compilation.
+
+    Parameters
+    ----------
+    seconds : float, optional
+        Stop after this long; the newest kernels come first.
+    """
+    stop = time.monotonic() + (math.inf if seconds is None else seconds)
+    while _pending and time.monotonic() < stop:
+        compiled, path = _pending.pop()
+        # A full disk or a missing linker costs the cache, not the kernel.
+        with contextlib.suppress(Exception):
+            compiled.save(path)
 
 
-def _save_quietly(compiled: Compiled, path: Path) -> None:
-    # A full disk or a missing linker costs the cache, not the kernel.
-    try:
-        compiled.save(path)
-    except Exception:
-        return
+atexit.register(write_cache, seconds=EXIT_SECONDS)
 
 
 def compile_cached(func: tirx.PrimFunc, target: Any, schedule: Any) -> Compiled:
@@ -232,9 +243,7 @@ def compile_cached(func: tirx.PrimFunc, target: Any, schedule: Any) -> Compiled:
     if path is None or not _load_quietly(compiled, path):
         compiled.compile()
         if path is not None:
-            writer = threading.Thread(target=_save_quietly, args=(compiled, path))
-            writer.start()
-            _writers.append(writer)
+            _pending.append((compiled, path))
     _kernels[key] = compiled
     return compiled
 

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+# Hundreds of programs are compiled here once: none of them belongs in the user's cache.
+os.environ.setdefault("SPARSETIR_CACHE", "off")
 GOLDEN = Path(__file__).parent / "golden"
 
 

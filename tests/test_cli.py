@@ -15,7 +15,7 @@ import scipy.io
 import scipy.sparse as sp
 
 from sparsetir.bench import MissingPackageError, plot
-from sparsetir.build import wait_for_cache
+from sparsetir.build import write_cache
 from sparsetir.cli import main, shortened
 
 PROGRAM = """
@@ -39,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels of a test go to a folder of its own."""
     monkeypatch.setenv("SPARSETIR_CACHE", str(tmp_path / "cache"))
     yield
-    wait_for_cache()
+    write_cache()
 
 
 @pytest.fixture

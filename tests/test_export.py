@@ -487,7 +487,7 @@ def test_a_kernel_from_the_disk_cache_is_exported(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv(building.CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(building, "_kernels", {})
     sparsetir.build(normalised)
-    building.wait_for_cache()
+    building.write_cache()
     building._kernels.clear()
     found = sparsetir.build(normalised)
     assert not hasattr(found.compiled.library, "mod")

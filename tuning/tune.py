@@ -13,7 +13,7 @@ from typing import Any
 import tvm
 
 import sparsetir
-from sparsetir.build import _versions, build, single, wait_for_cache
+from sparsetir.build import _versions, build, single
 from sparsetir.errors import ArgumentError, ArgumentTypeError, TuningError
 from sparsetir.kernel import Kernel
 from sparsetir.schedules import Choices
@@ -296,7 +296,6 @@ def tune_sparse(
     budget = Budget(max_trials, kept, patience)
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
     session = Session(program, inputs, target)
-    wait_for_cache()
     history, interrupted = trials(session, budget, records, seed=seed, progress=progress)
     return finish(session, history, budget, records.path, interrupted=interrupted)
 
