@@ -6,7 +6,11 @@ It only names the dialect; the parser and the compiler are imported when a progr
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+# Counted before TVM's thread pool can pin this process to one of them.
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def load() -> None:

@@ -64,6 +64,14 @@ class Compiled:
         self.library = tvm.compile(self.stages[3], target=self.target, tir_pipeline="s_tir")
         self.function = self.library[self.name]
 
+    def serial(self) -> Callable[..., Any]:
+        """The same program on one core, compiled when first asked for; itself if its schedule was chosen."""
+        if self.schedule is not None:
+            return self.function
+        from sparsetir.schedules import Choices
+
+        return compile_cached(self.func, self.target, Choices(tile=32, chunks=0)).function
+
     def load(self, path: Path, facts: dict[str, Any]) -> None:
         """Take the machine code from a library on disk."""
         self.library = tvm.runtime.load_module(str(path))

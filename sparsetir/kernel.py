@@ -110,8 +110,12 @@ class Kernel:
         self._run(args)
         if key is not None and not args.copy_back and all(a.size for a in args.arrays.values()):
             finish = lambda ready, values: self._finish(ready, values, args, Arguments())  # noqa: E731
-            self._remember(self.plans, key, make_plan(*self._called(args, arguments), finish=finish))
+            self._remember(self.plans, key, make_plan(*self._called(args, arguments), finish=finish, serial=self.serial))
         return self._results(args, arguments)
+
+    def serial(self) -> Callable[..., Any]:
+        """The function for one core; the parallel one where a schedule was asked for."""
+        return self.compiled.serial()
 
     @staticmethod
     def _remember(plans: dict[Any, Any], key: Any, plan: Any) -> None:
@@ -269,7 +273,7 @@ class BoundKernel:
         if key is not None and not args.copy_back and all(a.size for a in args.arrays.values()):
             base = self.args
             finish = lambda ready, values: kernel._finish(ready, {**self.fixed, **values}, args, base)  # noqa: E731
-            kernel._remember(self.plans, key, make_plan(*kernel._called(args, arguments), finish=finish))
+            kernel._remember(self.plans, key, make_plan(*kernel._called(args, arguments), finish=finish, serial=kernel.serial))
         return self.kernel._results(args, {**self.fixed, **arguments})
 
     def _merged(self) -> Arguments:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many cores kernels use. TVM takes half of them unless told otherwise."""
+"""How many cores kernels use. TVM takes half of them unless told otherwise, and pins the caller to one of them."""
 
 from __future__ import annotations
 
@@ -7,34 +7,45 @@ import os
 
 import tvm
 
+from sparsetir._autoload import CORES
 from sparsetir.errors import ArgumentError
 
 _state = {"threads": 0}
 
 
-def _available() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _prepare() -> None:
+    """Tell TVM's thread pool, before it starts, to allow every core and to leave the caller's affinity alone.
+
+    Pinned, every other library of the process (numpy, torch) would share the caller's one core.
+    """
+    os.environ.setdefault("TVM_NUM_THREADS", str(CORES))
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 
 def get_num_threads() -> int:
     """Number of threads of parallel kernels: what was set, else ``TVM_NUM_THREADS``, else all cores."""
     if _state["threads"] == 0:
-        set_num_threads(int(os.environ.get("TVM_NUM_THREADS", "0")) or _available())
+        _prepare()
+        # A pool that TVM started earlier keeps its size.
+        _state["threads"] = int(tvm.get_global_func("runtime.NumThreads")())
     return _state["threads"]
 
 
 def set_num_threads(count: int) -> None:
-    """Run parallel kernels on `count` threads.
+    """Run parallel kernels on `count` threads, at most as many as the pool has: all cores or ``TVM_NUM_THREADS``.
 
     Raises
     ------
     ArgumentError
-        `count` is not a positive integer.
+        `count` is not a positive integer, or more than the pool has.
     """
-    if not isinstance(count, int) or count < 1:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ArgumentError(f"the number of threads must be a positive integer, found {count!r}")
-    # -1 is TVM's "big cores first" mode; on machines with one kind of core it just takes `count` of them.
+    _prepare()
+    # -1 is TVM's mode that leaves the choice of cores to the system.
     tvm.get_global_func("runtime.config_threadpool")(-1, count)
-    _state["threads"] = count
+    have = int(tvm.get_global_func("runtime.NumThreads")())
+    _state["threads"] = have
+    if have < count:
+        limit = f"TVM's thread pool has {have}"
+        raise ArgumentError(f"asked for {count} threads but {limit}: set TVM_NUM_THREADS={count} before starting Python")

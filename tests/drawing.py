@@ -137,8 +137,9 @@ class Program:
         """Parameters the program writes."""
         return [b.name.lower() for b in self.buffers if b.written and not b.scratch]
 
-    def __repr__(self) -> str:
-        return self.text
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        """How hypothesis shows it."""
+        printer.text(f"the program\n{self.text}\n")
 
 
 # ---------------------------------------------------------------- axes
@@ -206,7 +207,9 @@ class Walk:
 
     def text(self, body: Sequence[str], init: Sequence[str] = (), search: str = "inline") -> list[str]:
         """The iteration as lines of a function's body."""
-        head = f"with T.sp_iter([{', '.join(self.entries)}], {self.letters!r}, 'work') as [{', '.join(self.variables)}]:"
+        head = (
+            f"with T.sp_iter([{', '.join(self.entries)}], {self.letters!r}, 'work') as [{', '.join(self.variables)}]:"
+        )
         lines = [head, f"    T.sp_iter_attr({{'search': {search!r}}})"]
         lines += ["    with T.init():", *(f"        {line}" for line in init)] if init else []
         return lines + [f"    {line}" for line in body]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +24,6 @@ from sparsetir.tuning.reference import Reference
 BURST_SECONDS = 0.015
 # Two calls of a candidate this many times slower than the best are enough.
 HOPELESS = 3.0
-COMPILERS = 2
 ROUNDS, FEWEST_ROUNDS, DUEL_SECONDS = 5, 2, 2.0
 
 Function = Callable[..., Any]
@@ -196,20 +194,13 @@ class Measurer:
         self.best = float("inf")
 
     def __call__(self, batch: list[Choices]) -> Iterator[tuple[Choices, Measurement]]:
-        """Compile a batch on several threads, then check and time its members one after another."""
-        for choices, call in self.calls(batch):
+        """Compile, check and time candidates one after another: LLVM allows no two compilations at a time."""
+        for choices in batch:
+            call = self.call(choices)
             yield choices, call if isinstance(call, Measurement) else self.measured(call)
 
-    def calls(self, batch: list[Choices]) -> list[tuple[Choices, Call | Measurement]]:
-        """A call of each candidate, or why there is none."""
-        pool = ThreadPoolExecutor(COMPILERS)
-        try:
-            return list(zip(batch, pool.map(self._compile, batch), strict=True))
-        finally:
-            # An interrupt must not wait for the rest of the batch.
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    def _compile(self, choices: Choices) -> Call | Measurement:
+    def call(self, choices: Choices) -> Call | Measurement:
+        """A call of a candidate, or why there is none."""
         # Whatever a candidate does wrong costs that candidate, not the search.
         try:
             return self.workload.call(self.form.compile(choices), self.form.names)

@@ -218,7 +218,7 @@ class Session:
 
     def compare(self, candidates: list[Choices]) -> dict[Choices | None, float]:
         """Times of candidates and, at None, of the untuned kernel, interleaved."""
-        calls = [(choices, call) for choices, call in self.measure.calls(candidates)]
+        calls = [(choices, self.measure.call(choices)) for choices in candidates]
         ready = {choices: call for choices, call in calls if not isinstance(call, Measurement)}
         return duel({None: self.untuned, **ready})
 
