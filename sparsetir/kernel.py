@@ -110,7 +110,8 @@ class Kernel:
         self._run(args)
         if key is not None and not args.copy_back and all(a.size for a in args.arrays.values()):
             finish = lambda ready, values: self._finish(ready, values, args, Arguments())  # noqa: E731
-            self._remember(self.plans, key, make_plan(*self._called(args, arguments), finish=finish, serial=self.serial))
+            plan = make_plan(*self._called(args, arguments), finish=finish, serial=self.serial)
+            self._remember(self.plans, key, plan)
         return self._results(args, arguments)
 
     def serial(self) -> Callable[..., Any]:
@@ -273,7 +274,8 @@ class BoundKernel:
         if key is not None and not args.copy_back and all(a.size for a in args.arrays.values()):
             base = self.args
             finish = lambda ready, values: kernel._finish(ready, {**self.fixed, **values}, args, base)  # noqa: E731
-            kernel._remember(self.plans, key, make_plan(*kernel._called(args, arguments), finish=finish, serial=kernel.serial))
+            plan = make_plan(*kernel._called(args, arguments), finish=finish, serial=kernel.serial)
+            kernel._remember(self.plans, key, plan)
         return self.kernel._results(args, {**self.fixed, **arguments})
 
     def _merged(self) -> Arguments:

@@ -47,5 +47,5 @@ def set_num_threads(count: int) -> None:
     have = int(tvm.get_global_func("runtime.NumThreads")())
     _state["threads"] = have
     if have < count:
-        limit = f"TVM's thread pool has {have}"
-        raise ArgumentError(f"asked for {count} threads but {limit}: set TVM_NUM_THREADS={count} before starting Python")
+        message = f"asked for {count} threads but TVM's thread pool has {have}"
+        raise ArgumentError(f"{message}: set TVM_NUM_THREADS={count} before starting Python")
