@@ -659,6 +659,24 @@ def test_tvm_refuses_at_once(name: str, schedule: ScheduleFn) -> None:
 # ---------------------------------------------------------------- accepted by TVM, wrong, not refused yet
 
 
+def _fuse_and_decompose(sch: s_tir.Schedule, leaf: Any) -> None:
+    sch.decompose_reduction(leaf, sch.fuse(*loops(sch, leaf, "j k")))
+
+
+def _fuse_and_blockize(sch: s_tir.Schedule, leaf: Any) -> None:
+    sch.blockize(sch.fuse(*loops(sch, leaf, "j k")))
+
+
+def _cache_below_the_initialisation(sch: s_tir.Schedule, leaf: Any) -> None:
+    sch.blockize(loops(sch, leaf, "j")[0])
+    sch.cache_write(leaf, 0, "global")
+
+
+def _read_past_a_guard(sch: s_tir.Schedule, leaf: Any) -> None:
+    """Padding is no row of x."""
+    sch.cache_read(leaf, reading(sch, leaf, "x"), "global")
+
+
 def _cache_what_is_partly_written(sch: s_tir.Schedule, leaf: Any) -> None:
     sch.cache_write(leaf, 0, "global")
 
@@ -667,6 +685,10 @@ def _cache_what_is_partly_written(sch: s_tir.Schedule, leaf: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [
+        ("csrmm", _fuse_and_decompose),
+        ("csrmm", _fuse_and_blockize),
+        ("csrmm", _cache_below_the_initialisation),
+        ("csr_below_ell", _read_past_a_guard),
         ("accumulate", _cache_what_is_partly_written),
         ("mttkrp_3d", _cache_what_is_partly_written),
         ("ell_scale_in_place", _cache_what_is_partly_written),

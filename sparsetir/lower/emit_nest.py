@@ -232,7 +232,7 @@ class NestEmitter:
             name = f"{iteration.name}_init" + (f"_{n}" if n < len(levels) - 1 else "")
             body = where_present(body, levels[n].predicates, False)
             outermost = n == 0 and split.prefix == 0
-            alone = outermost and self.depth == 1
+            alone = outermost and self.depth == 1 and bool(levels[n].loops)
             mark = {PARALLEL_MARK: str(levels[n].block_vars[0].name)} if alone else {}
             block = s_tir.SBlock(levels[n].iter_vars, [], [], name, body, None, annotations={INIT_MARK: True, **mark})
             inner = realize_inside(block, levels[n], self.outer_loops) if outermost else realize(block, levels[n])
