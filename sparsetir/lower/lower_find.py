@@ -199,7 +199,9 @@ class FindLowerer:
             level -= 1
             extent = self.frames[level].extent
             if extent is not None:
-                held.append(extent > const(0, str(extent.ty.dtype)))
+                runs = extent > const(0, str(extent.ty.dtype))
+                held.append(runs)
+                inputs, loaded = [*inputs, runs], [*loaded, *_loaded(runs)]
         for known in self.frames[level].searches:
             if same(known.call, call) and _weaker(known.conditions, held):
                 return known.result
