@@ -24,7 +24,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, T
 from sparsetir.interop import CooTensor
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
-from sparsetir.tuning import Database, Key, Record, TuneResult, features, space, tune_sparse
+from sparsetir.tuning import Database, Key, Record, TuneResult, features, space, tune, tune_sparse
 from sparsetir.tuning.database import fingerprint
 from sparsetir.tuning.measure import Form, Measurement, Measurer, Workload
 from sparsetir.tuning.operands import make_case
@@ -387,6 +387,32 @@ def test_a_candidate_that_raises_costs_only_itself(monkeypatch: pytest.MonkeyPat
     assert result.speedup == 1.0
     assert result.best == result.untuned
     assert "4 failed" in result.report()
+
+
+def test_a_lucky_winner_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def lucky_once(cases: Any, **_kwargs: Any) -> dict[Any, float]:
+        seen.append(len(cases))
+        return {name: (1.0 if name is None else 0.5 if len(seen) == 1 else 1.5) for name in cases}
+
+    monkeypatch.setattr(tune, "duel", lucky_once)
+    result = tune_sparse(ops.spmm(), arguments(), max_trials=4, progress=False)
+    assert seen == [4, 2]
+    assert result.speedup == 1.0
+    assert result.best == result.untuned
+    assert result.kernel.signature.by_name["feat"]
+
+
+def test_the_speedup_is_that_of_the_confirmation(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def shrinking(cases: Any, **_kwargs: Any) -> dict[Any, float]:
+        seen.append(len(cases))
+        return {name: (1.0 if name is None else 0.25 if len(seen) == 1 else 0.5) for name in cases}
+
+    monkeypatch.setattr(tune, "duel", shrinking)
+    assert tune_sparse(ops.spmm(), arguments(), max_trials=4, progress=False).speedup == 2.0
 
 
 def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ class TuneResult:
         Built with the best choices, for the sizes in ``best.fixed``; ``sparsetir.build(program,
         schedule=result.best.choices)`` makes one for all sizes.
     best, untuned : Record
-        With the times of the last, interleaved comparison.
+        With the times of a last, interleaved comparison of the two, which did not choose the winner.
     history : list of Record
         Every trial in order.
     space : mapping of str to tuple of int
