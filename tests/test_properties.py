@@ -220,18 +220,7 @@ FOUND: dict[str, tuple[str, dict[str, Any], str]] = {
         "y",
     ),
 }
-OPEN = {
-    "a search for what a search found": "a search inside a find_rule is not lowered",
-    "two iterations of one name": "the second is called as a level of the first",
-}
-
-
-def _found() -> list[Any]:
-    marks = {name: [pytest.mark.xfail(strict=True, reason=reason)] for name, reason in OPEN.items()}
-    return [pytest.param(*case, id=name, marks=marks.get(name, [])) for name, case in FOUND.items()]
-
-
-@pytest.mark.parametrize(("text", "args", "result"), _found())
+@pytest.mark.parametrize(("text", "args", "result"), FOUND.values(), ids=FOUND)
 def test_what_drawn_programs_found(text: str, args: dict[str, Any], result: str) -> None:
     func = sparsetir.parse(text)
     expected = sparsetir.interpret(func, args)[result]

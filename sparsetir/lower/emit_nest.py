@@ -27,6 +27,7 @@ their fiber, which is the form the stock schedule splits, blockizes and tensoriz
 
 from __future__ import annotations
 
+from itertools import chain, count
 from typing import Any
 
 import tvm
@@ -68,6 +69,7 @@ class NestEmitter:
         self.depth = 0
         self.outer_loops: list[Var] = []
         self.scratch: list[Var] = []
+        self.names: set[str] = set()
 
     # ------------------------------------------------------------------ expressions and stores
 
@@ -141,6 +143,12 @@ class NestEmitter:
             self.scope, self.search = outer, search
             self.depth -= 1
 
+    def _free_name(self, wanted: str) -> str:
+        """A name no other block has: a schedule finds blocks by name."""
+        name = next(n for n in chain([wanted], (f"{wanted}_{k}" for k in count(1))) if n not in self.names)
+        self.names.add(name)
+        return name
+
     # ------------------------------------------------------------------ one iteration
 
     def emit(self, iteration: SpIter) -> tirx.Stmt:
@@ -188,7 +196,7 @@ class NestEmitter:
         for n in reversed(range(len(levels))):
             level, leaf = levels[n], n == last
             if level.loops:
-                name = iteration.name if leaf else f"{iteration.name}_{n}"
+                name = self._free_name(iteration.name if leaf else f"{iteration.name}_{n}")
                 allocated = list(iteration.block.alloc_buffers) if leaf else []
                 body = where_present(body, level.predicates, leaf and inner_init is not None)
                 outermost = n == min(m for m, x in enumerate(levels) if x.loops)
@@ -229,7 +237,7 @@ class NestEmitter:
                 self.scope.add(var, cursor, axis.length)
         body = self.rewrite(iteration.block.init)
         for n in reversed(range(len(levels))):
-            name = f"{iteration.name}_init" + (f"_{n}" if n < len(levels) - 1 else "")
+            name = self._free_name(f"{iteration.name}_init" + (f"_{n}" if n < len(levels) - 1 else ""))
             body = where_present(body, levels[n].predicates, False)
             outermost = n == 0 and split.prefix == 0
             alone = outermost and self.depth == 1 and bool(levels[n].loops)

@@ -175,9 +175,7 @@ class FindLowerer:
 
         def on_call(call: Call, mutator: Any) -> Any:
             if op.is_call(call, *op.FIND):
-                args = [call.args[0], *(self.expr(a, given) for a in call.args[1:])]
-                if isinstance(args[0], ir.TensorLoad):
-                    args[0] = tirx.BufferLoad(args[0].source, [self.expr(i, given) for i in args[0].indices])
+                args = [self.expr(a, given) for a in call.args]
                 return self.place(Call(call.op, args, ret_ty=call.ty), given)
             if _if_then_else(call):
                 test = self.expr(call.args[0], given)
@@ -190,6 +188,7 @@ class FindLowerer:
 
     def place(self, call: Call, conditions: list[ir.Expr]) -> ir.Expr:
         """Put a search before the outermost statement that allows it; returns its result."""
+        _refuse_scanned(call, conditions)
         inputs = [call, *conditions]
         loaded = [b for x in inputs for b in _loaded(x)]
         floor = max((self.level_of.get(b, 0) for b in loaded), default=0)
@@ -263,6 +262,13 @@ def _may_leave(outer: tirx.Stmt, inputs: list[Any], loaded: list[Var]) -> bool:
         return False
     bound = [*_defined(outer), *([outer.loop_var] if isinstance(outer, tirx.For) else [])]
     return not any(mentions(x, bound) for x in inputs) and not _writes(outer, loaded)
+
+
+def _refuse_scanned(call: Call, conditions: list[ir.Expr]) -> None:
+    """A search must not depend on the slot that a scan around it tries."""
+    own = call.args[1:] if op.is_call(call, "find_rule") else call.args
+    if any(op.is_call(c, "arg") for x in [*own, *conditions] for c in collect(x, Call)):
+        raise LoweringError("a search for every slot of another search is not supported: iterate the axis, or sort it")
 
 
 def _weaker(some: list[ir.Expr], more: list[ir.Expr]) -> bool:
