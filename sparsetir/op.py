@@ -76,3 +76,8 @@ def is_call(expr: Any, *names: str) -> bool:
 def name_of(expr: Call) -> str:
     """The operator's name without the ``sparsetir.`` prefix."""
     return str(expr.op.name)[len("sparsetir.") :]
+
+
+def is_if_then_else(expr: Any) -> bool:
+    """Whether `expr` is ``T.if_then_else``, which evaluates one of its values."""
+    return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.name == "prim.if_then_else"

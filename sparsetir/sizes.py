@@ -41,7 +41,7 @@ def code(expr: ir.Expr, args: str = "a") -> str:
         return f"s[{str(expr.name)!r}]"
     if isinstance(expr, tirx.Cast):
         return code(expr.value, args)
-    if isinstance(expr, tirx.Select) or (isinstance(expr, ir.Call) and str(expr.op.name) == "tirx.if_then_else"):
+    if isinstance(expr, tirx.Select) or op.is_if_then_else(expr):
         parts = [expr.condition, expr.true_value, expr.false_value] if isinstance(expr, tirx.Select) else expr.args
         return "where({}, {}, {})".format(*(code(p, args) for p in parts))
     pattern = _BINARY.get(type(expr))

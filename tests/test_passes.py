@@ -613,7 +613,6 @@ def test_a_search_stays_below_the_writes_of_what_it_reads() -> None:
     assert _call(func, [[0, 1, 3], [4, 5]], [0, 0, 0]).tolist() == [[0, 1, -1], [-1, 0, 1]]
 
 
-@pytest.mark.xfail(strict=True, reason="the operator is called prim.if_then_else")
 def test_a_search_keeps_the_conditions_it_stands_under() -> None:
     """Row i + 5 of the pointers does not exist for the last rows: nothing of it may be read."""
     func = _lookup(f"out[i, k] = T.if_then_else(i + 5 < m, {_find('want[0]', 'i + 5')}, -3)")

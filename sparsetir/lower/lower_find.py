@@ -32,7 +32,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.ir import Call, Op, Var
+from tvm.ir import Call, Var
 
 from sparsetir import op
 from sparsetir.errors import LoweringError
@@ -152,10 +152,6 @@ def _fiber(search: Search, finger: Var | None) -> list[tirx.Stmt]:
     return [again, put(search.cell, at)]
 
 
-def _if_then_else(call: Any) -> bool:
-    return isinstance(call, Call) and isinstance(call.op, Op) and call.op.name == "tirx.if_then_else"
-
-
 class FindLowerer:
     """Walks statements outside in; `frames` are the statements it stands in, outermost first."""
 
@@ -177,7 +173,7 @@ class FindLowerer:
             if op.is_call(call, *op.FIND):
                 args = [self.expr(a, given) for a in call.args]
                 return self.place(Call(call.op, args, ret_ty=call.ty), given)
-            if _if_then_else(call):
+            if op.is_if_then_else(call):
                 test = self.expr(call.args[0], given)
                 yes = self.expr(call.args[1], [*given, test])
                 no = self.expr(call.args[2], [*given, tirx.Not(test)])

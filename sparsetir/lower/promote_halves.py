@@ -23,6 +23,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
+from sparsetir import op
 from sparsetir.lower.rewriting import collect
 
 HALVES = ("float16", "bfloat16")
@@ -49,7 +50,7 @@ class _Promoter:
             return tirx.const(float(expr.value), "float32")
         if isinstance(expr, ir.TensorLoad) and expr.source in self.local:
             return tirx.BufferLoad(self.local[expr.source], [self.rewrite(i) for i in expr.indices])
-        if isinstance(expr, ir.Call) and str(expr.op.name) == "tirx.if_then_else":
+        if op.is_if_then_else(expr):
             return tirx.if_then_else(self.rewrite(expr.args[0]), self.wide(expr.args[1]), self.wide(expr.args[2]))
         return tirx.Cast("float32", self.rewrite(expr))
 
