@@ -38,7 +38,7 @@ SUMMARIES: dict[str, Callable[[list[float]], float]] = {"geometric mean": geomet
 NOISY = 0.3
 MANY_TRIALS = 10_000
 # The operand, our results and those of three peers.
-ARRAYS_AT_ONCE = 6
+ARRAYS_AT_ONCE = 9
 COLUMNS_CHECKED_AT_ONCE = 32
 # Rounding errors, relative to the sum of magnitudes.
 TOLERANCE = 1e-5

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the primitives share: find an iteration and its axes by name, make new nodes, put them in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.ir import Call, Var
+
+from sparsetir import op
+from sparsetir.errors import ScheduleError
+from sparsetir.ir import SPARSE_ITER, Axis, Entry, SparseBuffer, SpIter, const, decode_axis, is_sp_iter
+from sparsetir.rules import Place, facts_of
+
+REDUCE = 2
+Ref = Any  # an axis by name, a fused entry by the names of its members
+
+
+class Edit(NamedTuple):
+    """A changed function, and what the primitive tells its caller."""
+
+    func: tirx.PrimFunc
+    result: Any = None
+
+
+# ---------------------------------------------------------------------------------------------- by name
+
+
+def label(entry: Entry) -> str:
+    """An entry as it stands in the script's list."""
+    names = ", ".join(a.name for a in entry.axes)
+    if entry.is_fused:
+        return f"T.fuse({names})"
+    return names if entry.attached_to is None else f"T.attach({names}, {entry.attached_to.name})"
+
+
+def find_entry(iteration: SpIter, ref: Ref) -> Entry:
+    """The entry that `ref` names: its text in the list, the name of its axis, or the names of its fused axes."""
+    names = [ref] if isinstance(ref, str) else list(ref)
+    exact = [e for e in iteration.entries if [label(e)] == names]
+    found = exact or [e for e in iteration.entries if [a.name for a in e.axes] == names]
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(label(e) for e in iteration.entries)
+    wanted = ref if isinstance(ref, str) else f"T.fuse({', '.join(names)})"
+    if found:
+        raise ScheduleError(f"{wanted} is ambiguous in sp_iter {iteration.name!r}, which lists {listed}")
+    member = [e for e in iteration.entries if e.is_fused and names[0] in [a.name for a in e.axes]]
+    hint = f"; name {label(member[0])} as a whole" if member else ""
+    raise ScheduleError(f"sp_iter {iteration.name!r} has no entry {wanted}; it lists {listed}{hint}")
+
+
+def single_entry(iteration: SpIter, ref: Ref, purpose: str) -> Entry:
+    """The entry of one axis that `ref` names, iterated below its own parent."""
+    owner = [e for e in iteration.entries if e.is_fused and ref in [a.name for a in e.axes]]
+    entry = owner[0] if owner else find_entry(iteration, ref)
+    if entry.is_fused:
+        raise ScheduleError(f"cannot {purpose} {ref}: it is part of {label(entry)}; do it before fusing")
+    return entry
+
+
+def check_count(value: Any, what: str) -> int:
+    """`value` as an int if it is one and positive."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ScheduleError(f"{what} must be a positive integer, found {value!r}")
+    return value
+
+
+# ---------------------------------------------------------------------------------------------- nodes
+
+
+def is_constant(expr: ir.Expr | None) -> bool:
+    return isinstance(expr, tirx.IntImm)
+
+
+def ceil_div(value: ir.Expr, factor: int) -> ir.Expr:
+    """`value` over `factor`, rounded up."""
+    dtype = str(value.ty.dtype)
+    if is_constant(value):
+        return const(-(-int(value) // factor), dtype)
+    return tirx.floordiv(value + const(factor - 1, dtype), const(factor, dtype))
+
+
+def divides(factor: int, extent: ir.Expr) -> bool:
+    """Whether `extent` is known to be a multiple of `factor`."""
+    return factor == 1 or (is_constant(extent) and int(extent) % factor == 0)
+
+
+def new_var(name: str, axis: Axis) -> Var:
+    """A variable that iterates `axis`."""
+    return Var(name, ir.PrimType(axis.idtype))
+
+
+def sequence(*stmts: tirx.Stmt) -> tirx.Stmt:
+    """One statement out of several, without sequences inside sequences."""
+    flat = list(flattened(stmts))
+    return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
+
+
+def flattened(stmts: Iterable[tirx.Stmt]) -> Iterable[tirx.Stmt]:
+    """The statements in order, sequences opened."""
+    for stmt in stmts:
+        if isinstance(stmt, tirx.SeqStmt):
+            yield from flattened(stmt.seq)
+        else:
+            yield stmt
+
+
+def statements(node: tirx.Stmt | None) -> list[tirx.Stmt]:
+    """The statements of a body; none if there is none."""
+    return [] if node is None else list(flattened([node]))
+
+
+def _target(entry: Entry) -> ir.Expr:
+    axes = [a.var for a in entry.axes]
+    if entry.is_fused:
+        return op.call("fuse", axes, entry.axes[-1].idtype)
+    if entry.attached_to is not None:
+        return op.call("attach", [axes[0], entry.attached_to.var], entry.axes[0].idtype)
+    return axes[0]
+
+
+def notes_of(iteration: SpIter) -> dict[str, Any]:
+    """The annotations a user gave."""
+    return {str(k): v for k, v in iteration.block.annotations.items() if k != SPARSE_ITER}
+
+
+def make_iteration(
+    name: str,
+    entries: Sequence[Entry],
+    body: tirx.Stmt,
+    *,
+    init: tirx.Stmt | None = None,
+    notes: dict[str, Any] | None = None,
+    allocated: Sequence[Var] = (),
+) -> s_tir.SBlockRealize:
+    """The node of a sparse iteration, as the parser makes it."""
+    kinds = "".join(e.kinds for e in entries)
+    iter_vars, values = [], []
+    for entry in entries:
+        target = _target(entry)
+        for n, (axis, var, kind) in enumerate(zip(entry.axes, entry.vars, entry.kinds, strict=True)):
+            domain = ir.Range(const(0, str(axis.length.ty.dtype)), axis.length)
+            iter_vars.append(tirx.IterVar(domain, var, REDUCE if kind == "R" else 0))
+            values.append(op.call("coord", [target, n], axis.idtype))
+    annotations = {SPARSE_ITER: kinds, **(notes or {})}
+    block = s_tir.SBlock(iter_vars, [], [], name, body, init, list(allocated), annotations=annotations)
+    return s_tir.SBlockRealize(values, tirx.const(True, "bool"), block)
+
+
+def rebuilt(iteration: SpIter, entries: Sequence[Entry], body: Any = None, init: Any = None) -> s_tir.SBlockRealize:
+    """`iteration` with other entries, and with another body and initialisation if given."""
+    block = iteration.block
+    body, init = block.body if body is None else body, block.init if init is None else init
+    kept = list(block.alloc_buffers)
+    return make_iteration(iteration.name, entries, body, init=init, notes=notes_of(iteration), allocated=kept)
+
+
+# ---------------------------------------------------------------------------------------------- editing
+
+
+class Editor:
+    """Changes of one function: declarations to add and statements to replace, all put in place by `finish`."""
+
+    def __init__(self, func: tirx.PrimFunc) -> None:
+        self.func = func
+        self.facts = facts_of(func)
+        self.program = self.facts.program
+        self.names = _names(func)
+        self._after: dict[Var, list[tirx.Stmt]] = {}
+        self._before: dict[Var, list[tirx.Stmt]] = {}
+        self._swaps: list[tuple[tirx.Stmt, list[tirx.Stmt]]] = []
+
+    # ------------------------------------------------------------------ what there is
+
+    def place(self, name: str) -> Place:
+        """The iteration called `name`, and the iterations around it."""
+        found = [p for p in self.facts.places if p.iteration.name == name]
+        if len(found) == 1:
+            return found[0]
+        known = ", ".join(repr(p.iteration.name) for p in self.facts.places) or "none"
+        if found:
+            raise ScheduleError(f"{len(found)} sparse iterations are called {name!r}; give them different names")
+        raise ScheduleError(f"no sparse iteration is called {name!r}; there are: {known}")
+
+    def iteration(self, name: str) -> SpIter:
+        """The iteration called `name`."""
+        return self.place(name).iteration
+
+    def nested(self, iteration: SpIter) -> list[Place]:
+        """The iterations inside `iteration`."""
+        return [p for p in self.facts.places if iteration in p.outer]
+
+    def declaration(self, axis: Axis) -> Call:
+        """The call that declares `axis`."""
+        found: list[Call] = []
+        on_bind = lambda b: found.append(b.value) if b.var.same_as(axis.var) else None  # noqa: E731
+        tvm_ffi.structural_walk(self.func.body, (tirx.Bind, on_bind))
+        return found[0]
+
+    # ------------------------------------------------------------------ what is added
+
+    def fresh(self, base: str) -> str:
+        """A name nothing else in the function has."""
+        name, k = base, 0
+        while name in self.names:
+            k += 1
+            name = f"{base}_{k}"
+        self.names.add(name)
+        return name
+
+    def axis(self, name: str, kind: str, operands: list[Any], *, after: Axis) -> Axis:
+        """A new axis, declared right after another one; its counting type is the one of `after`."""
+        var = Var(self.fresh(name), ir.PrimType(after.idtype))
+        value = op.call(kind, operands, after.idtype)
+        made = decode_axis(var, value, self.program.axes)
+        self.program.axes[var] = made
+        self._after.setdefault(after.var, []).append(tirx.Bind(var, value))
+        return made
+
+    def dense(self, name: str, length: ir.Expr, *, after: Axis) -> Axis:
+        """A new dense_fixed axis."""
+        return self.axis(name, "dense_fixed", [length], after=after)
+
+    def view(self, buffer: SparseBuffer, name: str, axes: Sequence[Axis]) -> Var:
+        """Another view of the storage of `buffer`, over other axes with the same positions.
+
+        It stands before the view it is made of: the last one declared over an array is the one callers name.
+        """
+        shape, align = [a.length for a in axes], max(1, tvm_ffi.dtype(buffer.dtype).bits // 8)
+        view = tirx.decl_buffer(shape, buffer.dtype, name=self.fresh(name), layout=None, data_alignment=align)
+        bound = op.call("bind_axes", [view, buffer.default, *(a.var for a in axes)])
+        declared = [tirx.DeclBuffer(view, data=tirx.buffer_data(buffer.storage)), tirx.Evaluate(bound)]
+        self._before.setdefault(buffer.view, []).extend(declared)
+        self.program.buffers[view] = replace(buffer, view=view, axes=tuple(axes))
+        return view
+
+    def declare_after(self, axis: Axis, *stmts: tirx.Stmt) -> None:
+        """Put statements after the declaration of `axis` and of what else was put there."""
+        self._after.setdefault(axis.var, []).extend(stmts)
+
+    def swap(self, node: tirx.Stmt, *stmts: tirx.Stmt) -> None:
+        """Put `stmts`, perhaps none, in the place of `node`."""
+        self._swaps.append((node, list(stmts)))
+
+    # ------------------------------------------------------------------ the edit
+
+    def finish(self, result: Any = None) -> Edit:
+        """The function with every change in place."""
+        callbacks = [(tirx.SeqStmt, self._seq), (s_tir.SBlockRealize, self._realize)]
+        body = tvm_ffi.structural_mutate(self.func.body, callbacks)
+        return Edit(tirx.PrimFunc(self.func.params, body, self.func.ret_type, self.func.attrs), result)
+
+    def _swapped(self, node: tirx.Stmt) -> list[tirx.Stmt] | None:
+        return next((new for old, new in self._swaps if old.same_as(node)), None)
+
+    def _realize(self, node: s_tir.SBlockRealize, mutator: Any) -> tirx.Stmt:
+        new = self._swapped(node)
+        return mutator.default_mutate(node) if new is None else sequence(*new)
+
+    def _seq(self, node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
+        out: list[tirx.Stmt] = []
+        for stmt in node.seq:
+            new = self._swapped(stmt)
+            if isinstance(stmt, tirx.DeclBuffer):
+                out += self._before.get(stmt.buffer, [])
+            out += flattened([mutator.mutate(stmt)] if new is None else new)
+            if isinstance(stmt, tirx.Bind):
+                out += self._after.get(stmt.var, [])
+        return sequence(*out)
+
+
+def _names(func: tirx.PrimFunc) -> set[str]:
+    found: set[str] = set()
+    on_block = lambda b: found.add(str(b.name_hint))  # noqa: E731
+    tvm_ffi.structural_walk(func, [(Var, lambda v: found.add(str(v.name))), (s_tir.SBlock, on_block)])
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- axes of an iteration
+
+
+def dependents(axis: Axis, places: Sequence[Place]) -> list[Entry]:
+    """The entries below `axis` or attached to it, in any of the iterations."""
+    entries = [e for p in places for e in p.iteration.entries]
+    return [e for e in entries if e.attached_to is axis or (e.attached_to is None and e.axes[0].parent is axis)]
+
+
+def refuse_repeated(axis: Axis, nested: Sequence[Place], purpose: str) -> None:
+    """Refuse to replace an axis that an inner iteration walks again, or needs two levels above an attached axis."""
+    for place in nested:
+        if axis in place.iteration.axes:
+            inner = place.iteration.name
+            raise ScheduleError(f"cannot {purpose} {axis.name}: sp_iter {inner!r} inside iterates it again")
+
+
+def refuse_grandparent(axis: Axis, places: Sequence[Place], purpose: str) -> None:
+    """Refuse where an attached axis is found through `axis`, two levels above it."""
+    for entry in (e for p in places for e in p.iteration.entries if e.attached_to is not None):
+        parent = entry.axes[0].parent
+        if parent is not None and parent.parent is axis:
+            message = f"cannot {purpose} {axis.name}: {label(entry)} looks its parent {parent.name} up below it"
+            raise ScheduleError(message)
+
+
+def rehost(entries: Sequence[Entry], old: Axis, new: Axis) -> list[Entry]:
+    """The entries, with what hung from `old` attached to the coordinate of `new`."""
+    return [replace(e, attached_to=new) if e in _hanging(entries, old) else e for e in entries]
+
+
+def _hanging(entries: Sequence[Entry], old: Axis) -> list[Entry]:
+    return [e for e in entries if e.attached_to is old or (e.attached_to is None and e.axes[0].parent is old)]
+
+
+def rehost_nested(body: Any, old: Axis, new: Axis, program: Any) -> Any:
+    """`body` with the same done to the iterations in it."""
+
+    def on_coord(call: Call, mutator: Any) -> ir.Expr:
+        if not op.is_call(call, "coord"):
+            return mutator.default_mutate(call)
+        target, member = call.args
+        if op.is_call(target, "attach"):
+            target = op.call("attach", [target.args[0], new.var], str(target.ty.dtype)) if _is(target, old) else target
+        elif isinstance(target, Var) and program.axes[target].parent is old:
+            target = op.call("attach", [target, new.var], str(target.ty.dtype))
+        return op.call("coord", [target, member], str(call.ty.dtype))
+
+    return tvm_ffi.structural_mutate(body, [(Call, on_coord)])
+
+
+def _is(attach: Call, host: Axis) -> bool:
+    return bool(attach.args[1].same_as(host.var))
+
+
+def is_declaration(stmt: tirx.Stmt) -> bool:
+    """Whether a statement only declares: an axis, a buffer, a buffer's axes."""
+    if isinstance(stmt, tirx.Bind):
+        return op.is_call(stmt.value, *op.AXIS_NAMES)
+    if isinstance(stmt, tirx.Evaluate):
+        return op.is_call(stmt.value, "bind_axes")
+    return isinstance(stmt, (tirx.DeclBuffer, tirx.AllocBuffer))
+
+
+__all__ = ["Edit", "Editor", "find_entry", "is_sp_iter", "label", "make_iteration", "rebuilt"]
