@@ -28,23 +28,39 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.lower.balance_loops import CHUNKS, PARALLEL_MARK
 from sparsetir.lower.insert_prefetch import PREFETCH
-from sparsetir.lower.rewriting import collect
+from sparsetir.lower.rewriting import all_same, collect
 from sparsetir.lower.unroll_ragged import UNROLL
 from sparsetir.schedules.choices import Choices
 
 SPATIAL, REDUCE = 0, 2
+MOST_ROWS = 16
+NARROWEST = 8
 
 
 def _vector_loop(sch: s_tir.Schedule, block: Any) -> int | None:
     """Index of the loop whose variable is the last subscript of the block's store."""
     node = sch.get(block)
-    if node.init is None or not isinstance(node.body, tirx.BufferStore):
+    store = _store(node.body)
+    if store is None or (node.init is None and not _updates(store)):
         return None
-    last = node.body.indices[-1]
+    last = store.indices[-1]
     own = [n for n, iv in enumerate(node.iter_vars) if iv.var.same_as(last) and int(iv.iter_type) == SPATIAL]
     if not own or not any(int(iv.iter_type) == REDUCE for iv in node.iter_vars):
         return None
     return own[0] - len(node.iter_vars)
+
+
+def _store(body: tirx.Stmt) -> tirx.BufferStore | None:
+    """The store that a block consists of, below conditions or not."""
+    while isinstance(body, tirx.IfThenElse) and body.else_case is None:
+        body = body.then_case
+    return body if isinstance(body, tirx.BufferStore) else None
+
+
+def _updates(store: tirx.BufferStore) -> bool:
+    """Whether the stored value starts from the element's own."""
+    loads = [x for x in collect(store.value, ir.TensorLoad) if x.source.same_as(store.buffer)]
+    return bool(loads) and all(all_same(list(x.indices), list(store.indices)) for x in loads)
 
 
 def _tile_of(extent: Any, wanted: int) -> int:
@@ -63,28 +79,44 @@ def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices) -> bool:
     args: the schedule, an innermost block with an initialisation, tile, unroll and prefetch.
     rewrite: see the module's before and after.
     """
-    at = _vector_loop(sch, block)
+    at, node = _vector_loop(sch, block), sch.get(block)
     if at is None:
         return False
     loops = sch.get_loops(block)
-    kinds = [int(iv.iter_type) for iv in sch.get(block).iter_vars]
+    kinds = [int(iv.iter_type) for iv in node.iter_vars]
     own = loops[len(loops) - len(kinds) :]
     vector = own[at]
     if collect(sch.get(vector).extent, ir.TensorLoad):
         return False
-    tile = _tile_of(sch.get(vector).extent, choices.tile)
+    spatial = [lp for lp, k in zip(own, kinds, strict=True) if k == SPATIAL and lp is not vector]
+    reduced = [lp for lp, k in zip(own, kinds, strict=True) if k == REDUCE]
+    rows = [lp for lp in spatial if _is_short(sch.get(lp).extent)]
+    tile = _tile_of(sch.get(vector).extent, _shared_by(choices.tile, [int(sch.get(lp).extent) for lp in rows]))
     if tile < 2:
         return False
     outer, lanes = sch.split(vector, [None, tile])
-    spatial = [lp for lp, k in zip(own, kinds, strict=True) if k == SPATIAL and lp is not vector]
-    reduced = [lp for lp, k in zip(own, kinds, strict=True) if k == REDUCE]
-    sch.reorder(*spatial, outer, *reduced, lanes)
-    kept = sch.cache_write(block, 0, "local")
-    sch.reverse_compute_at(kept, outer)
+    sch.reorder(*(lp for lp in spatial if lp not in rows), outer, *reduced, *rows, lanes)
+    if not rows and node.init is not None and isinstance(node.body, tirx.BufferStore):
+        kept = sch.cache_write(block, 0, "local")
+        sch.reverse_compute_at(kept, outer)
+        sch.vectorize(sch.get_loops(kept)[-1])
+    for loop in rows:
+        sch.unroll(loop)
     sch.vectorize(lanes)
-    sch.vectorize(sch.get_loops(kept)[-1])
     _annotate_steps(sch, reduced[-1], choices)
     return True
+
+
+def _is_short(extent: Any) -> bool:
+    """Whether the rows of a block fit into registers beside each other."""
+    return isinstance(extent, tirx.IntImm) and 1 <= int(extent) <= MOST_ROWS
+
+
+def _shared_by(tile: int, rows: list[int]) -> int:
+    """The part of a tile's registers that each of several rows gets, but at least one vector."""
+    for count in rows:
+        tile //= 1 << (count - 1).bit_length()
+    return max(tile, NARROWEST) if rows else tile
 
 
 def _annotate_steps(sch: s_tir.Schedule, loop: Any, choices: Choices) -> None:

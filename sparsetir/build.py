@@ -294,11 +294,19 @@ def build(func: Any, target: Any = None, *, schedule: Any = None) -> Kernel:
         The target is not a CPU.
     """
     get_num_threads()
+    if hasattr(func, "original") and hasattr(func, "formats"):  # a Decomposition
+        return _composed(func, target, schedule)
     if isinstance(func, s_tir.Schedule):
         func, schedule = func.mod, func
     program = single(func)
     verify(program)
     return Kernel(program, compile_cached(program, make_target(target, program), schedule))
+
+
+def _composed(decomposition: Any, target: Any, schedule: Any) -> Any:
+    from sparsetir.composed import ComposedKernel
+
+    return ComposedKernel(build(decomposition.func, target, schedule=schedule), decomposition)
 
 
 def single(func: Any) -> tirx.PrimFunc:

@@ -23,7 +23,7 @@ from tvm.ir import Call, Op, Var
 
 from sparsetir import op
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, VerifyError
-from sparsetir.ir import Axis, Program, SparseBuffer, SpIter, decode, is_sp_iter
+from sparsetir.ir import INIT, STORED, Axis, Program, SparseBuffer, SpIter, decode, is_sp_iter
 
 _REDUCE = 2
 
@@ -281,8 +281,11 @@ class _Machine:
         items = [(axis, var, e.attached_to) for e in it.entries for axis, var in zip(e.axes, e.vars, strict=True)]
         if it.block.init is not None:
             spatial = [item for item, kind in zip(items, it.kinds, strict=True) if kind == "S"]
-            self.initialise(it.block, [(axis, var) for axis, var, _ in spatial])
-        self.walk(it.block, items)
+            if str(it.block.annotations.get(INIT, "")) == STORED:
+                self.walk(it.block, spatial, it.block.init)
+            else:
+                self.initialise(it.block, [(axis, var) for axis, var, _ in spatial])
+        self.walk(it.block, items, it.block.body)
 
     def initialise(self, block: s_tir.SBlock, spatial: Sequence[tuple[Axis, Var]]) -> None:
         self.initialising = True
@@ -292,10 +295,10 @@ class _Machine:
             self.execute(block, block.init)
         self.initialising = False
 
-    def walk(self, block: s_tir.SBlock, items: Sequence[tuple[Axis, Var, Axis | None]]) -> None:
-        """Run the body over the stored points of the remaining axes, outermost first."""
+    def walk(self, block: s_tir.SBlock, items: Sequence[tuple[Axis, Var, Axis | None]], what: Any) -> None:
+        """Run a statement of the block at the stored points of the remaining axes, outermost first."""
         if not items:
-            self.execute(block, block.body)
+            self.execute(block, what)
             return
         axis, var, attached_to = items[0]
         enclosing = self.current.get(axis)
@@ -303,7 +306,7 @@ class _Machine:
             for point in self.stored(axis, parent):
                 self.points[var] = self.current[axis] = point
                 self.values[var] = _as(point.coords[-1], var.ty.dtype)
-                self.walk(block, items[1:])
+                self.walk(block, items[1:], what)
         self.points.pop(var, None)
         self.current.pop(axis, None)
         if enclosing is not None:

@@ -22,6 +22,8 @@ from sparsetir.errors import VerifyError
 
 SPARSE_ITER = "sparse_iter"
 SEARCH = "search"
+INIT, STORED = "init", "stored"  # initialise only the points that the iteration visits
+INDEPENDENT = "independent"  # a promise: steps of the outermost loop write different elements
 
 
 def const(value: int, dtype: str = "int32") -> ir.Expr:

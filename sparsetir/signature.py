@@ -45,6 +45,17 @@ def checks_are_on() -> bool:
     return _checks["on"]
 
 
+class SizeOf(int):
+    """A size that knows what it was taken from, for messages."""
+
+    source: str
+
+    def __new__(cls, value: int, source: str) -> SizeOf:
+        size = super().__new__(cls, value)
+        size.source = source
+        return size
+
+
 @dataclass(frozen=True, eq=False)
 class Param:
     """One parameter of the compiled function."""
@@ -150,7 +161,8 @@ class Signature:
             raise ArgumentTypeError(f"{param.name} must be an integer, found {value!r}")
         if param.dtype == "int32" and abs(int(value)) > LARGEST_INT32:
             raise ArgumentError(f"{param.name} = {value} does not fit int32; write the program with T.int64 sizes")
-        args.size(param.name, int(value) if param.dtype.startswith("int") else value, "the argument")
+        source = getattr(value, "source", "the argument")
+        args.size(param.name, int(value) if param.dtype.startswith("int") else value, source)
 
     def _array(self, args: Arguments, name: str, value: Any) -> None:
         storage = self.storage_name(name)

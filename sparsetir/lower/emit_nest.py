@@ -36,7 +36,21 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Var
 
 from sparsetir import op
-from sparsetir.ir import Entry, Program, SparseBuffer, SpIter, cast, const, decode, decode_entries, is_sp_iter
+from sparsetir.ir import (
+    INDEPENDENT,
+    INIT,
+    SEARCH,
+    SPARSE_ITER,
+    Entry,
+    Program,
+    SparseBuffer,
+    SpIter,
+    cast,
+    const,
+    decode,
+    decode_entries,
+    is_sp_iter,
+)
 from sparsetir.lower.access import Conditions, Resolver, Scope, guarded
 from sparsetir.lower.balance_loops import PARALLEL_MARK
 from sparsetir.lower.declare_regions import INIT_MARK
@@ -57,6 +71,8 @@ from sparsetir.lower.nest import (
     wrap,
 )
 from sparsetir.lower.rewriting import conjunction
+
+OWN_NOTES = (SPARSE_ITER, SEARCH, INIT, INDEPENDENT)
 
 
 class NestEmitter:
@@ -191,7 +207,7 @@ class NestEmitter:
         init_at: int | None,
     ) -> tirx.Stmt:
         parallel = self.depth == 1 and is_parallel(iteration, self.program)
-        notes = {k: v for k, v in iteration.block.annotations.items() if k not in ("sparse_iter", "search")}
+        notes = {k: v for k, v in iteration.block.annotations.items() if k not in OWN_NOTES}
         last = max(n for n, level in enumerate(levels) if level.loops)
         for n in reversed(range(len(levels))):
             level, leaf = levels[n], n == last

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from tvm import ir, sym, tirx
+from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.ir import Axis, Entry, Program, SpIter, cast, const
+from sparsetir.ir import INIT, STORED, Axis, Entry, Program, SpIter, cast, const
 from sparsetir.lower.access import Scope
+from sparsetir.lower.independence import injective
 from sparsetir.lower.nest import spatial_pairs
 from sparsetir.lower.rewriting import all_same, collect, mentions
 
@@ -16,11 +17,13 @@ class InitPlan:
     """Where the initialisation of an iteration goes.
 
     ``inside``: in the innermost block, as TVM's reductions have it. Otherwise in a nest of its own placed
-    below the first ``prefix`` entries; ``prefix`` is None when there is nothing to place.
+    below the first ``prefix`` entries; ``prefix`` is None when there is nothing to place. With the annotation
+    ``{"init": "stored"}`` only points that are stored are initialised, others belong to another iteration.
     """
 
     def __init__(self, iteration: SpIter, program: Program) -> None:
         self.iteration, self.program = iteration, program
+        self.stored_only = str(iteration.block.annotations.get(INIT, "")) == STORED
         self.inside = False
         self.prefix: int | None = None
         init = iteration.block.init
@@ -41,6 +44,8 @@ class InitPlan:
         """Whether walking the entry's stored positions reaches every element its initial stores can reach."""
         if "R" in entry.kinds or entry.attached_to is not None:
             return False
+        if self.stored_only:
+            return True
         if not entry.is_fused and entry.axes[0].kind == "dense_fixed":
             return True
         return all(self._own(store, v, a) for store in self.stores for v, a in spatial_pairs(entry))
@@ -55,20 +60,7 @@ class InitPlan:
 
     def _once(self, entry: Entry) -> bool:
         """Whether different steps of the entry initialise different elements."""
-        return all(self._injective(store, list(entry.vars)) for store in self.stores)
-
-    def _injective(self, store: tirx.BufferStore, variables: list[Var]) -> bool:
-        whole = [v for v in variables if any(i.same_as(v) for i in store.indices)]
-        if len(whole) == len(variables):
-            return True
-        lengths = dict(zip(self.iteration.vars, self.iteration.axes, strict=True))
-        used = [v for v in self.iteration.vars if mentions(store.indices, [v])]
-        if any(v not in used for v in variables):
-            return False
-        ranges = {v: ir.Range(const(0, lengths[v].idtype), cast(lengths[v].length, lengths[v].idtype)) for v in used}
-        true = tirx.const(True, "bool")
-        found = sym.detect_iter_map(list(store.indices), ranges, true, "bijective", False)
-        return len(found.indices) > 0
+        return all(injective(list(s.indices), list(entry.vars), self.iteration) for s in self.stores)
 
     # ------------------------------------------------------------------ the whole list
 

@@ -1,70 +1,215 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep a reduction's running value in a register.
+"""Keep a reduction's running values in registers.
 
 before::
 
-    for k in range(feat):
-        o[p] = o[p] + x[i, k] * y[j, k]
+    for jo, ji in T.grid(indptr[io + 1] - indptr[io], 4):
+        for ii in T.unroll(4):
+            for k in T.vectorized(16):
+                c[io * 4 + ii, k] = c[io * 4 + ii, k] + a[...] * b[..., k]
 
 after::
 
-    acc[0] = o[p]
-    for k in range(feat):
-        acc[0] = acc[0] + x[i, k] * y[j, k]
-    o[p] = acc[0]
+    for ii in T.unroll(4):
+        for k in T.vectorized(16):
+            acc[ii * 16 + k] = c[io * 4 + ii, k]
+    for jo, ji in T.grid(indptr[io + 1] - indptr[io], 4):
+        for ii in T.unroll(4):
+            for k in T.vectorized(16):
+                acc[ii * 16 + k] = acc[ii * 16 + k] + a[...] * b[..., k]
+    for ii in T.unroll(4):
+        for k in T.vectorized(16):
+            c[io * 4 + ii, k] = acc[ii * 16 + k]
+
+A *lane* is an inner loop that moves the element; all others repeat it. What does not depend on the repeating loops
+and guards the element guards its first load and last store too.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, sym, tirx
+from tvm.ir import Var
 
 from sparsetir.ir import const
-from sparsetir.lower.rewriting import all_same, alloc, cell, get, mentions, put, seq
+from sparsetir.lower.rewriting import all_same, alloc, collect, conjunction, conjuncts, mentions, same, seq, substitute
+
+SERIAL, PARALLEL = tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL
+MOST_LANES = 1024
 
 
-def _accumulation(loop: tirx.For) -> tirx.BufferStore | None:
-    """The store of a loop that updates one element and touches its buffer nowhere else."""
-    store = loop.body
-    if loop.kind != tirx.ForKind.SERIAL or not isinstance(store, tirx.BufferStore):
+@dataclass(frozen=True)
+class Site:
+    """A store below a loop: the loops that move its element, and the conditions it always stands under."""
+
+    store: tirx.BufferStore
+    lanes: list[tirx.For]
+    guards: list[ir.Expr]
+
+    def at(self, lanes: list[tirx.For], node: Any) -> Any:
+        """`node` in terms of the loop variables of other lanes."""
+        return substitute(node, {a.loop_var: b.loop_var for a, b in zip(self.lanes, lanes, strict=True)})
+
+
+class _Finder:
+    """Collects the stores to memory below a loop with the loops and conditions around each."""
+
+    def __init__(self, loop: tirx.For) -> None:
+        self.loops: list[tirx.For] = [loop]
+        self.conditions: list[ir.Expr] = []
+        self.found: list[tuple[tirx.BufferStore, list[tirx.For], list[ir.Expr]]] = []
+        self.local: list[Var] = []
+
+    def stmt(self, node: Any) -> None:
+        """Visit one statement."""
+        if isinstance(node, tirx.For):
+            self.loops.append(node)
+            self.stmt(node.body)
+            self.loops.pop()
+        elif isinstance(node, tirx.SeqStmt):
+            for child in node.seq:
+                self.stmt(child)
+        elif isinstance(node, tirx.IfThenElse):
+            self._branch(conjuncts(node.condition), node.then_case)
+            if node.else_case is not None:
+                self._branch([tirx.Not(node.condition)], node.else_case)
+        elif isinstance(node, (tirx.While, tirx.AttrStmt)):
+            self.stmt(node.body)
+        elif isinstance(node, tirx.BufferStore):
+            if str(node.buffer.ty.storage_scope) == "local":
+                self.local.append(node.buffer)
+            else:
+                self.found.append((node, list(self.loops), list(self.conditions)))
+
+    def _branch(self, conditions: list[ir.Expr], body: tirx.Stmt) -> None:
+        self.conditions += conditions
+        self.stmt(body)
+        del self.conditions[len(self.conditions) - len(conditions) :]
+
+
+def _bound(extent: ir.Expr) -> int | None:
+    """A constant that the extent of a lane does not exceed."""
+    if isinstance(extent, tirx.IntImm):
+        return int(extent)
+    if isinstance(extent, tirx.FloorMod) and isinstance(extent.b, tirx.IntImm):
+        return int(extent.b)
+    return None
+
+
+def _sites(loop: tirx.For) -> list[Site] | None:
+    """Every store to memory below `loop`, if all may work on registers; None if one may not."""
+    finder = _Finder(loop)
+    finder.stmt(loop.body)
+    inner = [f.loop_var for f in collect(loop, tirx.For)]
+    bound = [*inner, *(b.var for b in collect(loop, tirx.Bind)), *(a.buffer for a in collect(loop, tirx.AllocBuffer))]
+    sites = []
+    for store, loops, conditions in finder.found:
+        lanes = [f for f in loops if mentions(store.indices, [f.loop_var])]
+        moving = [v for v in (*bound, *finder.local) if v not in [f.loop_var for f in lanes]]
+        if loop in lanes or mentions(store.indices, [*moving, store.buffer]) or _is_too_wide(lanes, inner):
+            return None
+        guards = [c for c in conditions if not mentions(c, [*moving, store.buffer])]
+        sites.append(Site(store, lanes, guards))
+    return sites
+
+
+def _is_too_wide(lanes: list[tirx.For], inner: list[Var]) -> bool:
+    size = 1
+    for lane in lanes:
+        most = _bound(lane.extent)
+        if most is None or lane.kind == PARALLEL or mentions(lane.extent, inner):
+            return True
+        size *= most
+    return size > MOST_LANES
+
+
+def _agree(sites: list[Site], loop: tirx.For) -> bool:
+    """Whether all stores update the same elements, which nothing else below the loop touches."""
+    first = sites[0]
+    target = first.store.buffer
+    for site in sites:
+        if not site.store.buffer.same_as(target) or len(site.lanes) != len(first.lanes):
+            return False
+        pairs = zip(site.lanes, first.lanes, strict=True)
+        if not all(same(a.extent, b.extent) and a.kind == b.kind for a, b in pairs):
+            return False
+        indices = [site.at(first.lanes, i) for i in site.store.indices]
+        guards = [site.at(first.lanes, g) for g in site.guards]
+        if not all_same(indices, list(first.store.indices)) or not all_same(guards, first.guards):
+            return False
+    own = sum(len(_own_loads(s.store)) for s in sites)
+    every = sum(load.source.same_as(target) for load in collect(loop, ir.TensorLoad))
+    return own == every and all(_own_loads(s.store) for s in sites)
+
+
+def _own_loads(store: tirx.BufferStore) -> list[ir.TensorLoad]:
+    """Loads of the element that the store writes."""
+    loads = collect(store.value, ir.TensorLoad)
+    return [x for x in loads if x.source.same_as(store.buffer) and all_same(list(x.indices), list(store.indices))]
+
+
+def _element(acc: Var, lanes: list[tirx.For]) -> list[ir.Expr]:
+    """Subscript of the register that a lane works on."""
+    dtype = str(lanes[0].loop_var.ty.dtype) if lanes else "int32"
+    flat: ir.Expr = const(0, dtype)
+    for lane in lanes:
+        flat = flat * const(_bound(lane.extent) or 1, dtype) + lane.loop_var
+    return [sym.Analyzer().simplify(flat)] if lanes else [const(0)]
+
+
+def _around(lanes: list[tirx.For], body: tirx.Stmt, guards: list[ir.Expr]) -> tirx.Stmt:
+    """`body` for every lane, below the guards; with loop variables of its own."""
+    fresh = {lane.loop_var: Var(str(lane.loop_var.name), lane.loop_var.ty) for lane in lanes}
+    body = tirx.IfThenElse(conjunction(guards), body, None) if guards else body
+    body = substitute(body, fresh)
+    for lane in reversed(lanes):
+        body = tirx.For(fresh[lane.loop_var], lane.min, lane.extent, lane.kind, body)
+    return body
+
+
+def keep(loop: tirx.For) -> tirx.Stmt | None:
+    """`loop` with its running values in local cells; None where it is no reduction of a few elements."""
+    if loop.kind != SERIAL or any(f.kind == PARALLEL for f in collect(loop.body, tirx.For)):
         return None
-    if str(store.buffer.ty.storage_scope) == "local" or any(mentions(i, [loop.loop_var]) for i in store.indices):
+    sites = _sites(loop)
+    if not sites or not _agree(sites, loop):
         return None
-    own: list[ir.TensorLoad] = []
-    foreign: list[ir.TensorLoad] = []
+    first = sites[0]
+    target, lanes = first.store.buffer, first.lanes
+    size = 1
+    for lane in lanes:
+        size *= _bound(lane.extent) or 1
+    acc = tirx.decl_buffer([size], str(target.ty.dtype), name="acc", scope="local", layout=None)
+    by_store = {id(s.store): s for s in sites}
 
-    def on_load(node: ir.TensorLoad) -> None:
-        if node.source.same_as(store.buffer):
-            (own if all_same(node.indices, store.indices) else foreign).append(node)
+    def on_store(store: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
+        if not store.buffer.same_as(target):
+            return mutator.default_mutate(store)
+        site = next(s for s in sites if s.store.same_as(store)) if id(store) not in by_store else by_store[id(store)]
+        at = _element(acc, site.lanes)
+        on_load = lambda x, m: tirx.BufferLoad(acc, at) if x.source.same_as(target) else m.default_mutate(x)  # noqa: E731
+        return tirx.BufferStore(acc, tvm_ffi.structural_mutate(store.value, [(ir.TensorLoad, on_load)]), at)
 
-    tvm_ffi.structural_walk(store.value, (ir.TensorLoad, on_load))
-    return store if own and not foreign and not any(mentions(i, [store.buffer]) for i in store.indices) else None
-
-
-def keep(loop: tirx.For) -> tirx.Stmt:
-    """`loop` with its running value in a local cell, or unchanged."""
-    store = _accumulation(loop)
-    if store is None:
-        return loop
-    acc = cell("acc", str(store.buffer.ty.dtype))
-
-    def on_load(node: ir.TensorLoad, mutator: Any) -> ir.Expr:
-        return get(acc) if node.source.same_as(store.buffer) else mutator.default_mutate(node)
-
-    value = tvm_ffi.structural_mutate(store.value, [(ir.TensorLoad, on_load)])
-    inner = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, put(acc, value), None, loop.annotations)
-    first = put(acc, tirx.BufferLoad(store.buffer, store.indices))
-    last = tirx.BufferStore(store.buffer, get(acc), store.indices)
+    inner = tvm_ffi.structural_mutate(loop, [(tirx.BufferStore, on_store)])
+    at, indices = _element(acc, lanes), list(first.store.indices)
+    begin = _around(lanes, tirx.BufferStore(acc, tirx.BufferLoad(target, indices), at), first.guards)
+    end = _around(lanes, tirx.BufferStore(target, tirx.BufferLoad(acc, at), indices), first.guards)
     # An empty loop must not touch the element: it may lie behind a condition of its own.
     runs = loop.extent > const(0, str(loop.extent.ty.dtype))
-    return tirx.IfThenElse(runs, seq(*alloc(acc), first, inner, last), None)
+    return tirx.IfThenElse(runs, seq(*alloc(acc), begin, inner, end), None)
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.KeepAccumulators")
 def KeepAccumulators(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Rewrite every accumulating loop of a function."""
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, lambda n, m: keep(m.default_mutate(n)))])
+    """Rewrite every accumulating loop of a function, the outermost that allows it."""
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        kept = keep(node)
+        return mutator.default_mutate(node) if kept is None else kept
+
+    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)

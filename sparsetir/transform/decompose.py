@@ -33,7 +33,21 @@ from tvm.ir import Var
 
 from sparsetir import op
 from sparsetir.errors import VerifyError
-from sparsetir.ir import SPARSE_ITER, Axis, Program, SparseBuffer, SpIter, accesses, cast, const, decode, is_sp_iter
+from sparsetir.ir import (
+    INDEPENDENT,
+    INIT,
+    SPARSE_ITER,
+    STORED,
+    Axis,
+    Program,
+    SparseBuffer,
+    SpIter,
+    accesses,
+    cast,
+    const,
+    decode,
+    is_sp_iter,
+)
 from sparsetir.lower.rewriting import collect, mentions, seq
 from sparsetir.transform.neutral import is_neutral, still_clean
 from sparsetir.transform.rule import FormatRewriteRule
@@ -41,7 +55,6 @@ from sparsetir.transform.splice import Spliced, make_buffer, splice
 
 SPATIAL, REDUCE = 0, 2
 MASK_DTYPE = "int8"
-INIT, STORED, INDEPENDENT = "init", "stored", "independent"
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,9 +118,9 @@ class Rewriter:
             held = wanted & set(buffer.axes)
             if held == wanted:
                 found.append(buffer)
-            elif any(a.kind != "dense_fixed" for a in held):
-                message = f"{buffer.name} has axis {next(a.name for a in held if a.kind != 'dense_fixed')} of {self.name}"
-                raise VerifyError(f"{message} but not all its axes: decompose a buffer over all of them", buffer.name)
+            elif sparse := [a.name for a in held if a.kind != "dense_fixed"]:
+                message = f"{buffer.name} has axis {sparse[0]} of {self.name} but not all its axes"
+                raise VerifyError(f"{message}: decompose a buffer over all of them", buffer.name)
         return found
 
     def _check(self) -> None:
@@ -259,6 +272,10 @@ class _Pieces:
         pieces = [self._piece(made, neutral, in_pieces) for made in self.rewriter.made]
         return seq(*first, *pieces)
 
+    def _refusal(self, fault: str) -> VerifyError:
+        message = f"cannot decompose {self.rewriter.name}: iteration {self.it.name} {fault}"
+        return VerifyError(message, self.it.name)
+
     # ------------------------------------------------------------------ initialisation
 
     def _split_init(self) -> tuple[list[tirx.Stmt], list[tirx.Stmt]]:
@@ -268,8 +285,7 @@ class _Pieces:
         own = [s for s in stmts if isinstance(s, tirx.BufferStore) and s.buffer in self.views]
         shared = [s for s in stmts if s not in own]
         if any(s.buffer in self.views for part in shared for s in collect(part, tirx.BufferStore)):
-            message = f"cannot decompose {self.rewriter.name}: the initialisation of {self.it.name} is not a list of stores"
-            raise VerifyError(message, self.it.name)
+            raise self._refusal("has an initialisation that is not a list of stores")
         return own, shared
 
     def _may_init_in_pieces(self) -> bool:
@@ -313,16 +329,12 @@ class _Pieces:
     def _is_own(self, buffer: Var, indices: Any) -> bool:
         """Whether a subscript list names the slot at which the iteration stands."""
         axes = self.views[buffer].axes
-        return all(
-            indices[axes.index(a)].same_as(v) for a, v in zip(self.rewriter.axes, self.old_vars, strict=True)
-        )
+        return all(indices[axes.index(a)].same_as(v) for a, v in zip(self.rewriter.axes, self.old_vars, strict=True))
 
     def _piece(self, made: _Made, neutral: bool, in_pieces: bool) -> tirx.Stmt:
         new_vars = [Var(str(a.name).lower(), ir.PrimType(a.idtype)) for a in made.spliced.axes]
         olds = made.rule.old_coords(new_vars)
-        mapping: dict[Var, ir.Expr] = {
-            v: cast(e, str(v.ty.dtype)) for v, e in zip(self.old_vars, olds, strict=True)
-        }
+        mapping: dict[Var, ir.Expr] = {v: cast(e, str(v.ty.dtype)) for v, e in zip(self.old_vars, olds, strict=True)}
         others = [(a, v) for a, v in zip(self.it.axes, self.it.vars, strict=True) if a not in self.rewriter.axes]
         fresh = {v: Var(str(v.name), v.ty) for _, v in others}
         mapping.update(fresh)
@@ -354,7 +366,7 @@ class _Pieces:
         """The new axes where the first of the old ones stood, and the other axes as they were."""
         dimension = {name: d for d, group in made.rule.axis_map.items() for name in group}
         letters = [self.kinds[self.old_vars[dimension[a.name]]] for a in made.rule.buffer.axes]
-        pieces = list(zip(made.spliced.axes, new_vars, letters, strict=True))
+        pieces = _parents_first(list(zip(made.spliced.axes, new_vars, letters, strict=True)))
         out: list[tuple[Axis, Var, str]] = []
         for axis, var in zip(self.it.axes, self.it.vars, strict=True):
             if axis not in self.rewriter.axes:
@@ -370,8 +382,7 @@ class _Pieces:
         def place(buffer: Var, indices: Any, mutator: Any) -> list[ir.Expr]:
             if not self._is_own(buffer, indices):
                 name = self.views[buffer].name
-                message = f"cannot decompose {self.rewriter.name}: iteration {self.it.name} reads {name} at another place"
-                raise VerifyError(f"{message} than where it stands, which would be a search in every piece", self.it.name)
+                raise self._refusal(f"reads {name} elsewhere than where it stands, which is a search in every piece")
             axes = self.views[buffer].axes
             first = min(axes.index(a) for a in self.rewriter.axes)
             rest = [(n, mutator.mutate(i)) for n, (a, i) in enumerate(zip(axes, indices, strict=True))
@@ -387,13 +398,23 @@ class _Pieces:
             if store.buffer not in self.views:
                 return mutator.default_mutate(store)
             value = mutator.mutate(store.value)
-            return tirx.BufferStore(
-                made.buffers[store.buffer].view, value, place(store.buffer, store.indices, mutator)
-            )
+            return tirx.BufferStore(made.buffers[store.buffer].view, value, place(store.buffer, store.indices, mutator))
 
         on_var = lambda v, _mutator: mapping.get(v, v)  # noqa: E731
         callbacks = [(ir.TensorLoad, on_load), (tirx.BufferStore, on_store), (Var, on_var)]
         return tvm_ffi.structural_mutate(node, callbacks)
+
+
+def _parents_first(items: list[tuple[Axis, Var, str]]) -> list[tuple[Axis, Var, str]]:
+    """The same axes, each behind those it hangs from, otherwise in order."""
+    out: list[tuple[Axis, Var, str]] = []
+    left = list(items)
+    while left:
+        waiting = {axis for axis, _, _ in left}
+        ready = next(item for item in left if not set(item[0].ancestors) & waiting)
+        left.remove(ready)
+        out.append(ready)
+    return out
 
 
 # ---------------------------------------------------------------------------------------------- nodes
@@ -413,9 +434,7 @@ def _make_iteration(
 ) -> tirx.Stmt:
     """A sparse iteration over single axes."""
     iter_vars = [
-        tirx.IterVar(
-            ir.Range(const(0, a.idtype), cast(a.length, a.idtype)), v, SPATIAL if k == "S" else REDUCE
-        )
+        tirx.IterVar(ir.Range(const(0, a.idtype), cast(a.length, a.idtype)), v, SPATIAL if k == "S" else REDUCE)
         for a, v, k in entries
     ]
     values = [op.call("coord", [a.var, 0], a.idtype) for a, _, _ in entries]
@@ -451,21 +470,23 @@ def _without_unused(func: tirx.PrimFunc, body: tirx.Stmt, params: Sequence[Var])
 
 
 def _without_unused_axes(body: tirx.Stmt) -> tirx.Stmt:
-    while True:
-        uses: dict[Var, int] = {}
-        tvm_ffi.structural_walk(body, (Var, lambda v: uses.update({v: uses.get(v, 0) + 1})))
-        dead = [
-            b.var
-            for b in collect(body, tirx.Bind)
-            if op.is_call(b.value, *op.AXIS_NAMES) and uses.get(b.var, 0) <= 1
-        ]
-        if not dead:
-            return body
+    while dead := _unused_axes(body):
+        body = _without_bindings(body, dead)
+    return body
 
-        def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
-            return seq(*(mutator.mutate(s) for s in node.seq if not (isinstance(s, tirx.Bind) and s.var in dead)))
 
-        body = tvm_ffi.structural_mutate(body, [(tirx.SeqStmt, on_seq)])
+def _unused_axes(body: tirx.Stmt) -> list[Var]:
+    uses: dict[Var, int] = {}
+    tvm_ffi.structural_walk(body, (Var, lambda v: uses.update({v: uses.get(v, 0) + 1})))
+    binds = [b for b in collect(body, tirx.Bind) if op.is_call(b.value, *op.AXIS_NAMES)]
+    return [b.var for b in binds if uses.get(b.var, 0) <= 1]
+
+
+def _without_bindings(body: tirx.Stmt, dead: list[Var]) -> tirx.Stmt:
+    def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
+        return seq(*(mutator.mutate(s) for s in node.seq if not (isinstance(s, tirx.Bind) and s.var in dead)))
+
+    return tvm_ffi.structural_mutate(body, [(tirx.SeqStmt, on_seq)])
 
 
 def _used(body: tirx.Stmt, params: Sequence[Var]) -> set[Var]:
@@ -509,6 +530,14 @@ class Decomposition:
     func: tirx.PrimFunc
     formats: dict[str, Any]
     groups: tuple[Group, ...]
+
+
+def _resolved(format: Any, axes: Sequence[Axis]) -> Any:
+    """A format that knows how many dimensions it stores and how wide its indices are."""
+    if not hasattr(format, "resolve"):
+        return format
+    wide = any(axis.idtype == "int64" for axis in axes)
+    return format.resolve(len(axes), format.idtype or ("int64" if wide else "int32"))
 
 
 def _rules(format: Any) -> list[FormatRewriteRule]:
@@ -557,7 +586,9 @@ def decompose_format(func: Any, formats: Mapping[str, Any] | Any) -> Decompositi
     wanted = dict(formats) if isinstance(formats, Mapping) else {_first_sparse(current): formats}
     groups = list(before.groups) if before is not None else []
     for name, format in wanted.items():
-        rewriter = Rewriter(decode(current), name, _rules(format))
+        program = decode(current)
+        wanted[name] = format = _resolved(format, program.buffer(name).axes)
+        rewriter = Rewriter(program, name, _rules(format))
         current = rewriter.function()
         groups.append(rewriter.record(current))
     known = dict(before.formats) if before is not None else {}

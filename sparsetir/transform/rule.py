@@ -16,7 +16,6 @@ from sparsetir.ir import Program, SparseBuffer, decode
 Formula = Callable[..., Sequence[Any]]
 
 
-
 @dataclass(frozen=True, eq=False)
 class FormatRewriteRule:
     """One piece of a format.

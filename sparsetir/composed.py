@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kernel over other formats, called like the original: sparse arguments are converted when first seen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from tvm import tirx
+
+from sparsetir import sizes
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.formats.format import Format
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.interop import aligned_contiguous, check_dtype, is_sparse
+from sparsetir.interop.sources import Source, open_source
+from sparsetir.ir import Program, decode
+from sparsetir.kernel import BoundKernel, Kernel, Timing
+from sparsetir.signature import Signature, SizeOf, checks_are_on
+from sparsetir.transform.decompose import MASK_DTYPE, Decomposition, Group
+
+MOST_CONVERTED = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Converted:
+    """The structure of a sparse argument in the pieces of a group.
+
+    ``arguments`` are the index arrays, masks and sizes for the compiled function. ``parts`` are what the argument's
+    structure was read from: they live as long as this does, so that their identity means the same structure.
+    """
+
+    tensor: SparseTensor
+    arguments: dict[str, Any]
+    parts: tuple[Any, ...]
+
+    def held(self, source: Source) -> list[np.ndarray]:
+        """The pieces' values for an argument of this structure, as they are now."""
+        origin = copy.copy(self.tensor.origin)
+        object.__setattr__(origin, "source", replace(origin.source, values=aligned_contiguous(source.values)[0]))
+        values = origin.values()
+        return [piece.packed.values(values) for piece in self.tensor.pieces]
+
+    def values(self, group: Group, storage: str, held: list[np.ndarray]) -> dict[str, np.ndarray]:
+        """The arrays of one buffer by the names of the compiled function."""
+        found = {}
+        for piece, array, stored in zip(group.pieces, held, self.tensor.pieces, strict=True):
+            if storage in piece.values:
+                shape = [sizes.Size(n).known(stored.sizes) for n in piece.rule.buffer.storage_shape]
+                found[piece.values[storage]] = array.reshape(shape)
+        return found
+
+
+class ComposedKernel:
+    """A compiled decomposition, called by the buffer names of the original program.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        The compiled program over the pieces.
+    decomposition : Decomposition
+        How its parameters come from those of the original.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> from sparsetir import formats
+    >>> parts = sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": formats.bsr(2, 2)})
+    >>> kernel = sparsetir.build(parts)
+    >>> A = sp.random_array((4, 3), density=0.5, format="csr", dtype="float32", random_state=0)
+    >>> B = np.ones((3, 2), "float32")
+    >>> bool(np.allclose(kernel(A=A, B=B), A @ B))
+    True
+    """
+
+    def __init__(self, kernel: Kernel, decomposition: Decomposition) -> None:
+        self.kernel, self.decomposition = kernel, decomposition
+        self.program: Program = decode(decomposition.original)
+        self.signature = Signature(self.program, set())
+        self.groups = {name: g for g in decomposition.groups for name in g.buffers}
+        self.converted: dict[Any, Converted] = {}
+        held = {str(p.name): p for p in kernel.signature.params}
+        self.lengths = {
+            (g.name, d): str(axis.length.name)
+            for g in decomposition.groups
+            for d, axis in enumerate(g.axes)
+            if hasattr(axis.length, "name") and str(axis.length.name) in held
+        }
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+    @property
+    def func(self) -> tirx.PrimFunc:
+        """The stage-I program over the pieces."""
+        return self.decomposition.func
+
+    @property
+    def target(self) -> Any:
+        """The TVM target it was compiled for."""
+        return self.kernel.target
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        """The format of each decomposed buffer."""
+        return dict(self.decomposition.formats)
+
+    def __repr__(self) -> str:
+        chosen = ", ".join(f"{name} as {format!r}" for name, format in self.formats.items())
+        return f"{self.kernel!r} for {chosen}"
+
+    # ------------------------------------------------------------------ calling
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Run the kernel; see `Kernel.__call__`. A sparse argument is converted when its structure is new."""
+        given, converted = self._translate(arguments)
+        return self._results(self.kernel, given, converted, arguments)
+
+    def bind(self, **arguments: Any) -> BoundComposedKernel:
+        """Fix some arguments: sparse ones are converted once, their values too."""
+        return BoundComposedKernel(self, arguments)
+
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+        """Time repeated calls of the compiled function itself, arguments converted and ready."""
+        given, converted = self._translate(arguments)
+        return self.kernel.time(seconds=seconds, **given, **self._outputs(converted, given))
+
+    def convert(self, name: str, value: Any) -> SparseTensor:
+        """A sparse argument in the format that the kernel has for it."""
+        return self._converted(self.groups[name], name, value).tensor
+
+    # ------------------------------------------------------------------ arguments
+
+    def _group_of(self, name: str) -> Group | None:
+        """The group that holds the buffer called `name`, or whose values array it is."""
+        if name in self.groups:
+            return self.groups[name]
+        holder = self.signature.holder.get(name)
+        return self.groups.get(holder.name) if holder is not None else None
+
+    def _translate(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Converted]]:
+        """Arguments of the compiled function, and the converted structure of each group."""
+        given: dict[str, Any] = {}
+        converted: dict[str, Converted] = {}
+        for name, value in arguments.items():
+            group = self._group_of(name)
+            if group is None:
+                given[name] = value
+                continue
+            if name not in self.groups or not is_sparse(value):
+                expected = f"{name} is stored as {self.formats.get(group.name)!r} here"
+                raise ArgumentTypeError(f"{expected}: pass a sparse object, found {type(value).__name__}")
+            self._add(group, name, value, given, converted)
+        return given, converted
+
+    def _add(
+        self, group: Group, name: str, value: Any, given: dict[str, Any], converted: dict[str, Converted]
+    ) -> None:
+        buffer, source = self.program.buffer(name), open_source(value, name)
+        check_dtype(source.values.dtype, buffer.dtype, name=name)
+        found = self._converted(group, name, value)
+        known = converted.setdefault(group.name, found)
+        if known is not found and not _same_structure(known.tensor, found.tensor):
+            raise ArgumentError(f"{name} and another argument share axes but have different structures")
+        given.update(found.arguments)
+        given.update(found.values(group, str(buffer.storage.name), found.held(source)))
+        for d, size in enumerate(found.tensor.shape):
+            if (group.name, d) in self.lengths:
+                given[self.lengths[group.name, d]] = SizeOf(size, f"{name}.shape[{d}]")
+
+    def _converted(self, group: Group, name: str, value: Any) -> Converted:
+        """The structure of `value` in the group's format, converted when its index arrays are new."""
+        parts = _structure_of(value)
+        key = (group.name, *(id(part) for part in parts), tuple(value.shape))
+        if key in self.converted:
+            return self.converted[key]
+        format = self.decomposition.formats[group.name]
+        if len(value.shape) != len(group.axes):
+            axes = ", ".join(a.name for a in group.axes)
+            raise ArgumentError(f"{name} has shape {tuple(value.shape)} but the buffer has the axes {axes}")
+        tensor = SparseTensor.from_any(value, format, idtype=format.index_type, check=checks_are_on())
+        found = Converted(tensor, _arguments(group, tensor), parts)
+        if len(self.converted) >= MOST_CONVERTED:
+            self.converted.pop(next(iter(self.converted)))
+        self.converted[key] = found
+        return found
+
+    # ------------------------------------------------------------------ results
+
+    @property
+    def has_plain_results(self) -> bool:
+        """Whether no result is stored in pieces."""
+        names = self.signature.outputs or self.signature.effects.updated
+        return all(self._group_of(name) is None for name in names)
+
+    def _outputs(self, converted: Mapping[str, Converted], given: Mapping[str, Any]) -> dict[str, Any]:
+        """New arrays for the results that are stored in pieces."""
+        made: dict[str, Any] = {}
+        for name in self.signature.outputs:
+            group = self._group_of(name)
+            if group is None:
+                continue
+            if group.name not in converted:
+                shown = self.signature.shown(name)
+                raise ArgumentTypeError(f"{shown} has the structure of {group.name}: pass {group.name}")
+            tensor, dtype = converted[group.name].tensor, self.signature.by_name[name].dtype
+            held = [np.zeros(piece.packed.count, dtype) for piece in tensor.pieces]
+            found = converted[group.name].values(group, name, held)
+            made.update({n: a for n, a in found.items() if n not in given})
+        return made
+
+    def _results(
+        self,
+        kernel: Kernel | BoundKernel,
+        given: dict[str, Any],
+        converted: Mapping[str, Converted],
+        arguments: Mapping[str, Any],
+    ) -> Any:
+        made = self._outputs(converted, given)
+        out = kernel(**given, **made)
+        inner = self.kernel.signature
+        names = inner.outputs or inner.effects.updated
+        results = dict(zip(names, out if len(names) > 1 else (out,), strict=True))
+        every = {**given, **made}
+        wanted = self.signature.outputs or self.signature.effects.updated
+        found = tuple(self._result(name, results, converted, every, arguments) for name in wanted)
+        return found[0] if len(found) == 1 else found
+
+    def _result(
+        self,
+        name: str,
+        results: Mapping[str, Any],
+        converted: Mapping[str, Converted],
+        every: Mapping[str, Any],
+        arguments: Mapping[str, Any],
+    ) -> Any:
+        """One result in the caller's terms."""
+        group = self._group_of(name)
+        if group is None:
+            return results[name]
+        tensor = converted[group.name].tensor
+        held = [every[piece.values[name]] for piece in group.pieces]
+        out = tensor.restore(held)
+        passed = arguments.get(self.signature.shown(name))
+        return out if passed is None else _written(passed, out)
+
+
+class BoundComposedKernel:
+    """A composed kernel with some arguments fixed: converted once."""
+
+    def __init__(self, kernel: ComposedKernel, arguments: Mapping[str, Any]) -> None:
+        self.kernel, self.fixed = kernel, dict(arguments)
+        self.given, self.converted = kernel._translate(arguments)
+        self.bound = kernel.kernel.bind(**self.given)
+
+    def __repr__(self) -> str:
+        return f"{self.kernel!r} with {', '.join(self.fixed)} fixed"
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Run with the open arguments; see `Kernel.__call__`."""
+        kernel = self.kernel
+        if kernel.has_plain_results and not any(name in kernel.groups for name in arguments):
+            return self.bound(**arguments)
+        clash = [name for name in arguments if name in self.fixed]
+        if clash:
+            raise ArgumentTypeError(f"{clash[0]} is fixed by bind; do not pass it again")
+        given, converted = kernel._translate(arguments)
+        given = {name: value for name, value in given.items() if name not in self.given}
+        return kernel._results(self.bound, given, {**self.converted, **converted}, arguments)
+
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+        """Time repeated calls of the compiled function, all arguments ready."""
+        given, converted = self.kernel._translate(arguments)
+        made = self.kernel._outputs({**self.converted, **converted}, {**self.given, **given})
+        return self.kernel.kernel.time(seconds=seconds, **{**self.given, **given, **made})
+
+
+def _structure_of(value: Any) -> tuple[Any, ...]:
+    """The objects whose identity stands for the structure of a sparse argument."""
+    if not sp.issparse(value):
+        return (value,)
+    if value.format in ("csr", "csc", "bsr"):
+        return (value.indptr, value.indices)
+    return tuple(value.coords) if value.format == "coo" else (value,)
+
+
+def _same_structure(one: SparseTensor, other: SparseTensor) -> bool:
+    return one.shape == other.shape and all(
+        np.array_equal(a, b) for a, b in zip(one.coords, other.coords, strict=True)
+    )
+
+
+def _arguments(group: Group, tensor: SparseTensor) -> dict[str, Any]:
+    """Index arrays, sizes and masks by the compiled function's names."""
+    found: dict[str, Any] = {}
+    for piece, stored in zip(group.pieces, tensor.pieces, strict=True):
+        known = {**stored.arrays, **stored.sizes}
+        found.update({param: known[name] for name, param in piece.params.items()})
+        if piece.mask is not None:
+            found[piece.mask] = stored.packed.values(np.ones(tensor.nnz, MASK_DTYPE))
+    return found
+
+
+def _written(passed: Any, out: Any) -> Any:
+    """The caller's own object with the values of a result."""
+    if not sp.issparse(passed) or passed.data.shape != out.data.shape:
+        raise ArgumentError(f"a {type(passed).__name__} cannot be written in place: leave it out and take the result")
+    passed.data[...] = out.data
+    return passed
+
+
+__all__ = ["BoundComposedKernel", "ComposedKernel"]
