@@ -22,11 +22,13 @@ Wins wherever an output row is dense and contiguous; the rows are shared out by 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tvm import ir, s_tir, tirx
 
 from sparsetir.lower.balance_loops import CHUNKS, PARALLEL_MARK
+from sparsetir.lower.decompose_init import keeps_old
 from sparsetir.lower.insert_prefetch import PREFETCH
 from sparsetir.lower.rewriting import all_same, collect
 from sparsetir.lower.unroll_ragged import UNROLL
@@ -96,7 +98,8 @@ def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices) -> bool:
         return False
     outer, lanes = sch.split(vector, [None, tile])
     sch.reorder(*(lp for lp in spatial if lp not in rows), outer, *reduced, *rows, lanes)
-    if not rows and node.init is not None and isinstance(node.body, tirx.BufferStore):
+    is_fresh = node.init is not None and not keeps_old(node.init)
+    if not rows and is_fresh and isinstance(node.body, tirx.BufferStore):
         kept = sch.cache_write(block, 0, "local")
         sch.reverse_compute_at(kept, outer)
         sch.vectorize(sch.get_loops(kept)[-1])
@@ -114,9 +117,12 @@ def _is_short(extent: Any) -> bool:
 
 def _shared_by(tile: int, rows: list[int]) -> int:
     """The part of a tile's registers that each of several rows gets, but at least one vector."""
-    for count in rows:
-        tile //= 1 << (count - 1).bit_length()
-    return max(tile, NARROWEST) if rows else tile
+    if not rows:
+        return tile
+    held = NARROWEST
+    while 2 * held * math.prod(rows) <= tile + tile // 2:
+        held *= 2
+    return held
 
 
 def _annotate_steps(sch: s_tir.Schedule, loop: Any, choices: Choices) -> None:

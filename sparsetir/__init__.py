@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from sparsetir._autoload import load as _register_dialect
 
 if TYPE_CHECKING:
-    from sparsetir import errors, ir, ops
+    from sparsetir import errors, formats, ir, ops
     from sparsetir.build import build
     from sparsetir.errors import SparseTIRError
     from sparsetir.files import read
+    from sparsetir.formats.tensor import SparseTensor
     from sparsetir.interop import CooTensor
     from sparsetir.interpret import interpret
     from sparsetir.kernel import BoundKernel, Kernel
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from sparsetir.script.printer import parse, script
     from sparsetir.signature import unchecked
     from sparsetir.threads import get_num_threads, set_num_threads
+    from sparsetir.transform import FormatRewriteRule
+    from sparsetir.transform.decompose import Decomposition, decompose_format
     from sparsetir.tuning import TuneResult, tune_sparse
     from sparsetir.verify import verify
 
@@ -37,11 +40,16 @@ _PUBLIC = {
     "BoundKernel": "sparsetir.kernel",
     "Choices": "sparsetir.schedules",
     "CooTensor": "sparsetir.interop",
+    "Decomposition": "sparsetir.transform.decompose",
+    "FormatRewriteRule": "sparsetir.transform",
     "Kernel": "sparsetir.kernel",
     "SparseTIRError": "sparsetir.errors",
+    "SparseTensor": "sparsetir.formats.tensor",
     "TuneResult": "sparsetir.tuning",
     "build": "sparsetir.build",
+    "decompose_format": "sparsetir.transform.decompose",
     "errors": "sparsetir.errors",
+    "formats": "sparsetir.formats",
     "get_num_threads": "sparsetir.threads",
     "interpret": "sparsetir.interpret",
     "ir": "sparsetir.ir",
@@ -55,16 +63,21 @@ _PUBLIC = {
     "unchecked": "sparsetir.signature",
     "verify": "sparsetir.verify",
 }
-_MODULES = ("errors", "ir", "ops")
+_MODULES = ("errors", "formats", "ir", "ops")
 __all__ = [
     "BoundKernel",
     "Choices",
     "CooTensor",
+    "Decomposition",
+    "FormatRewriteRule",
     "Kernel",
     "SparseTIRError",
+    "SparseTensor",
     "TuneResult",
     "build",
+    "decompose_format",
     "errors",
+    "formats",
     "get_num_threads",
     "interpret",
     "ir",

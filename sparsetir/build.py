@@ -306,7 +306,8 @@ def build(func: Any, target: Any = None, *, schedule: Any = None) -> Kernel:
 def _composed(decomposition: Any, target: Any, schedule: Any) -> Any:
     from sparsetir.composed import ComposedKernel
 
-    return ComposedKernel(build(decomposition.func, target, schedule=schedule), decomposition)
+    verify(decomposition.func)
+    return ComposedKernel(decomposition, lambda func: build(func, target, schedule=schedule))
 
 
 def single(func: Any) -> tirx.PrimFunc:

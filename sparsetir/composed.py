@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,16 @@ class Converted:
         values = origin.values()
         return [piece.packed.values(values) for piece in self.tensor.pieces]
 
+    def is_exact(self, group: Group) -> bool:
+        """Whether no block sticks out of the tensor."""
+        for piece, stored in zip(group.pieces, self.tensor.pieces, strict=True):
+            if piece.rule.fills:
+                lengths = [sizes.Size(a.length).known(stored.sizes) or 0 for a in piece.rule.buffer.axes]
+                last = piece.rule.old_coords([n - 1 for n in lengths])
+                if tuple(int(n) + 1 for n in last) != self.tensor.shape:
+                    return False
+        return True
+
     def values(self, group: Group, storage: str, held: list[np.ndarray]) -> dict[str, np.ndarray]:
         """The arrays of one buffer by the names of the compiled function."""
         found = {}
@@ -60,10 +71,11 @@ class ComposedKernel:
 
     Parameters
     ----------
-    kernel : Kernel
-        The compiled program over the pieces.
     decomposition : Decomposition
-        How its parameters come from those of the original.
+        The program over the pieces, and how its parameters come from those of the original.
+    compile : callable
+        Makes a `Kernel` of a program. A tensor whose shape its blocks divide has a program of its own, without guards
+        at the edges: each of the two is compiled when it is first needed.
 
     Examples
     --------
@@ -77,13 +89,13 @@ class ComposedKernel:
     True
     """
 
-    def __init__(self, kernel: Kernel, decomposition: Decomposition) -> None:
-        self.kernel, self.decomposition = kernel, decomposition
+    def __init__(self, decomposition: Decomposition, compile: Callable[[tirx.PrimFunc], Kernel]) -> None:
+        self.decomposition, self.compile = decomposition, compile
         self.program: Program = decode(decomposition.original)
         self.signature = Signature(self.program, set())
         self.groups = {name: g for g in decomposition.groups for name in g.buffers}
         self.converted: dict[Any, Converted] = {}
-        held = {str(p.name): p for p in kernel.signature.params}
+        held = {str(p.name) for p in decomposition.func.params}
         self.lengths = {
             (g.name, d): str(axis.length.name)
             for g in decomposition.groups
@@ -91,9 +103,29 @@ class ComposedKernel:
             if hasattr(axis.length, "name") and str(axis.length.name) in held
         }
 
+        if decomposition.exact is None:
+            _ = self.kernel
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """The compiled program over the pieces, for tensors of every shape."""
+        return self.compile(self.decomposition.func)
+
+    @cached_property
+    def exact(self) -> Kernel | None:
+        """The one for tensors whose shape the blocks divide."""
+        found = self.decomposition.exact
+        return None if found is None else self.compile(found.func)
+
+    def kernel_for(self, converted: Mapping[str, Converted]) -> Kernel:
+        """The compiled program that fits the arguments."""
+        wanted = {group.name: group for group in self.groups.values()}
+        fits = all(n in converted and converted[n].is_exact(group) for n, group in wanted.items())
+        return (self.exact or self.kernel) if fits else self.kernel
+
     @property
     def name(self) -> str:
-        return self.kernel.name
+        return str(self.decomposition.func.attrs["global_symbol"])
 
     @property
     def func(self) -> tirx.PrimFunc:
@@ -102,7 +134,7 @@ class ComposedKernel:
 
     @property
     def target(self) -> Any:
-        """The TVM target it was compiled for."""
+        """The TVM target it is compiled for."""
         return self.kernel.target
 
     @property
@@ -112,14 +144,19 @@ class ComposedKernel:
 
     def __repr__(self) -> str:
         chosen = ", ".join(f"{name} as {format!r}" for name, format in self.formats.items())
-        return f"{self.kernel!r} for {chosen}"
+        shown = self.signature.shown
+        inputs = [shown(p.name) for p in self.signature.params if p.is_array and p.name in self.signature.holder]
+        outputs = [shown(n) for n in self.signature.outputs]
+        taken = ", ".join(n for n in inputs if n not in outputs)
+        return f"Kernel {self.name}({taken}) -> {', '.join(outputs) or 'updates in place'} with {chosen}"
 
     # ------------------------------------------------------------------ calling
 
     def __call__(self, **arguments: Any) -> Any:
         """Run the kernel; see `Kernel.__call__`. A sparse argument is converted when its structure is new."""
         given, converted = self._translate(arguments)
-        return self._results(self.kernel, given, converted, arguments)
+        kernel = self.kernel_for(converted)
+        return self._results(kernel, _taken(kernel, given), converted, arguments)
 
     def bind(self, **arguments: Any) -> BoundComposedKernel:
         """Fix some arguments: sparse ones are converted once, their values too."""
@@ -128,7 +165,16 @@ class ComposedKernel:
     def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
         """Time repeated calls of the compiled function itself, arguments converted and ready."""
         given, converted = self._translate(arguments)
-        return self.kernel.time(seconds=seconds, **given, **self._outputs(converted, given))
+        kernel = self.kernel_for(converted)
+        return kernel.time(seconds=seconds, **_taken(kernel, given), **self._outputs(converted, given))
+
+    def script(self, stage: int = 1) -> str:
+        """The program over the pieces at a stage; see `Kernel.script`."""
+        return self.kernel.script(stage)
+
+    def source(self, kind: str = "ll") -> str:
+        """Its LLVM IR or assembly; see `Kernel.source`."""
+        return self.kernel.source(kind)
 
     def convert(self, name: str, value: Any) -> SparseTensor:
         """A sparse argument in the format that the kernel has for it."""
@@ -223,7 +269,7 @@ class ComposedKernel:
     ) -> Any:
         made = self._outputs(converted, given)
         out = kernel(**given, **made)
-        inner = self.kernel.signature
+        inner = kernel.kernel.signature if isinstance(kernel, BoundKernel) else kernel.signature
         names = inner.outputs or inner.effects.updated
         results = dict(zip(names, out if len(names) > 1 else (out,), strict=True))
         every = {**given, **made}
@@ -255,8 +301,10 @@ class BoundComposedKernel:
 
     def __init__(self, kernel: ComposedKernel, arguments: Mapping[str, Any]) -> None:
         self.kernel, self.fixed = kernel, dict(arguments)
-        self.given, self.converted = kernel._translate(arguments)
-        self.bound = kernel.kernel.bind(**self.given)
+        given, self.converted = kernel._translate(arguments)
+        inner = kernel.kernel_for(self.converted)
+        self.given = _taken(inner, given)
+        self.bound = inner.bind(**self.given)
 
     def __repr__(self) -> str:
         return f"{self.kernel!r} with {', '.join(self.fixed)} fixed"
@@ -270,14 +318,15 @@ class BoundComposedKernel:
         if clash:
             raise ArgumentTypeError(f"{clash[0]} is fixed by bind; do not pass it again")
         given, converted = kernel._translate(arguments)
-        given = {name: value for name, value in given.items() if name not in self.given}
+        given = {n: v for n, v in _taken(self.bound.kernel, given).items() if n not in self.given}
         return kernel._results(self.bound, given, {**self.converted, **converted}, arguments)
 
     def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
         """Time repeated calls of the compiled function, all arguments ready."""
         given, converted = self.kernel._translate(arguments)
         made = self.kernel._outputs({**self.converted, **converted}, {**self.given, **given})
-        return self.kernel.kernel.time(seconds=seconds, **{**self.given, **given, **made})
+        every = {**given, **made, **self.given}
+        return self.bound.kernel.time(seconds=seconds, **_taken(self.bound.kernel, every))
 
 
 def _structure_of(value: Any) -> tuple[Any, ...]:
@@ -304,6 +353,12 @@ def _arguments(group: Group, tensor: SparseTensor) -> dict[str, Any]:
         if piece.mask is not None:
             found[piece.mask] = stored.packed.values(np.ones(tensor.nnz, MASK_DTYPE))
     return found
+
+
+def _taken(kernel: Kernel, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments without those sizes of the original that the compiled program has no use for."""
+    known = kernel.signature
+    return {n: v for n, v in given.items() if n in known.by_name or not isinstance(v, SizeOf)}
 
 
 def _written(passed: Any, out: Any) -> Any:

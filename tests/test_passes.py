@@ -53,20 +53,9 @@ def loops(func: tirx.PrimFunc, kind: Any = None) -> list[tirx.For]:
 # ---------------------------------------------------------------- all of them
 
 
-COPIES = pytest.mark.xfail(strict=True, reason="the copies of a tile's body share their loop variables")
-
-
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param("csrmm", marks=COPIES),
-        pytest.param("ell_spmm", marks=COPIES),
-        pytest.param("csrmm_dense_merge", marks=COPIES),
-        "sddmm",
-        "bsrmm",
-        "mttkrp_3d",
-        "fused_spmm",
-    ],
+    ["csrmm", "ell_spmm", "csrmm_dense_merge", "sddmm", "bsrmm", "mttkrp_3d", "fused_spmm"],
 )
 @pytest.mark.parametrize("choices", [Choices(), Choices(tile=8, chunks=3, unroll=4, prefetch=8)], ids=["plain", "all"])
 def test_every_pass_leaves_well_formed_functions(name: str, choices: Choices) -> None:

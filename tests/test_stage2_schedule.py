@@ -431,14 +431,9 @@ def annotate_steps(sch: s_tir.Schedule, leaf: Any) -> None:
 
 # ---------------------------------------------------------------- the tests
 
-NOT_YET = {
-    "rfactor_alone": "DecomposeInit meets a predicate that is not affine in the bindings",
-}
-
 
 def _pairs() -> list[Any]:
-    marks = {name: [pytest.mark.xfail(strict=True, reason=reason)] for name, reason in NOT_YET.items()}
-    return [pytest.param(name, f, id=f"{f.__name__}-{name}", marks=marks.get(f.__name__, [])) for name, f in SCHEDULES]
+    return [pytest.param(name, f, id=f"{f.__name__}-{name}") for name, f in SCHEDULES]
 
 
 def leaf_of(sch: s_tir.Schedule, name: str) -> Any:

@@ -12,16 +12,23 @@ from sparsetir.errors import VerifyError, own_errors
 from sparsetir.lower.align_params import AlignParams
 from sparsetir.lower.balance_loops import BalanceLoops
 from sparsetir.lower.bound_locals import BoundLocals
-from sparsetir.lower.check_schedule import CheckParallel, CheckWrites, MarkIndependent
+from sparsetir.lower.check_caches import CheckCaches
+from sparsetir.lower.check_form import CheckForm
+from sparsetir.lower.check_loops import CheckLoops
+from sparsetir.lower.check_schedule import CheckParallel, MarkIndependent
+from sparsetir.lower.check_writes import CheckWrites
 from sparsetir.lower.compact_scratch import CompactScratch, RefuseRagged
 from sparsetir.lower.declare_regions import DeclareRegions
 from sparsetir.lower.decompose_init import DecomposeInit
 from sparsetir.lower.emit_nest import EmitNest
+from sparsetir.lower.guard_copies import GuardCopies
+from sparsetir.lower.hoist_scratch import HoistScratch
 from sparsetir.lower.insert_prefetch import InsertPrefetch
 from sparsetir.lower.keep_accumulators import KeepAccumulators
 from sparsetir.lower.lower_find import LowerFind
 from sparsetir.lower.peel_tiles import PeelTiles
 from sparsetir.lower.promote_halves import PromoteHalves
+from sparsetir.lower.serialize_lanes import SerializeLanes
 from sparsetir.lower.unroll_ragged import UnrollRagged
 from sparsetir.verify import verify
 
@@ -32,9 +39,13 @@ TO_STAGE_2 = [
 ]
 
 TO_STAGE_3 = [
-    CheckWrites,  # no result behind a loop that may be empty
+    CheckForm,  # no variable outside its block
+    CheckLoops,  # only kinds of loops that code can be generated for
     MarkIndependent,  # what may run in parallel, noted at the loops
-    DecomposeInit(),  # initialisation above the reduction loops
+    DecomposeInit,  # initialisation above the reduction loops
+    CheckWrites,  # no result behind a loop that may be empty
+    CheckCaches,  # no cache that is read where nothing was stored
+    GuardCopies,  # no copy of an element that does not exist
     s_tir.transform.CanonicalizeLoop(),
     s_tir.transform.LowerInitBlock(),
     s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
@@ -43,14 +54,16 @@ TO_STAGE_3 = [
     s_tir.transform.LowerMatchBuffer(),
     s_tir.transform.LowerOpaqueBlock(),
     CheckParallel,  # parallel loops write apart
-    BoundLocals,  # fixed sizes for thread-local arrays
+    BoundLocals,  # fixed sizes for arrays inside loops
     RefuseRagged,  # no scratch as long as a row
     BalanceLoops,  # annotated rows -> parallel chunks of equal work
+    HoistScratch,  # scratch of unknown size outside the loops
     PeelTiles,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
     UnrollRagged,  # annotated ragged loops -> unrolled groups and a rest
     InsertPrefetch,  # annotated gather loops -> prefetch ahead
     tirx.transform.ConvertSSA(),
     KeepAccumulators,  # running values in registers
+    SerializeLanes,  # vector loops whose lanes differ -> serial loops
     PromoteHalves,  # 16-bit floats computed and accumulated in float32
     LowerFind,  # search calls -> loops
     tirx.transform.FlattenBuffer(),

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import tvm_ffi
 from tvm import ir, sym, tirx
-from tvm.ir import Var
+from tvm.ir import Call, Var
 
 from sparsetir import op
 from sparsetir.errors import LoweringError
 from sparsetir.ir import Axis, SparseBuffer, cast, const, load, substitute_args
-from sparsetir.lower.rewriting import conjunction, same
+from sparsetir.lower.rewriting import conjunction, conjuncts, same
 
 Conditions = list[ir.Expr]
 
@@ -63,11 +65,25 @@ class Scope:
 
     def proves_in_range(self, subscript: ir.Expr, length: ir.Expr) -> bool:
         """Whether ``0 <= subscript < length`` whatever the data."""
+        return all(self.proven(subscript, length))
+
+    def proven(self, subscript: ir.Expr, length: ir.Expr) -> tuple[bool, bool]:
+        """Which of ``0 <= subscript`` and ``subscript < length`` hold whatever the data."""
         analyzer = sym.Analyzer()
         for var, extent in self.ranges.items():
             analyzer.bind(var, extent)
         length = cast(length, str(subscript.ty.dtype))
-        return bool(analyzer.can_prove(subscript >= 0)) and bool(analyzer.can_prove(subscript < length))
+        below = analyzer.can_prove(subscript < length) or _is_in_last_block(analyzer, subscript, length)
+        return bool(analyzer.can_prove(subscript >= 0)), bool(below)
+
+
+def _is_in_last_block(analyzer: Any, subscript: ir.Expr, length: ir.Expr) -> bool:
+    """Whether ``block * 4 + within < blocks * 4`` because ``block < blocks``: the analyzer does not divide by itself."""
+    length = analyzer.simplify(length)
+    if not isinstance(length, tirx.Mul) or not isinstance(length.b, tirx.IntImm) or int(length.b) < 1:
+        return False
+    block = analyzer.simplify(tirx.floordiv(subscript, length.b))
+    return bool(analyzer.can_prove(block < length.a))
 
 
 def guarded(conditions: Conditions, value: ir.Expr, otherwise: ir.Expr) -> ir.Expr:
@@ -75,10 +91,29 @@ def guarded(conditions: Conditions, value: ir.Expr, otherwise: ir.Expr) -> ir.Ex
     return tirx.if_then_else(conjunction(conditions), value, otherwise) if conditions else value
 
 
-def in_range(coord: ir.Expr, length: ir.Expr) -> Conditions:
-    """The two comparisons of ``0 <= coord < length``."""
+def assuming(conditions: Conditions, node: ir.Expr) -> ir.Expr:
+    """`node`, evaluated only where the conditions hold, without asking for them again."""
+    if not conditions:
+        return node
+
+    def on_call(call: Call, mutator: Any) -> ir.Expr:
+        inner = mutator.default_mutate(call)
+        if not op.is_if_then_else(inner):
+            return inner
+        left = [c for c in conjuncts(inner.args[0]) if not any(same(c, known) for known in conditions)]
+        return guarded(left, inner.args[1], inner.args[2])
+
+    return tvm_ffi.structural_mutate(node, [(Call, on_call)])
+
+
+NOTHING = (False, False)
+
+
+def in_range(coord: ir.Expr, length: ir.Expr, known: tuple[bool, bool] = NOTHING) -> Conditions:
+    """The two comparisons of ``0 <= coord < length``, but for those that are known to hold."""
     dtype = str(coord.ty.dtype)
-    return [coord >= const(0, dtype), coord < cast(length, dtype)]
+    both = [coord >= const(0, dtype), coord < cast(length, dtype)]
+    return [condition for condition, holds in zip(both, known, strict=True) if not holds]
 
 
 class Resolver:
@@ -113,7 +148,7 @@ class Resolver:
                     break
                 else:
                     coord = cast(coords[where], axis.idtype)
-                    known = self.scope.proves_in_range(subscripts[where], axis.length)
+                    known = self.scope.proven(subscripts[where], axis.length)
                     pos, more = lookup(axis, pos, above, coord, conditions, known, self.strategy)
                     conditions = conditions + more
                 above.append(coord)
@@ -134,7 +169,7 @@ def lookup(
     above: Sequence[ir.Expr],
     coord: ir.Expr,
     given: Conditions,
-    known_in_range: bool,
+    known: tuple[bool, bool],
     strategy: str = "inline",
 ) -> tuple[ir.Expr, Conditions]:
     """Position of `coord` in the fiber below `parent_pos`, and the conditions for it to be stored there.
@@ -142,7 +177,7 @@ def lookup(
     `given` are the conditions under which `parent_pos` exists: nothing is read where they fail.
     """
     if axis.kind == "dense_fixed":
-        return coord, [] if known_in_range else in_range(coord, axis.length)
+        return coord, in_range(coord, axis.length, known)
     zero = const(0, axis.idtype)
     parent = const(0, axis.idtype) if parent_pos is None else parent_pos
     begin = guarded(given, axis.begin(parent, above), zero)
@@ -151,11 +186,11 @@ def lookup(
         return begin + coord, in_range(coord, extent)
     if axis.rule is not None:
         slot = _slot_of_rule(axis, above, coord, extent)
-        bounds = [] if known_in_range else in_range(coord, axis.length)
+        bounds = in_range(coord, axis.length, known)
         return begin + slot, [*bounds, *in_range(slot, extent)]
     first = tirx.BufferLoad(axis.indices, [begin])
     slot = op.call("find", [first, extent, coord, int(axis.sorted), ir.StringImm(strategy)], axis.idtype)
-    bounds = [] if known_in_range or not axis.may_be_absent else in_range(coord, axis.length)
+    bounds = in_range(coord, axis.length, known) if axis.may_be_absent else []
     return begin + slot, [*bounds, slot >= zero]
 
 

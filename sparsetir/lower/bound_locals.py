@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Give every thread-local array the size its subscripts need.
+"""Give every array inside a loop the size its subscripts need.
 
 before::
 
@@ -36,7 +36,7 @@ def _loops(node: Any) -> dict[Var, ir.Range]:
 
 
 def _outer_loops(body: tirx.Stmt) -> dict[Var, list[Var]]:
-    """The loop variables around each oversized allocation: they are fixed while it lives."""
+    """The loop variables around each allocation: they are fixed while it lives."""
     stack: list[Var] = []
     found: dict[Var, list[Var]] = {}
 
@@ -47,7 +47,7 @@ def _outer_loops(body: tirx.Stmt) -> dict[Var, list[Var]]:
         return node
 
     def on_alloc(node: tirx.AllocBuffer, _mutator: Any) -> tirx.Stmt:
-        if str(node.buffer.ty.storage_scope) == "local":
+        if _is_local(node.buffer) or stack:
             found[node.buffer] = list(stack)
         return node
 
@@ -55,12 +55,16 @@ def _outer_loops(body: tirx.Stmt) -> dict[Var, list[Var]]:
     return found
 
 
+def _is_local(buffer: Var) -> bool:
+    return str(buffer.ty.storage_scope) == "local"
+
+
 def _is_fixed(buffer: Var) -> bool:
     return all(isinstance(d, tirx.IntImm) and int(d) <= LARGEST for d in buffer.ty.shape)
 
 
 class _Local:
-    """One local array: where its subscripts start, and how far they go from there."""
+    """One array: where its subscripts start, and how far they go from there."""
 
     def __init__(self, buffer: Var, func: tirx.PrimFunc, outer: list[Var], ranges: dict[Var, ir.Range]) -> None:
         self.analyzer = sym.Analyzer()
@@ -77,7 +81,8 @@ class _Local:
     def shrunk(self, buffer: Var) -> Var:
         """The array with just the extent its subscripts need."""
         shape = [const(e) for e in self.extents or []]
-        return tirx.decl_buffer(shape, str(buffer.ty.dtype), name=str(buffer.name), scope="local", layout=None)
+        scope = str(buffer.ty.storage_scope)
+        return tirx.decl_buffer(shape, str(buffer.ty.dtype), name=str(buffer.name), scope=scope, layout=None)
 
     def shifted(self, indices: Any) -> list[ir.Expr]:
         """Subscripts relative to the start."""
@@ -94,7 +99,7 @@ class _Local:
 
 def _bounded(buffer: Var, local: _Local) -> bool:
     """Whether to replace the array; raises where it must be and cannot."""
-    if local.extents is None and not _is_fixed(buffer):
+    if local.extents is None and _is_local(buffer) and not _is_fixed(buffer):
         message = f"the local array {buffer.name} has no fixed size: its subscripts are not bounded by constants"
         raise LoweringError(f"{message}; tile the loop by a constant before caching")
     return local.extents is not None
@@ -102,7 +107,7 @@ def _bounded(buffer: Var, local: _Local) -> bool:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.BoundLocals")
 def BoundLocals(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Shrink local arrays to their use; raise `LoweringError` where one has no fixed size."""
+    """Shrink arrays inside loops to their use; raise `LoweringError` where a local one has no fixed size."""
     found = _outer_loops(func.body)
     if not found:
         return func

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse what the stock schedule accepts but what would give wrong results.
-
-* A parallel loop whose steps may write the same element: TVM takes a block that only stores for independent.
-* A result that is written below a reduction loop that may have no step: TVM takes every loop to run at least once,
-  and the element of an empty row would stay unset.
-"""
+"""Refuse a parallel loop whose steps may write the same element: TVM takes a block that only stores for independent."""
 
 from __future__ import annotations
 
@@ -12,15 +7,14 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import ir, s_tir, sym, tirx
+from tvm import ir, s_tir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import const
 from sparsetir.lower.balance_loops import INDPTR, PARALLEL_MARK
-from sparsetir.lower.rewriting import collect, mentions
+from sparsetir.lower.rewriting import collect
 
-REDUCE = 2
 PARALLEL = tirx.ForKind.PARALLEL
 
 
@@ -56,66 +50,6 @@ def CheckParallel(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
     if names is not None:
         for loop in collect(func.body, tirx.For):
             check_parallel(loop, {str(n) for n in names})
-    return func
-
-
-def _may_be_empty(loop: tirx.For) -> bool:
-    """Whether a loop carries a reduction and is not known to have a step."""
-    if sym.Analyzer().can_prove(loop.extent >= const(1, str(loop.extent.ty.dtype))):
-        return False
-    pairs = [
-        (iv, value)
-        for realize in collect(loop.body, s_tir.SBlockRealize)
-        for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
-    ]
-    return any(int(iv.iter_type) == REDUCE and mentions(value, [loop.loop_var]) for iv, value in pairs)
-
-
-class _Writes:
-    """Walks a stage-II function with the loops around each block."""
-
-    def __init__(self, params: list[Var]) -> None:
-        self.params = set(params)
-        self.loops: list[tirx.For] = []
-
-    def on_for(self, node: tirx.For, mutator: Any) -> tirx.For:
-        self.loops.append(node)
-        mutator.default_mutate(node)
-        self.loops.pop()
-        return node
-
-    def on_realize(self, node: s_tir.SBlockRealize, mutator: Any) -> s_tir.SBlockRealize:
-        outer, self.loops = self.loops, []
-        inner = collect(node.block.body, s_tir.SBlock)
-        if not inner:
-            self._check(node, outer)
-        mutator.default_mutate(node)
-        self.loops = outer
-        return node
-
-    def _check(self, node: s_tir.SBlockRealize, loops: list[tirx.For]) -> None:
-        read = {x.source for x in collect(node.block.body, ir.TensorLoad)}
-        for store in collect(node.block.body, tirx.BufferStore):
-            if store.buffer not in self.params or store.buffer in read:
-                continue
-            for loop in loops:
-                used = any(mentions(v, [loop.loop_var]) for v in node.iter_values)
-                if not used and _may_be_empty(loop):
-                    message = f"block {node.block.name_hint} writes {store.buffer.name} below loop {loop.loop_var.name}"
-                    raise ScheduleError(
-                        f"{message}, which has no step for an empty row: the element would stay unset; "
-                        "place the block outside that loop"
-                    )
-
-
-@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CheckWrites")
-def CheckWrites(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Check every innermost block of a scheduled stage-II function."""
-    if func.attrs is None or INDPTR not in func.attrs:
-        return func
-    walk = _Writes(list(func.params))
-    callbacks = [(tirx.For, walk.on_for), (s_tir.SBlockRealize, walk.on_realize)]
-    tvm_ffi.structural_mutate(func.body, callbacks)
     return func
 
 

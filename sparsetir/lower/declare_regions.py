@@ -36,6 +36,7 @@ from sparsetir.lower.rewriting import collect
 
 INIT_MARK = "sparse_init"
 STRUCTURE = "sparsetir.structure"
+SCRATCH = "sparsetir.scratch"
 
 
 def _bound_inside(body: tirx.Stmt) -> list[Var]:
@@ -159,7 +160,7 @@ def with_regions(block: s_tir.SBlock, structure: list[Var]) -> s_tir.SBlock:
 
 
 def declare_regions(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Recompute the regions of every block but the root."""
+    """Recompute the regions of every block but the root; note the program's own scratch, which no schedule made."""
     names = {str(n) for n in func.attrs.get(STRUCTURE, [])} if func.attrs is not None else set()
     written = {s.buffer for s in collect(func.body, tirx.BufferStore)}
     structure = [p for p in func.params if str(p.name) in names and p not in written]
@@ -171,7 +172,9 @@ def declare_regions(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return s_tir.SBlockRealize(inner.iter_values, inner.predicate, with_regions(inner.block, structure))
 
     body = tvm_ffi.structural_mutate(func.body, [(s_tir.SBlockRealize, on_realize)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    out = tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    own = [str(b.name) for block in collect(body, s_tir.SBlock) for b in block.alloc_buffers]
+    return out.with_attr(SCRATCH, own) if names and own else out
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.DeclareRegions")

@@ -51,7 +51,7 @@ from sparsetir.ir import (
     decode_entries,
     is_sp_iter,
 )
-from sparsetir.lower.access import Conditions, Resolver, Scope, guarded
+from sparsetir.lower.access import Conditions, Resolver, Scope, assuming, guarded
 from sparsetir.lower.balance_loops import PARALLEL_MARK
 from sparsetir.lower.declare_regions import INIT_MARK
 from sparsetir.lower.hoist_search import Hoister
@@ -70,7 +70,7 @@ from sparsetir.lower.nest import (
     where_present,
     wrap,
 )
-from sparsetir.lower.rewriting import conjunction
+from sparsetir.lower.rewriting import all_same, collect, conjunction, mentions
 
 OWN_NOTES = (SPARSE_ITER, SEARCH, INIT, INDEPENDENT)
 
@@ -118,7 +118,7 @@ class NestEmitter:
         if buffer is None:
             return tirx.BufferStore(node.buffer, value, [mutator.mutate(i) for i in node.indices])
         indices, conditions = self._resolve(buffer, node.indices, mutator)
-        store = tirx.BufferStore(buffer.storage, value, indices)
+        store = tirx.BufferStore(buffer.storage, assuming(conditions, value), indices)
         return tirx.IfThenElse(conjunction(conditions), store, None) if conditions else store
 
     def _var(self, node: Var, _mutator: Any) -> ir.Expr:
@@ -189,6 +189,8 @@ class NestEmitter:
             init_at = len(levels) - 1
         body = self.rewrite(iteration.block.body)
         inner_init = self.rewrite(iteration.block.init) if split.inside else None
+        if iteration.block.init is None or split.inside is False:
+            inner_init = old_value(body, levels)
         if self.search == "hoist" and self.depth == 1 and not self.outer_loops:
             hoister = Hoister(iteration, self.scope)
             body = hoister.replace(body)
@@ -270,6 +272,22 @@ class NestEmitter:
         if parent is None or entry.attached_to is not None:
             return parent is None
         return parent in self.scope.by_axis
+
+
+def old_value(body: tirx.Stmt, levels: list[Level]) -> tirx.Stmt | None:
+    """``c[vi] = c[vi]`` for a body that reduces into what is there already: TVM's schedule then sees a reduction."""
+    store = body.then_case if isinstance(body, tirx.IfThenElse) and body.else_case is None else body
+    leaf = [level for level in levels if level.loops][-1:]
+    reduced = [iv.var for level in leaf for iv in level.iter_vars if int(iv.iter_type) == REDUCE]
+    if not isinstance(store, tirx.BufferStore) or not reduced or mentions(store.indices, reduced):
+        return None
+    loads = [x for x in collect(store.value, ir.TensorLoad) if x.source.same_as(store.buffer)]
+    if not loads or not all(all_same(list(x.indices), list(store.indices)) for x in loads):
+        return None
+    keep: tirx.Stmt = tirx.BufferStore(store.buffer, tirx.BufferLoad(store.buffer, store.indices), store.indices)
+    if body is store:
+        return keep
+    return None if mentions(body.condition, reduced) else tirx.IfThenElse(body.condition, keep, None)
 
 
 def _redecode(node: s_tir.SBlockRealize, program: Program) -> SpIter:

@@ -102,6 +102,7 @@ class InitPlan:
         if buffer is None:
             return True
         scope, direct = Scope(), {}
+        reduced = [v for e in self.iteration.entries for v, k in zip(e.vars, e.kinds, strict=True) if k == "R"]
         for entry in self.iteration.entries:
             for var, axis in zip(entry.vars, entry.axes, strict=True):
                 scope.ranges[var] = ir.Range(const(0, axis.idtype), cast(axis.length, axis.idtype))
@@ -109,7 +110,10 @@ class InitPlan:
         for axis, index in zip(buffer.axes, store.indices, strict=True):
             if isinstance(index, Var) and direct.get(index) is axis:
                 continue
-            if axis.kind != "dense_fixed" or not scope.proves_in_range(index, axis.length):
+            if axis.kind != "dense_fixed":
+                return False
+            # Where a formula leaves the axis, initialisation and body stand under the same bounds.
+            if not scope.proves_in_range(index, axis.length) and mentions(index, reduced):
                 return False
         return True
 

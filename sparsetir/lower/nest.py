@@ -72,7 +72,7 @@ def _attached(axis: Axis, at: Axis, scope: Scope) -> tuple[ir.Expr | None, tuple
     above = () if grand is None else grand.coords
     coord = cast(host.coord, base.idtype)
     known = same(at.length, base.length)
-    pos, conditions = lookup(base, None if grand is None else grand.pos, above, coord, [], known)
+    pos, conditions = lookup(base, None if grand is None else grand.pos, above, coord, [], (known, known))
     return pos, (*above, coord), conditions
 
 

@@ -34,7 +34,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
-from sparsetir.lower.rewriting import mentions, same
+from sparsetir.lower.rewriting import mentions, renewed, same
 
 NARROWEST = 4
 VECTORIZED = tirx.ForKind.VECTORIZED
@@ -113,7 +113,7 @@ class _Tile:
 
         callbacks = [(tirx.IfThenElse, on_if), (tirx.For, on_for), (tirx.Mul, on_mul)]
         out = tvm_ffi.structural_mutate(self.loop.body, callbacks)
-        return None if base is not None and mentions(out, [outer]) else out
+        return None if base is not None and mentions(out, [outer]) else renewed(out)
 
 
 def peel(loop: tirx.For) -> tirx.Stmt:

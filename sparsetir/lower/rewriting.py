@@ -53,6 +53,27 @@ def conjunction(conditions: Sequence[ir.Expr]) -> ir.Expr:
     return out
 
 
+def conjuncts(condition: ir.Expr) -> list[ir.Expr]:
+    """The conditions that `condition` is made of; none for a condition that always holds."""
+    if isinstance(condition, tirx.And):
+        return [*conjuncts(condition.a), *conjuncts(condition.b)]
+    return [] if isinstance(condition, tirx.IntImm) and int(condition) else [condition]
+
+
+def renewed(node: Any) -> Any:
+    """A copy of `node` with variables and arrays of its own: a function must not define one twice."""
+    defined: list[Var] = []
+    callbacks = [
+        (tirx.For, lambda f: defined.append(f.loop_var)),
+        (tirx.AllocBuffer, lambda a: defined.append(a.buffer)),
+        (tirx.Bind, lambda b: defined.append(b.var)),
+        (tirx.Let, lambda x: defined.append(x.var)),
+    ]
+    tvm_ffi.structural_walk(node, callbacks)
+    fresh = {v: Var(str(v.name), v.ty) for v in defined}
+    return tvm_ffi.structural_map(node, with_def_region_kind=(Var, lambda v, _: fresh.get(v, v)))
+
+
 def seq(*stmts: tirx.Stmt) -> tirx.Stmt:
     """One statement out of several."""
     return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))

@@ -25,10 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir import op
@@ -99,8 +100,8 @@ class _Made:
 class Rewriter:
     """Rewrites one structure of one program."""
 
-    def __init__(self, program: Program, name: str, rules: Sequence[FormatRewriteRule]) -> None:
-        self.program, self.name = program, name
+    def __init__(self, program: Program, name: str, rules: Sequence[FormatRewriteRule], *, exact: bool) -> None:
+        self.program, self.name, self.exact = program, name, exact
         self.axes = program.buffer(name).axes
         self.rules = list(rules)
         self.names = _names(program.func)
@@ -193,7 +194,19 @@ class Rewriter:
         )
         fresh = [s for made in self.made for s in (*made.statements, *made.mask_statements)]
         body = _insert(body, fresh)
-        return _without_unused(self.program.func, body, self._params())
+        func = _without_unused(self.program.func, body, self._params())
+        return _with_sizes(func, self._exact_lengths()) if self.exact else func
+
+    def _exact_lengths(self) -> dict[Var, ir.Expr]:
+        """Lengths of the old axes where no block sticks out, in terms of the pieces' sizes."""
+        found: dict[Var, ir.Expr] = {}
+        for made in self.made:
+            last = [cast(a.length, a.idtype) - const(1, a.idtype) for a in made.spliced.axes]
+            for axis, coord in zip(self.axes, made.rule.old_coords(last), strict=True):
+                whole = sym.Analyzer().simplify(coord + 1)
+                if isinstance(axis.length, Var) and made.rule.fills and not mentions(whole, [axis.length]):
+                    found.setdefault(axis.length, cast(whole, str(axis.length.ty.dtype)))
+        return found
 
     def _params(self) -> list[Var]:
         out: list[Var] = list(self.program.func.params)
@@ -489,6 +502,27 @@ def _without_bindings(body: tirx.Stmt, dead: list[Var]) -> tirx.Stmt:
     return tvm_ffi.structural_mutate(body, [(tirx.SeqStmt, on_seq)])
 
 
+def _with_sizes(func: tirx.PrimFunc, sizes: dict[Var, ir.Expr]) -> tirx.PrimFunc:
+    """The function with size parameters replaced by formulas of others."""
+    if not sizes:
+        return func
+    params = [p for p in func.params if p not in sizes]
+    replaced: dict[Var, Any] = dict(sizes)
+    for param in [p for p in params if tirx.is_buffer_var(p) and any(mentions(e, list(sizes)) for e in p.ty.shape)]:
+        shape = [_replace(e, sizes) for e in param.ty.shape]
+        options = {"layout": None, "data_alignment": int(param.ty.data_alignment)}
+        replaced[param] = tirx.decl_buffer(shape, str(param.ty.dtype), str(param.name), **options)
+    views = {}
+    for decl in collect(func.body, tirx.DeclBuffer):
+        shape = [_replace(e, sizes) for e in decl.buffer.ty.shape]
+        options = {"layout": None, "data_alignment": int(decl.buffer.ty.data_alignment)}
+        views[decl.buffer] = tirx.decl_buffer(shape, str(decl.buffer.ty.dtype), str(decl.buffer.name), **options)
+    body = tvm_ffi.structural_map(
+        func.body, with_def_region_kind=(Var, lambda v, _: views.get(v, replaced.get(v, v)))
+    )
+    return tirx.PrimFunc([replaced.get(p, p) for p in params], body, func.ret_type, func.attrs)
+
+
 def _used(body: tirx.Stmt, params: Sequence[Var]) -> set[Var]:
     """Parameters that occur in the body or in the shape of one that does."""
     used: set[Var] = set()
@@ -531,6 +565,14 @@ class Decomposition:
     formats: dict[str, Any]
     groups: tuple[Group, ...]
 
+    @cached_property
+    def exact(self) -> Decomposition | None:
+        """The same for tensors whose shape the blocks divide, without guards; None where nothing sticks out."""
+        if not any(piece.rule.fills and piece.rule.inverse is not None for g in self.groups for piece in g.pieces):
+            return None
+        found = decompose_format(self.original, self.formats, exact=True)
+        return None if tvm_ffi.structural_equal(found.func, self.func) else found
+
 
 def _resolved(format: Any, axes: Sequence[Axis]) -> Any:
     """A format that knows how many dimensions it stores and how wide its indices are."""
@@ -546,7 +588,7 @@ def _rules(format: Any) -> list[FormatRewriteRule]:
     return list(format.rules) if hasattr(format, "rules") else list(format)
 
 
-def decompose_format(func: Any, formats: Mapping[str, Any] | Any) -> Decomposition:
+def decompose_format(func: Any, formats: Mapping[str, Any] | Any, *, exact: bool = False) -> Decomposition:
     """Rewrite a program so that sparse buffers are stored in other formats.
 
     Parameters
@@ -557,6 +599,8 @@ def decompose_format(func: Any, formats: Mapping[str, Any] | Any) -> Decompositi
         For each buffer by name; every buffer over the same axes is stored alike. A single format stands for the
         program's first sparse buffer. The pieces of a decomposed buffer are buffers like any other: decompose them
         again by name (``A_rest``).
+    exact : bool
+        Write the program for tensors whose shape the format's blocks divide: it needs no guards at the edges.
 
     Returns
     -------
@@ -588,7 +632,7 @@ def decompose_format(func: Any, formats: Mapping[str, Any] | Any) -> Decompositi
     for name, format in wanted.items():
         program = decode(current)
         wanted[name] = format = _resolved(format, program.buffer(name).axes)
-        rewriter = Rewriter(program, name, _rules(format))
+        rewriter = Rewriter(program, name, _rules(format), exact=exact)
         current = rewriter.function()
         groups.append(rewriter.record(current))
     known = dict(before.formats) if before is not None else {}

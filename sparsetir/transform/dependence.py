@@ -7,7 +7,7 @@ below are conservative: what cannot be shown to be apart is taken to meet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,11 +141,15 @@ class _Collector:
             storage = self.facts.storage(array)
             self.found.touches.append(Touch(storage, array, None))
 
+    def walks(self, axes: Iterable[Axis]) -> None:
+        """Note that the index arrays of `axes` and of what lies above them are read."""
+        for found in dict.fromkeys(a for axis in axes for a in (*axis.ancestors, axis)):
+            self.structure(found)
+
     def on_realize(self, node: s_tir.SBlockRealize, visitor: Any) -> None:
         if is_sp_iter(node):
-            inner = [p.iteration for p in self.facts.places if p.iteration.node.same_as(node)]
-            for axis in (a for it in inner for e in it.entries for a in (*e.axes, *e.axes[0].ancestors)):
-                self.structure(axis)
+            known, walked = self.facts.program.axes, collect(list(node.iter_values), Var)
+            self.walks(known[v] for v in walked if v in known)
         else:
             for value in (node.predicate, *node.iter_values):
                 visitor.visit(value)
@@ -181,14 +185,17 @@ class _Collector:
 def _is_pure(call: Call) -> bool:
     if op.is_call(call):
         return True
+    if isinstance(call.op, Op) and call.op.name == "tirx.address_of":
+        return False
     kind = call.op.get_attr("TCallEffectKind") if isinstance(call.op, Op) else None
     return kind is not None and int(kind) <= _READS_ONLY
 
 
-def footprint(facts: Facts, *nodes: Any) -> Footprint:
-    """The accesses of statements, but for memory that lives inside them."""
+def footprint(facts: Facts, *nodes: Any, walked: Iterable[Axis] = ()) -> Footprint:
+    """The accesses of statements that run in a walk over axes, but for memory that lives inside them."""
     present = [n for n in nodes if n is not None]
-    walk = _Collector(facts, _local(facts, present))
+    walk = _Collector(facts, _local(present))
+    walk.walks(walked)
     callbacks = [
         (tirx.BufferStore, walk.on_store),
         (ir.TensorLoad, walk.on_load),
@@ -205,7 +212,7 @@ def footprint(facts: Facts, *nodes: Any) -> Footprint:
     return walk.found
 
 
-def _local(facts: Facts, nodes: Sequence[Any]) -> set[Var]:
+def _local(nodes: Sequence[Any]) -> set[Var]:
     """Buffers allocated inside the statements."""
     found: set[Var] = set()
     callbacks = [

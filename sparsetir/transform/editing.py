@@ -59,7 +59,7 @@ def single_entry(iteration: SpIter, ref: Ref, purpose: str) -> Entry:
     owner = [e for e in iteration.entries if e.is_fused and ref in [a.name for a in e.axes]]
     entry = owner[0] if owner else find_entry(iteration, ref)
     if entry.is_fused:
-        raise ScheduleError(f"cannot {purpose} {ref}: it is part of {label(entry)}; do it before fusing")
+        raise ScheduleError(f"cannot {purpose} in {label(entry)}: its axes are one loop; do it before fusing")
     return entry
 
 
@@ -226,17 +226,22 @@ class Editor:
         """A new dense_fixed axis."""
         return self.axis(name, "dense_fixed", [length], after=after)
 
+    def declared(self, storage: Var, name: str, axes: Sequence[Axis], default: ir.Expr) -> tuple[Var, list[tirx.Stmt]]:
+        """A new sparse buffer over a storage, and the statements that declare it."""
+        dtype = str(storage.ty.dtype)
+        shape, align = [a.length for a in axes], max(1, tvm_ffi.dtype(dtype).bits // 8)
+        view = tirx.decl_buffer(shape, dtype, name=self.fresh(name), layout=None, data_alignment=align)
+        bound = op.call("bind_axes", [view, default, *(a.var for a in axes)])
+        self.program.buffers[view] = SparseBuffer(view, storage, tuple(axes), default)
+        return view, [tirx.DeclBuffer(view, data=tirx.buffer_data(storage)), tirx.Evaluate(bound)]
+
     def view(self, buffer: SparseBuffer, name: str, axes: Sequence[Axis]) -> Var:
         """Another view of the storage of `buffer`, over other axes with the same positions.
 
         It stands before the view it is made of: the last one declared over an array is the one callers name.
         """
-        shape, align = [a.length for a in axes], max(1, tvm_ffi.dtype(buffer.dtype).bits // 8)
-        view = tirx.decl_buffer(shape, buffer.dtype, name=self.fresh(name), layout=None, data_alignment=align)
-        bound = op.call("bind_axes", [view, buffer.default, *(a.var for a in axes)])
-        declared = [tirx.DeclBuffer(view, data=tirx.buffer_data(buffer.storage)), tirx.Evaluate(bound)]
-        self._before.setdefault(buffer.view, []).extend(declared)
-        self.program.buffers[view] = replace(buffer, view=view, axes=tuple(axes))
+        view, stmts = self.declared(buffer.storage, name, axes, buffer.default)
+        self._before.setdefault(buffer.view, []).extend(stmts)
         return view
 
     def declare_after(self, axis: Axis, *stmts: tirx.Stmt) -> None:

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a format is: pieces, each a rewrite rule on the program's side and arrays on the data's side."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import cached_property
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
+from sparsetir.formats.arrays import Array, changes, put, take
+from sparsetir.transform.rule import FormatRewriteRule
+
+Lazy: TypeAlias = "Array | Callable[[], Array] | None"
+Maker = TypeVar("Maker", bound=Callable[..., Any])
+
+INT32_END = 2**31  # a dimension or a number of stored values that reaches it needs 64-bit indices
+IDTYPES = ("int32", "int64")
+
+
+class CapacityError(StructureError):
+    """A piece would store more values than its index type can count."""
+
+
+class Entries:
+    """The nonzeros of a tensor as a format packs them: sorted by coordinates, none twice.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    coords : tuple of ndarray of int
+        One array per dimension, all as long as there are entries, in lexicographic order.
+    indptr : ndarray of int, optional
+        Where each row (first coordinate) begins in the list of entries; counted when it is not given.
+    """
+
+    def __init__(self, shape: tuple[int, ...], coords: Sequence[Array], indptr: Array | None = None) -> None:
+        self.shape = tuple(int(n) for n in shape)
+        self._inner = tuple(coords)
+        if indptr is not None:
+            self.indptr = indptr
+
+    @classmethod
+    def of_rows(cls, shape: tuple[int, ...], indptr: Array, columns: Array) -> Entries:
+        """The entries of a matrix by where its rows begin; the rows' numbers are written out only where needed."""
+        return cls(shape, (columns,), indptr)
+
+    @cached_property
+    def indptr(self) -> Array:
+        rows = self._inner[0]
+        return np.searchsorted(rows, np.arange(self.shape[0] + 1, dtype=rows.dtype)).astype(rows.dtype)
+
+    @property
+    def coords(self) -> tuple[Array, ...]:
+        """Coordinates of the entries; row numbers that are known by `indptr` only are written out at each look."""
+        if len(self._inner) == len(self.shape):
+            return self._inner
+        counts = np.diff(self.indptr)
+        return (np.repeat(np.arange(len(counts), dtype=self._inner[-1].dtype), counts), *self._inner)
+
+    @property
+    def occupied(self) -> tuple[Array, Array]:
+        """The rows (first coordinates) that hold entries, and where each begins in the list; it ends with `nnz`."""
+        if "indptr" in vars(self):
+            rows = np.flatnonzero(np.diff(self.indptr))
+            return rows, np.append(self.indptr[rows], self.nnz)
+        heads = np.flatnonzero(changes(self._inner[:1]))
+        return self._inner[0][heads], np.append(heads, self.nnz)
+
+    @property
+    def last(self) -> Array:
+        """The last coordinate: a matrix' columns."""
+        return self._inner[-1]
+
+    @property
+    def nnz(self) -> int:
+        return len(self._inner[-1])
+
+
+class Packed:
+    """The index arrays of one piece, and where in its values the entries lie.
+
+    Parameters
+    ----------
+    arrays : dict of str to ndarray
+        Every array parameter of the rule's description by name, but for the values.
+    sizes : dict of str to int
+        Every scalar parameter of the rule's description.
+    count : int
+        Number of values the piece stores, padding included.
+    entries : ndarray of int or None
+        Which of the tensor's entries the piece holds, ascending or not; None: all, in order.
+    slots : ndarray of int or None
+        Where in the piece's flat values each of them lies; None: in order from 0.
+    size : int, optional
+        Number of entries held. Needed where `entries` or `slots` are not arrays but functions that make them when
+        they are first looked at.
+    """
+
+    def __init__(
+        self,
+        arrays: dict[str, Array],
+        sizes: dict[str, int],
+        count: int,
+        entries: Lazy = None,
+        slots: Lazy = None,
+        *,
+        size: int | None = None,
+    ) -> None:
+        self.arrays, self.sizes, self.count = arrays, sizes, int(count)
+        self._entries, self._slots, self._size = entries, slots, size
+
+    @property
+    def entries(self) -> Array | None:
+        if callable(self._entries):
+            self._entries = self._entries()
+        return self._entries
+
+    @property
+    def slots(self) -> Array | None:
+        if callable(self._slots):
+            self._slots = self._slots()
+        return self._slots
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the values are those of the tensor's entries, all and in order."""
+        return self._entries is None and self._slots is None and self.size == self.count
+
+    def values(self, values: Array) -> Array:
+        """The piece's flat values, from those of the tensor's entries; padding is zero."""
+        held = values if self.entries is None else take(values, self.entries)
+        if self.slots is None and len(held) == self.count:
+            return np.ascontiguousarray(held)
+        out = np.zeros(self.count, values.dtype)
+        put(out, slice(len(held)) if self.slots is None else self.slots, held)
+        return out
+
+    def gather(self, stored: Array, out: Array) -> None:
+        """The reverse of `values`: put the piece's values to their entries in `out`."""
+        flat = stored.reshape(-1)
+        held = flat[: self.size] if self.slots is None else take(flat, self.slots)
+        put(out, slice(None) if self.entries is None else self.entries, held)
+
+    @property
+    def size(self) -> int:
+        """Number of entries held."""
+        if self._size is None:
+            held = self.entries if self.slots is None else self.slots
+            self._size = self.count if held is None else len(held)
+        return self._size
+
+
+class Format:
+    """A way to store a tensor: the rules of its pieces, and how entries are packed into them.
+
+    A subclass says `name`, `rules` and `pack`; what is chosen are the fields of a dataclass, or `parameters`. With
+    `idtype` None the tensor decides how wide its indices are: see `resolve`.
+    """
+
+    name: str = ""
+    dimensions: int | None = 2
+    idtype: str | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What was chosen, by name: `make` takes it back."""
+        found: dict[str, Any] = {}
+        if is_dataclass(self):
+            found = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in found.items() if name != "idtype" or value is not None}
+
+    @property
+    def rules(self) -> Sequence[FormatRewriteRule]:
+        """One rule for each piece, under different names."""
+        raise NotImplementedError
+
+    def pack(self, entries: Entries) -> list[Packed]:
+        """The pieces of a tensor, one for each rule in the same order; a piece may hold nothing."""
+        raise NotImplementedError
+
+    def fill(self, entries: Entries, values: Array) -> list[tuple[Packed, Array]]:
+        """`pack`, and the flat values of each piece; a format that lays both out in one go overrides it."""
+        return [(piece, piece.values(values)) for piece in self.pack(entries)]
+
+    def borrow(self, source: Any, slots: Callable[[], Array]) -> list[tuple[Packed, Array]] | None:
+        """The arrays of an `interop` source as they are if its layout is this format's, else None.
+
+        ``slots()`` says which of the source's values each entry is; what `fill` is given in place of this.
+        """
+        return None
+
+    def resolve(self, ndim: int, idtype: str) -> Format:
+        """This format with everything chosen that a tensor of `ndim` dimensions decides."""
+        if self.dimensions not in (None, ndim):
+            expected = f"{self.name} stores tensors of {self.dimensions} dimensions"
+            raise ArgumentError(f"{expected}, found one of {ndim}: take csf, coo, or a tree of your own")
+        return self if self.idtype is not None else self.with_idtype(idtype)
+
+    def with_idtype(self, idtype: str) -> Format:
+        """This format with index arrays of another type."""
+        check_idtype(idtype)
+        if is_dataclass(self):
+            return replace(self, idtype=idtype)
+        chosen = copy.copy(self)
+        vars(chosen).pop("rules", None)  # may be cached
+        vars(chosen)["idtype"] = idtype
+        return chosen
+
+    @property
+    def index_type(self) -> str:
+        """Of the index arrays; int32 until something else is chosen."""
+        return self.idtype or "int32"
+
+    def check_count(self, count: int) -> int:
+        """`count` as an int, once the index type can count so many values.
+
+        Raises
+        ------
+        CapacityError
+            When it cannot.
+        """
+        if self.index_type == "int32" and count >= INT32_END:
+            found = f"{self!r} would store {count} values, more than int32 indices can count"
+            raise CapacityError(f"{found}: leave idtype out or pass idtype='int64'")
+        return int(count)
+
+    def __repr__(self) -> str:
+        shown = {k: v for k, v in self.parameters.items() if v is not None and (k, v) != ("idtype", "int32")}
+        return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+
+
+def check_idtype(idtype: str | None) -> None:
+    """Raise `ArgumentTypeError` unless `idtype` is one that an axis can have."""
+    if idtype not in (None, *IDTYPES):
+        raise ArgumentTypeError(f"idtype must be one of {', '.join(IDTYPES)}, found {idtype!r}")
+
+
+def check_positive(name: str, **numbers: Any) -> None:
+    """Raise `ArgumentError` unless the parameters of format `name` are whole numbers from 1 on."""
+    for parameter, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
+            raise ArgumentError(f"{parameter} of {name} must be a whole number from 1 on, found {number!r}")
+
+
+REGISTRY: dict[str, Callable[..., Format]] = {}
+
+
+def register(name: str) -> Callable[[Maker], Maker]:
+    """Make a format, or a function that makes one, known to `make` under a name.
+
+    Examples
+    --------
+    >>> from sparsetir.formats.format import REGISTRY, Format, make, register
+    >>> @register("nothing")
+    ... class Nothing(Format):
+    ...     name = "nothing"
+    >>> make("nothing")
+    nothing()
+    >>> del REGISTRY["nothing"]
+    """
+
+    def keep(maker: Maker) -> Maker:
+        REGISTRY[name] = maker
+        return maker
+
+    return keep
+
+
+def make(name: str, **parameters: Any) -> Format:
+    """The format called `name`.
+
+    Parameters
+    ----------
+    name : str
+        A key of `REGISTRY`.
+    **parameters
+        As the format's own function takes them.
+
+    Raises
+    ------
+    ArgumentError
+        When no format has that name.
+    ArgumentTypeError
+        When the format takes no such parameters.
+
+    Examples
+    --------
+    >>> from sparsetir import formats
+    >>> formats.make("bsr", r=4, c=2)
+    bsr(r=4, c=2)
+    """
+    if name not in REGISTRY:
+        raise ArgumentError(f"no format is called {name!r}; there are {', '.join(sorted(REGISTRY))}")
+    try:
+        return REGISTRY[name](**parameters)
+    except TypeError as error:
+        if isinstance(error, ArgumentTypeError):
+            raise
+        raise ArgumentTypeError(f"format {name} takes other parameters: {error}") from error
+
+
+__all__ = [
+    "REGISTRY",
+    "Array",
+    "CapacityError",
+    "Entries",
+    "Format",
+    "Packed",
+    "check_idtype",
+    "check_positive",
+    "make",
+    "register",
+]

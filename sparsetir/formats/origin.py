@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The argument that a tensor was made of: its entries put in order, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.formats.arrays import (
+    Array,
+    are_sorted,
+    begins,
+    changes,
+    counting,
+    index_dtype,
+    put,
+    sorting_order,
+    spread,
+    take,
+    transpose,
+)
+from sparsetir.formats.format import Entries
+from sparsetir.interop.dense import aligned_contiguous
+from sparsetir.interop.sources import Compressed, Coordinates, Source, open_source
+from sparsetir.interop.structure import first_disorder
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """A source, opened.
+
+    Parameters
+    ----------
+    source : Source
+        Its `rebuild` makes the object that `restore` returns.
+    trusted : bool
+        Whether the source is known to be sorted and free of duplicates where it is compressed.
+    """
+
+    source: Source
+    trusted: bool = False
+
+    @property
+    def idtype(self) -> str:
+        """Index type of the source's own arrays."""
+        arrays = self._index_arrays
+        return "int64" if any(a.dtype.name == "int64" for a in arrays) else "int32"
+
+    @property
+    def _index_arrays(self) -> Sequence[Array]:
+        if isinstance(self.source, Compressed):
+            return (self.source.indptr, self.source.indices)
+        return self.source.indices if isinstance(self.source, Coordinates) else ()
+
+    @cached_property
+    def is_ordered(self) -> bool:
+        """Whether the source keeps each fiber in order, nothing twice (of a list: the whole)."""
+        if not isinstance(self.source, Compressed):
+            return are_sorted(self.source.coords(), strict=True)
+        return self.trusted or first_disorder(self.source.indices, self.source.indptr, strict=True) is None
+
+    @cached_property
+    def entries(self) -> Entries:
+        """The entries in order; those with the same coordinates are one."""
+        if not self._keeps_order:
+            return self._reordered[0]
+        if isinstance(self.source, Compressed):
+            return Entries.of_rows(self.source.shape, self.source.indptr, self.source.indices)
+        return Entries(self.source.shape, self.source.coords())
+
+    @cached_property
+    def heads(self) -> Array | None:
+        """Which of the source's values stands for each entry; None: all in order."""
+        if self._keeps_order:
+            return None
+        _, order, first = self._reordered
+        if first is None:
+            return order
+        return np.flatnonzero(first) if order is None else order[first]
+
+    def slots(self) -> Array:
+        """`heads`, written out."""
+        return counting(self.entries.nnz) if self.heads is None else self.heads
+
+    def values(self) -> Array:
+        """The value of each entry: a sum where entries had the same coordinates."""
+        values = self.source.values.reshape(-1)
+        if self._keeps_order:
+            return values
+        _, order, first = self._reordered
+        if order is not None:
+            values = take(values, order)
+        if first is None:
+            return values
+        return np.add.reduceat(values, np.flatnonzero(first)).astype(values.dtype, copy=False)
+
+    def give_back(self, values: Array, *, copy: bool) -> Any:
+        """An object of the source's class with a value for each entry; what was added up leaves zeros."""
+        if self.heads is not None:
+            held, values = values, np.zeros(self.source.values.size, values.dtype)
+            put(values, self.heads, held)
+        return self.source.rebuild(values.reshape(self.source.values.shape), copy)
+
+    @property
+    def _keeps_order(self) -> bool:
+        """Whether the source lists its entries as `entries` does."""
+        if isinstance(self.source, Compressed) and (self.source.major != 0 or self.source.block):
+            return False
+        return self.is_ordered
+
+    @cached_property
+    def _reordered(self) -> tuple[Entries, Array | None, Array | None]:
+        """The entries in order, the permutation that brings them there, and which are the first of their kind."""
+        if isinstance(self.source, Compressed) and self.source.block and self.source.major == 0 and self.is_ordered:
+            return _reorder_blocks(self.source)
+        if isinstance(self.source, Compressed) and not self.source.block and _is_dense_enough(self.source):
+            return _reorder_fibers(self.source, self.is_ordered)
+        return _reorder_list(self.source)
+
+
+def _is_dense_enough(source: Compressed) -> bool:
+    """Whether counting rows and columns costs no more than counting entries."""
+    return max(source.shape) <= 4 * source.values.size + (1 << 12)
+
+
+def _reorder_fibers(source: Compressed, is_ordered: bool) -> tuple[Entries, Array | None, Array | None]:
+    """By transposing, which sorts in linear time: a CSC matrix once, a CSR matrix with rows in disorder twice."""
+    indptr, indices, order = source.indptr, source.indices, counting(len(source.indices))
+    extents = (source.shape[source.major], source.shape[1 - source.major])
+    for _ in range(2 - source.major):
+        indptr, indices, order = transpose(indptr, indices, order, extents)
+        extents = (extents[1], extents[0])
+    if is_ordered:
+        return Entries.of_rows(source.shape, indptr, indices), order, None
+    first = changes([indices])
+    first[indptr[:-1][np.diff(indptr) > 0]] = True
+    if first.all():
+        return Entries.of_rows(source.shape, indptr, indices), order, None
+    kept = np.concatenate([[0], np.cumsum(first)]).astype(indptr.dtype)
+    return Entries.of_rows(source.shape, kept[indptr], indices[first]), order, first
+
+
+def _reorder_blocks(source: Compressed) -> tuple[Entries, Array, None]:
+    """Sorted rows of blocks, cut into rows."""
+    r, c = source.block
+    dtype = index_dtype(max(source.values.size, source.shape[1]))
+    blocks_of_row = np.repeat(np.diff(source.indptr), r)
+    starts = begins(blocks_of_row)
+    block = spread(np.repeat(source.indptr[:-1], r), starts, dtype)
+    row_in_block = np.repeat(np.tile(np.arange(r, dtype=dtype), source.grid[0]), blocks_of_row)
+    within = np.arange(c, dtype=dtype)
+    order = ((block * dtype.type(r) + row_in_block) * dtype.type(c))[:, None] + within
+    columns = (source.indices.astype(dtype, copy=False)[block] * dtype.type(c))[:, None] + within
+    return Entries.of_rows(source.shape, starts * c, columns.reshape(-1)), order.reshape(-1), None
+
+
+def _reorder_list(source: Source) -> tuple[Entries, Array | None, Array | None]:
+    coords: Sequence[Array] = source.coords()
+    order = sorting_order(coords, source.shape)
+    if order is not None:
+        coords = [take(c, order) for c in coords]
+    first = changes(coords)
+    if first.all():
+        return Entries(source.shape, coords), order, None
+    return Entries(source.shape, [c[first] for c in coords]), order, first
+
+
+def open_origin(value: Any, *, check: bool) -> Origin:
+    """Open a sparse argument of any class.
+
+    Raises
+    ------
+    ArgumentTypeError
+        When the class is not supported, or coordinates are no integers.
+    StructureError
+        When its index arrays are broken.
+    """
+    name = f"the {type(value).__name__}"
+    source = open_source(value, name)
+    for index in source.indices if isinstance(source, Coordinates) else ():
+        if np.asarray(index).dtype.kind not in "iu":
+            raise ArgumentTypeError(f"coordinates of {name} must be integers, found {np.asarray(index).dtype}")
+    if not source.shape:
+        raise ArgumentError(f"{name} has no dimension, expected at least one")
+    if check:
+        source.check(name)
+    if isinstance(source, Coordinates):
+        dtype = value.offsets.dtype if sp.issparse(value) and value.format == "dia" else None
+        source = _with_signed_indices(source, dtype)
+    return Origin(replace(source, values=aligned_contiguous(source.values)[0]), trusted=not check)
+
+
+def open_dense(value: Any) -> Origin:
+    """Open a dense array of any order: its entries are what is not zero.
+
+    Raises
+    ------
+    ArgumentError
+        When the array has no dimension.
+    ArgumentTypeError
+        When it is no array.
+    """
+    array = aligned_contiguous(value)[0]
+    if array.ndim == 0:
+        raise ArgumentError("the array has no dimension, expected at least one")
+    coords = tuple(index.astype(index_dtype(max(array.shape))) for index in array.nonzero())
+
+    def rebuild(values: Array, _: bool) -> Array:
+        dense = np.zeros(array.shape, values.dtype)
+        dense[coords] = values
+        return dense
+
+    return Origin(Coordinates(array.shape, array[coords], rebuild, coords))
+
+
+def _with_signed_indices(source: Coordinates, dtype: np.dtype[Any] | None) -> Coordinates:
+    """Coordinates of a dtype; by default int32 or int64, for differences of unsigned numbers are never negative."""
+    if dtype is None:
+        if all(i.dtype.name in ("int32", "int64") for i in source.indices):
+            return source
+        dtype = index_dtype(max(source.shape))
+    return replace(source, indices=tuple(np.asarray(i).astype(dtype) for i in source.indices))
+
+
+__all__ = ["Origin", "open_dense", "open_origin"]

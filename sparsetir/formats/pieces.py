@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the packers of special layouts and partitions share: runs of entries, padded fibers, descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+from tvm import tirx
+
+from sparsetir.formats.arrays import CHUNK, Array, index_dtype
+from sparsetir.formats.format import Entries
+from sparsetir.script.printer import parse
+
+
+@cache
+def describe_by_table(
+    name: str, idtype: str, *, arrays: str, table: str, extent: str, sizes: str, axes: str, buffer: str
+) -> tirx.PrimFunc:
+    """The description of a piece in which a formula of an axis reads an array.
+
+    Parameters
+    ----------
+    table, extent : str
+        The array that formulas may subscript by this name, and its number of elements.
+    name, idtype, arrays, sizes, axes, buffer : str
+        As for `description.describe`.
+
+    Examples
+    --------
+    >>> import sparsetir
+    >>> func = describe_by_table("corner", "int32", arrays="", table="shift", extent="m", sizes="m n",
+    ...     buffer="I, J", axes='''
+    ...     I = dense_fixed(m)
+    ...     J = sparse_fixed(I, (n, 2), lambda i, s: shift[i] + s)
+    ... ''')
+    >>> [axis.name for axis in sparsetir.ir.decode(func).axes.values()]
+    ['I', 'J']
+    """
+    params = [f"{p}: T.handle" for p in ("a", *arrays.split(), f"{table}_data")]
+    params += [f"{p}: T.{idtype}" for p in sizes.split()]
+    lines = [f'{table} = T.match_buffer({table}_data, ({extent},), "{idtype}", align={np.dtype(idtype).itemsize})']
+    for line in axes.strip().splitlines():
+        axis, _, call = line.strip().partition(" = ")
+        lines.append(f'{axis} = T.{call[:-1]}, idtype="{idtype}")')
+    lines.append(f"A = T.match_sparse_buffer(a, ({buffer},))")
+    body = "".join(f"    {line}\n" for line in lines)
+    return parse(f"@T.prim_func\ndef {name}({', '.join(params)}):\n{body}")
+
+
+def row_chunks(indptr: Array, step: int = 1) -> Iterator[tuple[int, int]]:
+    """Ranges of rows that begin at a multiple of `step` and hold about as many entries as are moved at a time.
+
+    Rows behind the last entry may be left out.
+    """
+    rows, nnz = len(indptr) - 1, int(indptr[-1])
+    edges = np.append(indptr[:-1:step], indptr[-1])
+    cuts = np.searchsorted(edges, np.arange(0, nnz, CHUNK).astype(edges.dtype))
+    for begin, end in pairwise(np.unique(np.append(cuts, len(edges) - 1 if nnz else [])).astype(int)):
+        yield int(begin) * step, min(int(end) * step, rows)
+
+
+def row_numbers(indptr: Array, begin: int, end: int) -> Array:
+    """The row of every entry of the rows from `begin` on and before `end`."""
+    return np.repeat(np.arange(begin, end), np.diff(indptr[begin : end + 1]))
+
+
+def choose(mask: Array, indptr: Array) -> tuple[Array, Array]:
+    """Which entries `mask` holds, and where each row begins among them."""
+    index = np.empty(np.count_nonzero(mask), index_dtype(len(mask)))
+    starts, done = np.empty_like(indptr), 0
+    for first in range(0, len(mask), CHUNK):
+        part = mask[first : first + CHUNK]
+        found = np.flatnonzero(part)
+        np.add(found, first, out=index[done : done + len(found)], casting="same_kind")
+        low, high = np.searchsorted(indptr, np.array([first, first + len(part)], indptr.dtype))
+        before = np.cumsum(part, dtype=indptr.dtype)
+        before += indptr.dtype.type(done) - part
+        starts[low:high] = before[indptr[low:high] - first]
+        done += len(found)
+    starts[np.searchsorted(indptr, indptr.dtype.type(len(mask))) :] = done
+    return index, starts
+
+
+def strided(begin: Array, starts: Array, step: int, count: int) -> Array:
+    """Slots of runs: element k of run r is at ``begin[r] + step * (k - starts[r])``, all below `count`."""
+    dtype = index_dtype(count)
+    # differences may leave the dtype, but wrap around to where they belong
+    out = np.repeat((begin - step * starts[:-1]).astype(dtype), np.diff(starts))
+    for first in range(0, len(out), CHUNK):
+        part = out[first : first + CHUNK]
+        part += (step * np.arange(first, first + len(part))).astype(dtype)
+    return out
+
+
+def padded(count: int, absent: int, idtype: str, slots: Array, columns: Array, entries: Array | None = None) -> Array:
+    """`count` indices that are `absent` but at `slots`, which hold the columns (of these entries)."""
+    out = np.full(count, absent, idtype)
+    for begin in range(0, len(slots), CHUNK):
+        part = slice(begin, begin + CHUNK)
+        out[slots[part]] = columns[part] if entries is None else columns[entries[part]]
+    return out
+
+
+def lengths_of(entries: Entries) -> Array:
+    """Number of entries of each row."""
+    return np.diff(entries.indptr).astype(np.int64, copy=False)
+
+
+__all__ = [
+    "choose",
+    "describe_by_table",
+    "lengths_of",
+    "padded",
+    "row_chunks",
+    "row_numbers",
+    "strided",
+]

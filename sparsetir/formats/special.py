@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts of matrices with padding where it pays: SELL-C-sigma, padded rows, row tiles, n of m."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsetir.errors import ArgumentError, StructureError
+from sparsetir.formats.arrays import Array, begins, changes, index_dtype, spread
+from sparsetir.formats.blocks import number_blocks
+from sparsetir.formats.description import describe
+from sparsetir.formats.format import Entries, Packed, check_positive, register
+from sparsetir.formats.layouts import Layout
+from sparsetir.formats.pieces import describe_by_table, lengths_of, padded, row_chunks, row_numbers, strided
+from sparsetir.transform.rule import FormatRewriteRule
+
+
+@register("sell")
+@dataclass(frozen=True, repr=False)
+class SELL(Layout):
+    """SELL-C-sigma: C rows side by side, each slice as wide as its longest row.
+
+    Rows are sorted by length within windows of `sigma` rows, so that the rows of a slice are about as long. Slot w of
+    all rows of a slice lies in C consecutive values. Padding holds column n; the last slice is filled up with row m.
+    A slice of empty rows has no slot, so that no loop over the slots meets its rows.
+
+    Parameters
+    ----------
+    C : int
+        Rows of a slice: a multiple of the vector length.
+    sigma : int
+        Rows of a window. With 1 the rows keep their order.
+    idtype : {"int32", "int64"}, optional
+        Of the index arrays.
+
+    Raises
+    ------
+    ArgumentError
+        When C or sigma is no whole number from 1 on.
+
+    Notes
+    -----
+    Kreutzer et al., "A unified sparse matrix data format for efficient general sparse matrix-vector multiplication on
+    modern processors with wide SIMD units", SIAM J. Sci. Comput. 36(5), 2014.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparsetir.formats.format import Entries
+    >>> from sparsetir.formats.special import SELL
+    >>> piece = SELL(C=2, sigma=4).packed(Entries.of_rows((3, 9), np.array([0, 1, 1, 3]), np.array([7, 0, 4])))
+    >>> piece.arrays["rows"].tolist(), piece.arrays["indices"].tolist()
+    ([2, 0, 1, 3], [0, 7, 4, 9])
+    """
+
+    C: int = 8
+    sigma: int = 64
+    name = "sell"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.name, C=self.C, sigma=self.sigma)
+
+    def rule(self) -> FormatRewriteRule:
+        description = describe_by_table(
+            "sell",
+            self.index_type,
+            arrays="slice_ptr indices",
+            table="rows",
+            extent=f"slices * {self.C}",
+            sizes="m n slices width total",
+            axes=f"""
+                S = dense_fixed(slices)
+                W = dense_variable(S, (width, total), slice_ptr)
+                R = sparse_fixed(W, (m, {self.C}), lambda s, w, r: rows[s * {self.C} + r], sorted=False)
+                J = singleton(R, n, indices)
+            """,
+            buffer="S, W, R, J",
+        )
+        axis_map = {0: ["S", "R"], 1: ["W", "J"]}
+        coords = lambda s, w, r, j: (r, j)  # noqa: E731
+        return FormatRewriteRule("sell", description, axis_map, coords, independent=True)
+
+    def packed(self, entries: Entries) -> Packed:
+        (m, n), lengths = entries.shape, lengths_of(entries)
+        order = longest_first(lengths, self.sigma)
+        slices = -(-m // self.C)
+        held = np.zeros(slices * self.C, np.int64)
+        held[:m] = lengths[order]
+        widths = held.reshape(slices, self.C).max(axis=1, initial=0)
+        slice_ptr = begins(widths)
+        total = int(slice_ptr[-1])
+        count = self.check_count(total * self.C)
+        begin, place = np.empty(m, np.int64), np.arange(m)
+        begin[order] = slice_ptr[place // self.C] * self.C + place % self.C
+        slots = strided(begin, entries.indptr, self.C, count)
+        rows = np.full(slices * self.C, m, self.index_type)
+        rows[:m] = order
+        indices = padded(count, n, self.index_type, slots, entries.last)
+        arrays = self.arrays(slice_ptr=slice_ptr, indices=indices, rows=rows)
+        sizes = {"m": m, "n": n, "slices": slices, "width": int(widths.max(initial=0)), "total": total}
+        return Packed(arrays, sizes, count, slots=slots)
+
+
+def longest_first(lengths: Array, window: int) -> Array:
+    """The order of rows by falling length within windows; rows of one length keep theirs."""
+    m = len(lengths)
+    window = min(window, max(m, 1))
+    windows = -(-m // window)
+    keys = np.ones(windows * window, np.int64)  # what fills the last window up comes last
+    keys[:m] = -lengths
+    order = np.argsort(keys.reshape(windows, window), axis=1, kind="stable")
+    order += np.arange(windows)[:, None] * window
+    return order.reshape(-1)[:m]
+
+
+@register("padded_csr")
+@dataclass(frozen=True, repr=False)
+class PaddedCSR(Layout):
+    """Rows in chunks of `t` slots, the last chunk of a row filled up with column n.
+
+    Parameters
+    ----------
+    t : int
+        Slots of a chunk.
+    idtype : {"int32", "int64"}, optional
+        Of the index arrays.
+
+    Raises
+    ------
+    ArgumentError
+        When t is no whole number from 1 on.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparsetir.formats.format import Entries
+    >>> from sparsetir.formats.special import PaddedCSR
+    >>> piece = PaddedCSR(t=2).packed(Entries.of_rows((2, 9), np.array([0, 3, 3]), np.array([0, 4, 7])))
+    >>> piece.arrays["indptr"].tolist(), piece.arrays["indices"].tolist()
+    ([0, 2, 2], [0, 4, 7, 9])
+    """
+
+    t: int = 4
+    name = "padded_csr"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.name, t=self.t)
+
+    def rule(self) -> FormatRewriteRule:
+        description = describe(
+            "padded_csr",
+            self.index_type,
+            arrays="indptr indices",
+            sizes="m n most total",
+            axes=f"""
+                I = dense_fixed(m)
+                G = dense_variable(I, (most, total), indptr)
+                J = sparse_fixed(G, (n, {self.t}), indices)
+            """,
+            buffer="I, G, J",
+        )
+        axis_map = {0: ["I"], 1: ["G", "J"]}
+        coords = lambda i, g, j: (i, j)  # noqa: E731
+        return FormatRewriteRule("padded_csr", description, axis_map, coords, partitions_rows=True)
+
+    def packed(self, entries: Entries) -> Packed:
+        (m, n), groups = entries.shape, -(-lengths_of(entries) // self.t)
+        indptr = begins(groups)
+        total = int(indptr[-1])
+        count = self.check_count(total * self.t)
+        slots = spread(indptr[:-1] * self.t, entries.indptr, index_dtype(count).name)
+        arrays = self.arrays(indptr=indptr, indices=padded(count, n, self.index_type, slots, entries.last))
+        sizes = {"m": m, "n": n, "most": int(groups.max(initial=0)), "total": total}
+        return Packed(arrays, sizes, count, slots=slots)
+
+
+@register("sr_bcrs")
+@dataclass(frozen=True, repr=False)
+class SRBCRS(Layout):
+    """SR-BCRS: tiles of `t` rows, in each the columns that are not empty as dense t x 1 vectors.
+
+    The vectors of a tile come in groups of `g`, the last one filled up with column n.
+
+    Parameters
+    ----------
+    t, g : int
+        Rows of a tile, vectors of a group.
+    idtype : {"int32", "int64"}, optional
+        Of the index arrays.
+
+    Raises
+    ------
+    ArgumentError
+        When t or g is no whole number from 1 on.
+
+    Notes
+    -----
+    Li et al., "Efficient quantized sparse matrix operations on tensor cores" (Magicube), SC 2022.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparsetir.formats.format import Entries
+    >>> from sparsetir.formats.special import SRBCRS
+    >>> piece = SRBCRS(t=2, g=2).packed(Entries.of_rows((2, 9), np.array([0, 2, 4]), np.array([1, 4, 1, 7])))
+    >>> piece.arrays["indices"].tolist(), piece.values(np.arange(1, 5)).tolist()
+    ([1, 4, 7, 9], [1, 3, 2, 0, 0, 4, 0, 0])
+    """
+
+    t: int = 8
+    g: int = 8
+    name = "sr_bcrs"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.name, t=self.t, g=self.g)
+
+    def rule(self) -> FormatRewriteRule:
+        description = describe(
+            "sr_bcrs",
+            self.index_type,
+            arrays="indptr indices",
+            sizes="n tiles most total",
+            axes=f"""
+                RO = dense_fixed(tiles)
+                G = dense_variable(RO, (most, total), indptr)
+                J = sparse_fixed(G, (n, {self.g}), indices)
+                RI = dense_fixed({self.t})
+            """,
+            buffer="RO, G, J, RI",
+        )
+        t, axis_map = self.t, {0: ["RO", "RI"], 1: ["G", "J"]}
+        coords = lambda ro, g, j, ri: (ro * t + ri, j)  # noqa: E731
+        return FormatRewriteRule("sr_bcrs", description, axis_map, coords, fills=True, partitions_rows=True)
+
+    def packed(self, entries: Entries) -> Packed:
+        n, indptr = entries.shape[1], entries.indptr
+        tiles = np.append(indptr[: -1 : self.t], indptr[-1])
+        columns, vector, held = number_blocks(tiles, entries.last, n)
+        groups = -(-held // self.g)
+        starts = begins(groups)
+        total = int(starts[-1])
+        count = self.check_count(total * self.g * self.t)
+        place = spread(starts[:-1] * self.g, begins(held), index_dtype(count).name)
+        slots = vector if vector.dtype == place.dtype else np.empty(entries.nnz, place.dtype)
+        for begin, end in row_chunks(indptr):
+            part = slice(indptr[begin], indptr[end])
+            slots[part] = place[vector[part]] * self.t + row_numbers(indptr, begin, end) % self.t
+        arrays = self.arrays(indptr=starts, indices=padded(total * self.g, n, self.index_type, place, columns))
+        sizes = {"n": n, "tiles": len(held), "most": int(groups.max(initial=0)), "total": total}
+        return Packed(arrays, sizes, count, slots=slots)
+
+
+@register("nm")
+@dataclass(frozen=True, repr=False)
+class NM(Layout):
+    """At most `n` entries in each group of `m` consecutive columns: 2:4 and its kind.
+
+    Padding holds the coordinate m of its group.
+
+    Parameters
+    ----------
+    n, m : int
+        Slots and columns of a group.
+    idtype : {"int32", "int64"}, optional
+        Of the index arrays.
+
+    Raises
+    ------
+    ArgumentError
+        When n or m is no whole number from 1 on, or n is greater than m.
+    StructureError
+        `pack`: when a group holds more entries; the message names its row and number.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparsetir.formats.format import Entries
+    >>> from sparsetir.formats.special import NM
+    >>> piece = NM(2, 4).packed(Entries.of_rows((1, 8), np.array([0, 3]), np.array([1, 3, 6])))
+    >>> piece.arrays["indices"].tolist()
+    [1, 3, 2, 4]
+    """
+
+    n: int = 2
+    m: int = 4
+    name = "nm"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.name, n=self.n, m=self.m)
+        if self.n > self.m:
+            raise ArgumentError(f"nm keeps n of m columns, found n={self.n} and m={self.m}: pass n up to m")
+
+    def rule(self) -> FormatRewriteRule:
+        description = describe(
+            "nm",
+            self.index_type,
+            arrays="indices",
+            sizes="m groups",
+            axes=f"""
+                I = dense_fixed(m)
+                G = sparse_fixed(I, (groups, groups), lambda i, s: s)
+                S = sparse_fixed(G, ({self.m}, {self.n}), indices)
+            """,
+            buffer="I, G, S",
+        )
+        wide, axis_map = self.m, {0: ["I"], 1: ["G", "S"]}
+        coords = lambda i, g, s: (i, g * wide + s)  # noqa: E731
+        placed = lambda i, j: (i, j // wide, j % wide)  # noqa: E731
+        return FormatRewriteRule("nm", description, axis_map, coords, placed, partitions_rows=True)
+
+    def packed(self, entries: Entries) -> Packed:
+        rows, columns = entries.shape
+        groups = -(-columns // self.m)
+        count = self.check_count(rows * groups * self.n)
+        slots = np.empty(entries.nnz, index_dtype(count))
+        indices = np.full(count, self.m, self.index_type)
+        for begin, end in row_chunks(entries.indptr):
+            part = slice(entries.indptr[begin], entries.indptr[end])
+            held = entries.last[part]
+            group = row_numbers(entries.indptr, begin, end) * groups + held // self.m
+            slot = group * self.n + self._rank(group, groups)
+            indices[slot] = held % self.m
+            slots[part] = slot
+        return Packed({"indices": indices}, {"m": rows, "groups": groups}, count, slots=slots)
+
+    def _rank(self, group: Array, groups: int) -> Array:
+        """How many entries of the same group stand before each entry."""
+        starts = np.append(np.flatnonzero(changes([group])), len(group))
+        sizes = np.diff(starts)
+        if (sizes > self.n).any():
+            most = int(sizes.argmax())
+            row, number = divmod(int(group[starts[most]]), groups)
+            columns = f"columns {number * self.m} to {number * self.m + self.m - 1}"
+            found = f"row {row} holds {sizes[most]} entries in group {number}, {columns}"
+            remedy = f"prune it or store it as nm({sizes[most]}, {self.m})"
+            raise StructureError(f"{found}, expected at most {self.n}: {remedy}")
+        return np.arange(len(group)) - np.repeat(starts[:-1], sizes)
+
+
+__all__ = ["NM", "SELL", "SRBCRS", "PaddedCSR", "longest_first"]

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Formats of two parts: what is dense enough for a layout of its own, and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sparsetir.errors import ArgumentError
+from sparsetir.formats.arrays import Array, index_dtype
+from sparsetir.formats.blocks import number_blocks
+from sparsetir.formats.diagonals import DIA, numbered
+from sparsetir.formats.format import Entries, Format, check_positive, make, register
+from sparsetir.formats.partitions import Partition
+from sparsetir.formats.pieces import lengths_of, row_chunks
+
+
+@dataclass(frozen=True, repr=False)
+class Split(Partition):
+    """Two parts, ``main`` and ``rest``. A subclass says `main` and `chosen`."""
+
+    rest: str | Format = field(default="dcsr", kw_only=True)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        keywords = {f.name for f in fields(self) if f.kw_only}
+        return dict(sorted(super().parameters.items(), key=lambda item: item[0] in keywords))
+
+    @property
+    def main(self) -> Format:
+        """How the first part is stored."""
+        raise NotImplementedError
+
+    def chosen(self, entries: Entries) -> Array:
+        """Which entries the first part gets, as a mask."""
+        raise NotImplementedError
+
+    @cached_property
+    def parts(self) -> Sequence[tuple[str, Format]]:
+        return (("main", self.main.resolve(2, self.index_type)), ("rest", self.stored(self.rest)))
+
+    def share(self, entries: Entries) -> Iterator[Array]:
+        mask = self.chosen(entries)
+        yield mask
+        yield ~mask
+
+
+@dataclass(frozen=True, repr=False)
+class DensePart(Split):
+    """A `Split` whose first part is what is at least `density` full."""
+
+    density: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_number = isinstance(self.density, (int, float, np.number)) and not isinstance(self.density, bool)
+        if not is_number or not 0 < self.density <= 1:
+            raise ArgumentError(f"density of {self.name} must be above 0 and at most 1, found {self.density!r}")
+
+
+@register("blocks")
+@dataclass(frozen=True, repr=False)
+class Blocks(DensePart):
+    """Blocks that are at least `density` full as bsr, all other entries in the rest.
+
+    Parameters
+    ----------
+    r, c : int
+        Rows and columns of a block; `c` is `r` when it is left out.
+    density : float
+        Fraction of the r x c slots, also where the shape cuts a block off.
+    rest : Format or str
+        How the other entries are stored.
+    idtype : {"int32", "int64"}, optional
+        Of the index arrays.
+
+    Raises
+    ------
+    ArgumentError
+        When r or c is no whole number from 1 on, or density is outside (0, 1].
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparsetir.formats.format import Entries
+    >>> from sparsetir.formats.splits import Blocks
+    >>> entries = Entries.of_rows((2, 4), np.array([0, 3, 4]), np.array([0, 1, 3, 0]))
+    >>> [piece.entries.tolist() for piece in Blocks(2).pack(entries)]
+    [[0, 1, 3], [2]]
+    """
+
+    r: int = 4
+    c: int | None = None
+    density: float = field(default=0.5, kw_only=True)
+    name = "blocks"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "c", self.r if self.c is None else self.c)
+        check_positive(self.name, r=self.r, c=self.c)
+
+    @property
+    def main(self) -> Format:
+        return make("bsr", r=self.r, c=self.c)
+
+    def chosen(self, entries: Entries) -> Array:
+        r, c, indptr = int(self.r), int(self.c or self.r), entries.indptr
+        mask = np.empty(entries.nnz, np.bool_)
+        for begin, end in row_chunks(indptr, r):
+            part = slice(indptr[begin], indptr[end])
+            starts = np.append(indptr[begin:end:r], indptr[end]) - indptr[begin]
+            numbers = number_blocks(starts, entries.last[part] // c, -(-entries.shape[1] // c))[1]
+            mask[part] = (np.bincount(numbers) >= self.density * r * c)[numbers]
+        return mask
+
+
+@register("dia_rest")
+@dataclass(frozen=True, repr=False)
+class DiaRest(DensePart):
+    """Diagonals that are at least `density` full as dia, all other entries in the rest.
+
+    Parameters
+    ----------
+    density : float
+        Fraction of the slots of the longest diagonal, min(m, n).
+    rest : Format or str
+        How the other entries are stored.
+    idtype : {"int32", "int64"}, optional
+        Of the index arrays.
+
+    Raises
+    ------
+    ArgumentError
+        When density is outside (0, 1].
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparsetir.formats.format import Entries
+    >>> from sparsetir.formats.splits import DiaRest
+    >>> entries = Entries.of_rows((3, 3), np.array([0, 1, 3, 4]), np.array([1, 0, 2, 2]))
+    >>> [piece.entries.tolist() for piece in DiaRest(0.6).pack(entries)]
+    [[0, 2], [1, 3]]
+    """
+
+    name = "dia_rest"
+
+    @property
+    def main(self) -> Format:
+        return DIA()
+
+    def chosen(self, entries: Entries) -> Array:
+        counts = np.zeros(max(sum(entries.shape) - 1, 0), index_dtype(entries.nnz))
+        for _, _, number in numbered(entries):
+            np.add.at(counts, number, counts.dtype.type(1))
+        full = counts >= self.density * min(entries.shape)
+        mask = np.empty(entries.nnz, np.bool_)
+        for part, _, number in numbered(entries):
+            mask[part] = full[number]
+        return mask
+
+
+@register("ell_rest")
+@dataclass(frozen=True, repr=False)
+class EllRest(Split):
+    """The first `width` entries of each row as ell, all others in the rest.
+
+    Parameters
+    ----------
+    width : int
+        A constant in the description.
+    rest : Format or str
+        How the other entries are stored.
+    idtype : {"int32", "int64"}, optional
+        Of the index arrays.
+
+    Raises
+    ------
+    ArgumentError
+        When the width is no whole number from 1 on.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparsetir.formats.format import Entries
+    >>> from sparsetir.formats.splits import EllRest
+    >>> entries = Entries.of_rows((2, 4), np.array([0, 1, 4]), np.array([3, 0, 1, 3]))
+    >>> [piece.entries.tolist() for piece in EllRest(2).pack(entries)]
+    [[0, 1, 2], [3]]
+    """
+
+    width: int = 4
+    name = "ell_rest"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.name, width=self.width)
+
+    @property
+    def main(self) -> Format:
+        return make("ell", width=self.width)
+
+    def chosen(self, entries: Entries) -> Array:
+        lengths = lengths_of(entries)
+        first = np.minimum(lengths, self.width)
+        runs = np.stack([first, lengths - first], axis=1).reshape(-1)
+        return np.repeat(np.tile(np.array([True, False]), len(lengths)), runs)
+
+
+__all__ = ["Blocks", "DensePart", "DiaRest", "EllRest", "Split"]

@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`SparseTensor`: a sparse tensor of any order, held in a format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.files import read
+from sparsetir.formats import binsparse, export
+from sparsetir.formats import format as limits
+from sparsetir.formats.arrays import index_array
+from sparsetir.formats.format import Array, CapacityError, Entries, Format, make
+from sparsetir.formats.origin import Origin, open_dense, open_origin
+from sparsetir.formats.stored import Piece, amounts
+from sparsetir.interop import CooTensor, aligned_contiguous, is_sparse
+from sparsetir.interop.torch_arrays import is_torch
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SparseTensor:
+    """A sparse tensor of any order, held in a format.
+
+    Make one with `from_any` or a constructor for a class of arguments. It stands wherever a kernel takes a sparse
+    argument.
+
+    Parameters
+    ----------
+    format : Format
+        With everything chosen.
+    pieces : tuple of Piece
+        One for each rule of the format.
+    origin : Origin
+        The argument it was made of.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> csr = sp.csr_array(np.array([[1, 2, 0, 0], [0, 3, 0, 0], [0, 0, 0, 4]], "float32"))
+    >>> t = sparsetir.SparseTensor.from_scipy(csr, format="bsr", r=2, c=2)
+    >>> t
+    SparseTensor 3 x 4 float32 as bsr(r=2, c=2): 4 entries, 50% padding, 52 bytes
+      [IO: dense_fixed, JO: sparse_variable, II: dense_fixed, JI: dense_fixed] mb=2, nb=2, nnzb=2
+    >>> t.convert("ell").restore().toarray().tolist() == csr.toarray().tolist()
+    True
+    """
+
+    format: Format
+    pieces: tuple[Piece, ...]
+    origin: Origin
+
+    # ------------------------------------------------------------------ made of other things
+
+    @classmethod
+    def from_any(
+        cls,
+        value: Any,
+        format: str | Format | None = None,
+        *,
+        idtype: str | None = None,
+        check: bool = True,
+        **parameters: Any,
+    ) -> SparseTensor:
+        """Store a sparse tensor of any class.
+
+        Parameters
+        ----------
+        value : object
+            A scipy.sparse array or matrix, a torch sparse tensor, an object with coords, values and shape, one with
+            ``__binsparse__``, a dense ndarray, the path of a file, or a `SparseTensor`.
+        format : str or Format, optional
+            A name that `formats.make` knows, or a format; csr for a matrix and csf for anything else by default.
+        idtype : {"int32", "int64"}, optional
+            Of the index arrays. By default that of the argument's own, and int64 where a dimension or the number of
+            stored values needs it.
+        check : bool
+            False trusts the index arrays, and those of a compressed argument to be sorted and free of duplicates.
+        **parameters
+            Of the format called by its name.
+
+        Returns
+        -------
+        SparseTensor
+            Shares the argument's arrays where its layout is the format's. Entries with the same coordinates are
+            added up; entries that hold zero stay entries.
+
+        Raises
+        ------
+        ArgumentTypeError
+            When the class of `value` is not supported.
+        ArgumentError
+            When the format or its parameters do not fit.
+        StructureError
+            When the argument's index arrays are broken, or `idtype` cannot hold what the format stores.
+        """
+        if isinstance(value, SparseTensor):
+            return value.convert(format or value.format, idtype=idtype, **parameters)
+        if isinstance(value, (str, Path)):
+            return cls.from_any(read(value), format, idtype=idtype, check=check, **parameters)
+        if isinstance(value, np.ndarray):
+            return cls.from_dense(value, format, idtype=idtype, **parameters)
+        if not is_sparse(value) and hasattr(value, "__binsparse_descriptor__"):
+            return cls.from_binsparse(value, format=format, idtype=idtype, check=check, **parameters)
+        return cls._store(open_origin(value, check=check), format, idtype, parameters)
+
+    @classmethod
+    def from_scipy(cls, value: Any, format: str | Format | None = None, **options: Any) -> SparseTensor:
+        """`from_any` of a scipy.sparse array or matrix."""
+        if not sp.issparse(value):
+            raise ArgumentTypeError(f"expected a scipy.sparse array or matrix, found {type(value).__name__}")
+        return cls.from_any(value, format, **options)
+
+    @classmethod
+    def from_torch(cls, value: Any, format: str | Format | None = None, **options: Any) -> SparseTensor:
+        """`from_any` of a torch sparse tensor of any layout."""
+        if not is_torch(value) or not is_sparse(value):
+            raise ArgumentTypeError(f"expected a torch sparse tensor, found {type(value).__name__}")
+        return cls.from_any(value, format, **options)
+
+    @classmethod
+    def from_file(cls, path: str | Path, format: str | Format | None = None, **options: Any) -> SparseTensor:
+        """`from_any` of what `sparsetir.read` finds in a file (.mtx, .npz, .smtx, .tns)."""
+        return cls.from_any(Path(path), format, **options)
+
+    @classmethod
+    def from_coo(
+        cls, coords: Any, values: Any, shape: Sequence[int], format: str | Format | None = None, **options: Any
+    ) -> SparseTensor:
+        """`from_any` of a list of coordinates, shape (order, nnz), in any order, with their values, shape (nnz,)."""
+        coords = np.asarray(coords)
+        coords = coords.astype("int32") if coords.size == 0 else coords
+        return cls.from_any(CooTensor(coords, np.asarray(values), tuple(shape)), format, **options)
+
+    @classmethod
+    def from_dense(
+        cls,
+        array: Any,
+        format: str | Format | None = None,
+        *,
+        idtype: str | None = None,
+        **parameters: Any,
+    ) -> SparseTensor:
+        """Store what is not zero in a dense array of any order; `restore` makes a dense array again."""
+        return cls._store(open_dense(array), format, idtype, parameters)
+
+    @classmethod
+    def from_binsparse(
+        cls,
+        descriptor: Any,
+        arrays: dict[str, Any] | None = None,
+        format: str | Format | None = None,
+        **options: Any,
+    ) -> SparseTensor:
+        """Store a tensor that follows the Binsparse specification, version 0.1.
+
+        Parameters
+        ----------
+        descriptor : dict or object
+            The descriptor, or an object that has ``__binsparse_descriptor__`` and ``__binsparse__``.
+        arrays : dict of str to array
+            The arrays by the specification's names, beside a descriptor.
+        format, **options
+            As for `from_any`; by default the format of the descriptor.
+
+        Examples
+        --------
+        >>> import numpy as np, sparsetir
+        >>> t = sparsetir.SparseTensor.from_dense(np.eye(2), format="dcsr")
+        >>> again = sparsetir.SparseTensor.from_binsparse(t.__binsparse_descriptor__(), t.__binsparse__())
+        >>> again.format, again.to_dense().tolist()
+        (dcsr(), [[1.0, 0.0], [0.0, 1.0]])
+        """
+        if not isinstance(descriptor, dict):
+            descriptor, arrays = descriptor.__binsparse_descriptor__(), descriptor.__binsparse__()
+        value, own = binsparse.decode(descriptor, arrays or {})
+        return cls.from_any(value, own if format is None else format, **options)
+
+    @classmethod
+    def _store(
+        cls,
+        origin: Origin,
+        format: str | Format | None,
+        idtype: str | None,
+        parameters: dict[str, Any],
+        before: SparseTensor | None = None,
+    ) -> SparseTensor:
+        """Pack the entries of `origin`: with the values that they have in another tensor, if there is one."""
+        shape = origin.source.shape
+        chosen = _named(format, len(shape), parameters)
+        chosen = chosen.with_idtype(idtype) if idtype else chosen
+        fixed, own = chosen.idtype, origin.idtype if before is None else before.idtype
+        first = fixed or ("int64" if _is_large(*shape, origin.source.values.size) else own)
+        if fixed == "int32" and _is_large(*shape):
+            found = " x ".join(map(str, shape))
+            raise CapacityError(f"int32 indices cannot count the dimensions {found}: leave idtype out")
+        values = None if before is None else before.values
+        try:
+            return cls._packed(origin, values, chosen, first)
+        except CapacityError:
+            if fixed is not None or first == "int64":
+                raise
+            return cls._packed(origin, values, chosen, "int64")
+
+    @classmethod
+    def _packed(cls, origin: Origin, values: Array | None, format: Format, idtype: str) -> SparseTensor:
+        format = format.resolve(len(origin.source.shape), idtype)
+        filled = format.borrow(origin.source, origin.slots) if values is None and origin.is_ordered else None
+        if filled is None:
+            filled = format.fill(origin.entries, origin.values() if values is None else values)
+        for packed, _ in filled:
+            format.check_count(packed.count)
+        pieces = zip(format.rules, filled, strict=True)
+        return cls(format, tuple(Piece(rule, packed, flat.reshape(-1)) for rule, (packed, flat) in pieces), origin)
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(int(n) for n in self.origin.source.shape)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.pieces[0].values.dtype if self.pieces else self.origin.source.values.dtype
+
+    @property
+    def idtype(self) -> str:
+        """Of the index arrays."""
+        return self.format.index_type
+
+    @property
+    def nnz(self) -> int:
+        """Entries, those that hold zero too; entries with the same coordinates count once."""
+        return sum(piece.nnz for piece in self.pieces)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all values and index arrays of the pieces."""
+        return sum(piece.nbytes for piece in self.pieces)
+
+    @property
+    def padding(self) -> float:
+        """Fraction of the stored values that are no entry."""
+        stored = sum(piece.packed.count for piece in self.pieces)
+        return 1 - self.nnz / stored if stored else 0.0
+
+    @property
+    def entries(self) -> Entries:
+        """The structure apart from the format."""
+        return self.origin.entries
+
+    @cached_property
+    def coords(self) -> tuple[Array, ...]:
+        """Coordinates of the entries in lexicographic order, one array for each dimension."""
+        return self.entries.coords
+
+    @cached_property
+    def values(self) -> Array:
+        """Value of each entry in the order of `coords`; the piece's own array where that is its order."""
+        return self._entry_values([piece.values for piece in self.pieces])
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.shape))
+        held = amounts(self.nnz, self.padding, self.nbytes)
+        head = f"SparseTensor {shape} {self.dtype} as {self.format!r}: {held}"
+        lines = [self.pieces[0].layout] if len(self.pieces) == 1 else map(repr, self.pieces)
+        return "\n  ".join([head, *lines])
+
+    # ------------------------------------------------------------------ other values, other formats
+
+    def with_values(self, values: Array | Sequence[Array]) -> SparseTensor:
+        """The same structure with other values.
+
+        Parameters
+        ----------
+        values : sequence of ndarray, or ndarray
+            One array for each piece, laid out like the piece's values: a kernel's output over its buffer. What lies
+            in padding is dropped. Or a single ndarray, shape (nnz,), in the order of `coords`.
+
+        Returns
+        -------
+        SparseTensor
+            Shares the index arrays, and the values of pieces without padding.
+        """
+        if isinstance(values, np.ndarray):
+            return self._with_entry_values(self._checked(values, self.nnz, "entries"))
+        flat = self._flat(values)
+        if all(piece.packed.size == piece.packed.count for piece in self.pieces):
+            pieces = [replace(piece, values=v) for piece, v in zip(self.pieces, flat, strict=True)]
+            return SparseTensor(self.format, tuple(pieces), self.origin)
+        return self._with_entry_values(self._entry_values(flat))
+
+    def convert(self, format: str | Format, *, idtype: str | None = None, **parameters: Any) -> SparseTensor:
+        """The same tensor in another format; `restore` still makes what the first one was made of.
+
+        Parameters
+        ----------
+        format, idtype, **parameters
+            As for `from_any`.
+
+        Examples
+        --------
+        >>> import numpy as np, sparsetir
+        >>> t = sparsetir.SparseTensor.from_dense(np.eye(4))
+        >>> t.convert("ell", width=2).padding
+        0.5
+        """
+        return SparseTensor._store(self.origin, format, idtype, parameters, self)
+
+    def restore(self, values: Sequence[Array] | Array | None = None) -> Any:
+        """An object of the class of the argument, with the argument's entries in the argument's order.
+
+        Parameters
+        ----------
+        values : sequence of ndarray, or ndarray, optional
+            As for `with_values`; by default the tensor's own. Any dtype.
+
+        Returns
+        -------
+        object
+            Of entries with the same coordinates, which were added up, the first holds the sum and the others zero.
+            It shares no index array with the argument, and values only with what was passed here.
+        """
+        if values is None:
+            return self.origin.give_back(self.values.copy(), copy=True)
+        if isinstance(values, np.ndarray):
+            entries = self._checked(values, self.nnz, "entries")
+        else:
+            entries = self._entry_values(self._flat(values))
+        return self.origin.give_back(entries, copy=True)
+
+    # ------------------------------------------------------------------ made into other things
+
+    def to_coo(self) -> CooTensor:
+        """A `CooTensor` with the entries in order."""
+        return CooTensor(np.stack([index_array(c, self.idtype) for c in self.coords]), self.values, self.shape)
+
+    def to_dense(self) -> Array:
+        """An ndarray of the same shape."""
+        dense = np.zeros(self.shape, self.dtype)
+        dense[self.coords] = self.values
+        return dense
+
+    def to_scipy(self, format: str | None = None, *, copy: bool = True) -> Any:
+        """A scipy.sparse array.
+
+        Parameters
+        ----------
+        format : str, optional
+            As scipy calls it. By default csr, csc, bsr or coo where the tensor has that format, else csr for a matrix;
+            a tensor of another order can only be coo.
+        copy : bool
+            False shares the tensor's arrays where the layout is the same; scipy changes index arrays in place.
+        """
+        return export.to_scipy(self, format, copy=copy)
+
+    def to_torch(self) -> Any:
+        """A torch sparse tensor: csr, csc, bsr or coo as `to_scipy` chooses. Shares no memory with this one."""
+        return export.to_torch(self)
+
+    def __binsparse_descriptor__(self) -> dict[str, Any]:
+        """What `__binsparse__` returns, in the words of the Binsparse specification, version 0.1."""
+        return binsparse.encode(self)[0]
+
+    def __binsparse__(self) -> dict[str, Array]:
+        """The arrays by the names of the Binsparse specification; they are the tensor's own."""
+        return binsparse.encode(self)[1]
+
+    # ------------------------------------------------------------------ entries and pieces
+
+    def _flat(self, values: Sequence[Array]) -> list[Array]:
+        if len(values) != len(self.pieces):
+            raise ArgumentError(f"expected values for {len(self.pieces)} pieces, found {len(values)}")
+        return [
+            self._checked(v, p.packed.count, f"values in piece {p.name}")
+            for v, p in zip(values, self.pieces, strict=True)
+        ]
+
+    def _checked(self, values: Any, size: int, what: str) -> Array:
+        array = aligned_contiguous(values)[0]
+        if array.size != size:
+            raise ArgumentError(f"expected {size} {what}, found an array of shape {array.shape}")
+        return array.reshape(-1)
+
+    def _entry_values(self, flat: Sequence[Array]) -> Array:
+        if len(flat) == 1 and self.pieces[0].packed.is_plain:
+            return flat[0]
+        out = np.zeros(self.nnz, np.result_type(*flat) if len(flat) > 1 else flat[0].dtype)
+        for piece, values in zip(self.pieces, flat, strict=True):
+            piece.packed.gather(values, out)
+        return out
+
+    def _with_entry_values(self, values: Array) -> SparseTensor:
+        pieces = [replace(piece, values=piece.packed.values(values)) for piece in self.pieces]
+        return SparseTensor(self.format, tuple(pieces), self.origin)
+
+
+def _named(format: str | Format | None, ndim: int, parameters: dict[str, Any]) -> Format:
+    if isinstance(format, Format):
+        if parameters:
+            raise ArgumentError(f"{format!r} has its parameters; {', '.join(parameters)} go with the name of a format")
+        return format
+    return make(format or ("csr" if ndim == 2 else "csf"), **parameters)
+
+
+def _is_large(*numbers: int) -> bool:
+    return max(numbers) >= limits.INT32_END
+
+
+__all__ = ["SparseTensor"]

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every access to a buffer of a stage-II function, in the order of execution, with what stands around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.ir import Call, Var
+
+from sparsetir import op
+from sparsetir.ir import const
+from sparsetir.lower.rewriting import conjuncts, substitute
+
+Node = tirx.For | s_tir.SBlockRealize | tirx.IfThenElse
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A condition of an access, in the variables of the first ``depth`` blocks around it; ``path`` says where it is."""
+
+    condition: ir.Expr
+    depth: int
+    is_bound: bool
+    """Whether it is the ``T.where`` of a block: it only holds the block's variables within their domains."""
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One load or store.
+
+    ``path`` has the loops, blocks and conditional statements around it, outermost first.
+    """
+
+    buffer: Var
+    indices: list[ir.Expr]
+    value: ir.Expr | None
+    path: tuple[Node, ...]
+    guards: tuple[Guard, ...]
+
+    @property
+    def is_store(self) -> bool:
+        return self.value is not None
+
+    @property
+    def loops(self) -> list[tirx.For]:
+        return [n for n in self.path if isinstance(n, tirx.For)]
+
+    @property
+    def blocks(self) -> list[s_tir.SBlockRealize]:
+        return [n for n in self.path if isinstance(n, s_tir.SBlockRealize)]
+
+    @property
+    def block(self) -> str:
+        """Name of the innermost block."""
+        return str(self.blocks[-1].block.name_hint)
+
+    def is_beside(self, other: Site) -> bool:
+        """Whether the innermost block is that of another access."""
+        return bool(self.blocks[-1].same_as(other.blocks[-1]))
+
+    def within(self, buffer: Var) -> list[s_tir.SBlockRealize]:
+        """The blocks below the one that allocates `buffer`."""
+        blocks = self.blocks
+        at = [n for n, realize in enumerate(blocks) if buffer in list(realize.block.alloc_buffers)]
+        return blocks[at[0] + 1 :] if at else blocks
+
+    def outwards(self, expr: ir.Expr, depth: int, to: int) -> ir.Expr:
+        """`expr`, of the block at `depth`, in the variables that are visible where `to` blocks stand around."""
+        for realize in reversed(self.blocks[to:depth]):
+            pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+            expr = substitute(expr, {iv.var: value for iv, value in pairs})
+        return expr
+
+
+def common(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """How many leading nodes two paths share."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((n for n, (x, y) in pairs if not x.same_as(y)), min(len(a), len(b)))
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.found: list[Site] = []
+        self.path: list[Node] = []
+        self.guards: list[Guard] = []
+        self.views: dict[Var, Any] = {}
+
+    def walk(self, node: Any) -> None:
+        """Visit `node` in the order of execution."""
+        callbacks = [
+            (tirx.For, self._for),
+            (s_tir.SBlockRealize, self._realize),
+            (tirx.IfThenElse, self._if),
+            (Call, self._call),
+            (tirx.BufferStore, self._store),
+            (ir.TensorLoad, self._load),
+        ]
+        tvm_ffi.structural_mutate(node, callbacks)
+
+    def _under(self, node: Node | None, conditions: Sequence[ir.Expr], *inner: Any, is_bound: bool = False) -> None:
+        """Visit what stands below a node, or below conditions."""
+        path, guards = list(self.path), list(self.guards)
+        depth = sum(isinstance(n, s_tir.SBlockRealize) for n in path)
+        self.path += [] if node is None else [node]
+        self.guards += [Guard(c, depth, is_bound) for c in conditions]
+        for part in inner:
+            if part is not None:
+                self.walk(part)
+        self.path, self.guards = path, guards
+
+    def _for(self, node: tirx.For, mutator: Any) -> tirx.For:
+        mutator.mutate(node.extent)
+        self._under(node, [], node.body)
+        return node
+
+    def _realize(self, node: s_tir.SBlockRealize, mutator: Any) -> s_tir.SBlockRealize:
+        for expr in (node.predicate, *node.iter_values):
+            mutator.mutate(expr)
+        self.views.update({view.buffer: view.source for view in node.block.match_buffers})
+        self._under(node, conjuncts(node.predicate), node.block.init, node.block.body, is_bound=True)
+        return node
+
+    def _if(self, node: tirx.IfThenElse, mutator: Any) -> tirx.IfThenElse:
+        mutator.mutate(node.condition)
+        self._under(node, conjuncts(node.condition), node.then_case)
+        self._under(node, [tirx.Not(node.condition)], node.else_case)
+        return node
+
+    def _call(self, node: Call, mutator: Any) -> Call:
+        if not op.is_if_then_else(node):
+            return mutator.default_mutate(node)
+        condition, yes, no = node.args
+        mutator.mutate(condition)
+        self._under(None, conjuncts(condition), yes)
+        self._under(None, [tirx.Not(condition)], no)
+        return node
+
+    def _add(self, buffer: Var, indices: Sequence[ir.Expr], value: ir.Expr | None) -> None:
+        """Note an access; one of a view is one of the buffer behind it."""
+        region = self.views.get(buffer)
+        if region is not None:
+            starts = [r.min for r in region.region]
+            inner = [const(0)] * (len(starts) - len(indices)) + list(indices)
+            buffer, indices = region.source, [s + i for s, i in zip(starts, inner, strict=True)]
+        self.found.append(Site(buffer, list(indices), value, tuple(self.path), tuple(self.guards)))
+
+    def _load(self, node: ir.TensorLoad, mutator: Any) -> ir.TensorLoad:
+        mutator.default_mutate(node)
+        self._add(node.source, node.indices, None)
+        return node
+
+    def _store(self, node: tirx.BufferStore, mutator: Any) -> tirx.BufferStore:
+        for expr in (*node.indices, node.value):
+            mutator.mutate(expr)
+        self._add(node.buffer, node.indices, node.value)
+        return node
+
+
+def sites(func: tirx.PrimFunc) -> list[Site]:
+    """The loads and stores of a function."""
+    walk = _Walk()
+    walk.walk(func.body)
+    return walk.found

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stage-I schedule: primitives that change a program and not its meaning, and the trace of what was done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import ir, s_tir, tirx
+
+from sparsetir.errors import ScheduleError
+from sparsetir.lower import as_module, lower
+from sparsetir.script.printer import script
+from sparsetir.transform.editing import Editor, label
+from sparsetir.transform.trace import Step, Trace, plain
+
+
+class Schedule:
+    """Changes of a stage-I program, one primitive at a time.
+
+    An iteration is known by its name, an entry of its list by the name of its axis: ``"I"``. A fused entry is a
+    list of names, ``["I", "J"]``, or its text, ``"T.fuse(I, J)"``. The names stay valid while the program changes.
+    A primitive that is not legal raises `ScheduleError` with the reason and leaves the schedule as it was. After each
+    step the program is verified.
+
+    Parameters
+    ----------
+    func : PrimFunc or IRModule with one PrimFunc
+        The program; it is not changed.
+
+    Attributes
+    ----------
+    func : PrimFunc
+        The program as it is now.
+    trace : Trace
+        The steps so far.
+
+    Examples
+    --------
+    >>> import sparsetir
+    >>> sch = sparsetir.Schedule(sparsetir.ops.spmm())
+    >>> sch.sparse_split("spmm", "K", 8)
+    ['K_o', 'K_i']
+    >>> sch.sparse_reorder("spmm", ["K_o", "I", "J", "K_i"])
+    >>> sch.get_axes("spmm")
+    ['K_o', 'I', 'J', 'K_i']
+    >>> kernel = sparsetir.build(sch)
+    """
+
+    def __init__(self, func: tirx.PrimFunc | ir.IRModule) -> None:
+        self._mod = as_module(func) if not isinstance(func, Schedule) else func.mod
+        found = [gv for gv, f in self._mod.functions.items() if isinstance(f, tirx.PrimFunc)]
+        if len(found) != 1:
+            names = ", ".join(gv.name_hint for gv in found)
+            raise ScheduleError(f"a schedule is of one PrimFunc, found {len(found)} ({names}); pass mod['name']")
+        self._name = found[0]
+        self.func: tirx.PrimFunc = func if isinstance(func, tirx.PrimFunc) else self._mod[found[0]]
+        self.trace = Trace()
+        Editor(self.func)
+
+    # ------------------------------------------------------------------ the program
+
+    @property
+    def mod(self) -> ir.IRModule:
+        """A module with the program, and the other functions of the module that was given."""
+        name = str(self._name.name_hint)
+        functions = dict(self._mod.functions.items())
+        functions[self._name] = self.func.with_attr("global_symbol", name)
+        return ir.IRModule(functions, attrs=self._mod.attrs)
+
+    def script(self) -> str:
+        """The program as text."""
+        return script(self.func)
+
+    def copy(self) -> Schedule:
+        """A schedule at the same point that goes its own way."""
+        made = Schedule(self._mod)
+        made.func, made.trace = self.func, self.trace
+        return made
+
+    def lower(self) -> s_tir.Schedule:
+        """A stock schedule of the program at stage II: loops over positions."""
+        mod = lower(as_module(self.mod[self._name]), stage=2)
+        sch = s_tir.Schedule(mod)
+        sch.work_on(next(iter(mod.functions)).name_hint)
+        return sch
+
+    def __repr__(self) -> str:
+        names = ", ".join(p.iteration.name for p in Editor(self.func).facts.places)
+        return f"Schedule of {self._name.name_hint} ({names}) after {len(self.trace)} steps"
+
+    # ------------------------------------------------------------------ steps
+
+    def take(self, step: Step) -> Any:
+        """Apply one step and add it to the trace; returns what its primitive tells."""
+        made = step.run(self.func)
+        self.func = made.func
+        self.trace = Trace((*self.trace.steps, step))
+        return made.result
+
+    def _do(self, primitive: str, *arguments: Any, **options: Any) -> Any:
+        given = {k: plain(v) for k, v in options.items() if v is not None and v is not False}
+        return self.take(Step(primitive, plain(arguments), given))
+
+    # ------------------------------------------------------------------ names
+
+    def get_sp_iter(self, name: str) -> str:
+        """The name of an iteration, once it is known that there is one.
+
+        Raises
+        ------
+        ScheduleError
+            No iteration, or more than one, has the name.
+        """
+        return Editor(self.func).iteration(name).name
+
+    @property
+    def sp_iters(self) -> list[str]:
+        """The names of all iterations in the order of the text."""
+        return [p.iteration.name for p in Editor(self.func).facts.places]
+
+    def get_axes(self, iteration: str) -> list[str]:
+        """The entries of an iteration's list as they stand in the text."""
+        return [label(e) for e in Editor(self.func).iteration(iteration).entries]
+
+    # ------------------------------------------------------------------ primitives
+
+    def sparse_reorder(self, iteration: str, order: Sequence[Any]) -> None:
+        """List the axes of an iteration in another order; see `sparsetir.transform.reorder.sparse_reorder`."""
+        self._do("sparse_reorder", iteration, order)
+
+    def sparse_fuse(self, iteration: str, axes: Sequence[Any]) -> None:
+        """Make one loop of a chain of axes; see `sparsetir.transform.fuse.sparse_fuse`."""
+        self._do("sparse_fuse", iteration, axes)
+
+    def sparse_split(self, iteration: str, axis: Any, factor: int) -> list[str]:
+        """Split an axis into groups and places in a group; see `sparsetir.transform.split.sparse_split`."""
+        return self._do("sparse_split", iteration, axis, factor)
+
+    def split_init(self, iteration: str) -> str:
+        """Make an iteration of ``T.init()``; see `sparsetir.transform.split_init.split_init`."""
+        return self._do("split_init", iteration)
+
+    def annotate(self, iteration: str, key: str, value: Any) -> None:
+        """Note something at an iteration; see `sparsetir.transform.annotate.annotate`."""
+        self.take(Step("annotate", [iteration, key, plain(value)]))
+
+    def set_search(self, iteration: str, strategy: str) -> None:
+        """Choose how coordinates are looked up; see `sparsetir.transform.annotate.set_search`."""
+        self._do("set_search", iteration, strategy)
+
+    def to_dense(self, iteration: str, axis: Any, *, guard: bool = False) -> str:
+        """Iterate all coordinates of a sparse axis; see `sparsetir.transform.to_dense.to_dense`."""
+        return self._do("to_dense", iteration, axis, guard=guard)
+
+    def pad(self, iteration: str, axis: Any, multiple: int) -> str:
+        """Round the extent of a dense loop up; see `sparsetir.transform.pad.pad`."""
+        return self._do("pad", iteration, axis, multiple)
+
+    def fuse_iterations(self, first: str, second: str, *, depth: int | None = None, name: str | None = None) -> str:
+        """Run two neighbours together; see `sparsetir.transform.fuse_iterations.fuse_iterations`."""
+        return self._do("fuse_iterations", first, second, depth=depth, name=name)
+
+    def split_iteration(self, iteration: str, *, at: int | None = None) -> list[str]:
+        """Run the statements of a body apart; see `sparsetir.transform.split_iteration.split_iteration`."""
+        return self._do("split_iteration", iteration, at=at)
+
+    def decompose(self, formats: Mapping[str, Any]) -> Any:
+        """Store sparse buffers in other formats, by buffer name; see `sparsetir.transform.decompose`."""
+        return self._do("decompose", formats)
+
+
+__all__ = ["Schedule"]

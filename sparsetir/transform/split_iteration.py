@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Give the statements of a body iterations of their own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.errors import ScheduleError
+from sparsetir.ir import Entry, SpIter
+from sparsetir.lower.rewriting import collect, mentions, substitute
+from sparsetir.transform.dependence import Footprint, Steps, footprint, meeting_faults
+from sparsetir.transform.editing import (
+    Edit,
+    Editor,
+    is_declaration,
+    make_iteration,
+    new_var,
+    notes_of,
+    sequence,
+    statements,
+)
+
+
+def split_iteration(func: tirx.PrimFunc, iteration: str, *, at: int | None = None) -> Edit:
+    """Run the statements of a body one after the other, each over all points of the iteration.
+
+    Statements that need each other's results at other points stay together. A value that was given a name is computed
+    again where it is used. Every initialisation goes to the first statement that touches what it sets.
+
+    args:
+        iteration: name of a sparse iteration with several statements
+        at: number of the statement before which to cut; at every possible place if it is left out
+
+    rewrite:
+        with T.sp_iter([I, J], "SS", "both") as [i, j]:
+            B[i, j] = A[i, j] * 2
+            C[i, j] = B[i, j] + 1
+        ->
+        with T.sp_iter([I, J], "SS", "both_0") as [i, j]:
+            B[i, j] = A[i, j] * 2
+        with T.sp_iter([I, J], "SS", "both_1") as [i, j]:
+            C[i, j] = B[i, j] + 1
+
+    Returns
+    -------
+    list of str
+        The names of the new iterations.
+
+    Raises
+    ------
+    ScheduleError
+        The body has one statement, or the statements cannot be told apart.
+    """
+    editor = Editor(func)
+    found = editor.iteration(iteration)
+    if found.block.alloc_buffers or any(map(_is_structure, statements(found.block.body))):
+        raise ScheduleError(f"cannot split sp_iter {iteration!r}: it declares buffers or axes of its own")
+    body = _Body(editor, found)
+    parts = body.parts(at)
+    inits = _placed(editor, found, parts)
+    editor.names.discard(iteration)
+    names = [editor.fresh(f"{iteration}_{n}") for n in range(len(parts))]
+    made = [_part(found, *p, first=not n) for n, p in enumerate(zip(names, parts, inits, strict=True))]
+    editor.swap(found.node, *made)
+    return editor.finish(names)
+
+
+@dataclass(eq=False)
+class _Body:
+    """The statements of a body, in order; ``actions`` are those that do not give a name to a value."""
+
+    editor: Editor
+    iteration: SpIter
+    whole: list[tirx.Stmt] = field(init=False)
+    cells: dict[Var, bool] = field(init=False)
+    actions: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.whole = statements(self.iteration.block.body)
+        self.cells = {s.buffer: self._is_set_once(s.buffer) for s in self.whole if isinstance(s, tirx.AllocBuffer)}
+        self.actions = [n for n, s in enumerate(self.whole) if self._named(s) is None]
+        variables = dict(zip(self.iteration.vars, self.iteration.axes, strict=True))
+        self.steps = Steps(self.editor.facts, variables)
+
+    def _is_set_once(self, cell: Var) -> bool:
+        """Whether a local variable gets one value, on every path."""
+        sets = [s for s in collect(self.iteration.block.body, tirx.BufferStore) if s.buffer.same_as(cell)]
+        return len(sets) == 1 and any(sets[0].same_as(s) for s in self.whole)
+
+    def _named(self, stmt: tirx.Stmt) -> Var | None:
+        """The name that a statement declares or gives its value; None for an action."""
+        if isinstance(stmt, tirx.Bind):
+            return stmt.var
+        named = isinstance(stmt, tirx.AllocBuffer) or (
+            isinstance(stmt, tirx.BufferStore) and self.cells.get(stmt.buffer, False)
+        )
+        return stmt.buffer if named else None
+
+    def parts(self, at: int | None) -> list[list[tirx.Stmt]]:
+        """The statements of each new iteration."""
+        name, count = self.iteration.name, len(self.actions)
+        if count < 2:
+            raise ScheduleError(f"sp_iter {name!r} has one statement; there is nothing to split")
+        if at is not None and (isinstance(at, bool) or not isinstance(at, int) or not 0 < at < count):
+            wanted = f"cut before statement 1 to {count - 1}" if count > 2 else "cut before statement 1"
+            raise ScheduleError(f"sp_iter {name!r} has {count} statements: {wanted}, not {at!r}")
+        faults = {cut: self._fault(cut) for cut in (range(1, count) if at is None else [at])}
+        cuts = [cut for cut, fault in faults.items() if not fault]
+        if not cuts:
+            raise ScheduleError(f"cannot split sp_iter {name!r}: {next(iter(faults.values()))}")
+        ends = [0, *cuts, count]
+        return [self._range(a, b) for a, b in itertools.pairwise(ends)]
+
+    def _fault(self, cut: int) -> str:
+        """Why the statements before and from `cut` on cannot be told apart; empty if they can."""
+        facts = self.editor.facts
+        sides = [self._range(0, cut), self._range(cut, len(self.actions))]
+        prints = [footprint(facts, *side) for side in sides]
+        for fault in meeting_faults(prints, self.steps, set(self.steps.axes)):
+            return fault
+        for cell, once in self.cells.items():
+            if not once and all(mentions(side, [cell]) for side in sides):
+                return f"{cell.name} is set at several places"
+        for stmt in self.whole[: self.actions[cut]]:
+            again = self._named(stmt) is not None and any(stmt.same_as(s) for s in sides[1])
+            if again and {facts.storage(x.source) for x in collect(stmt, ir.TensorLoad)} & prints[0].stored:
+                what = self._named(stmt)
+                return f"{what.name} is read from what the statements before change, and used behind them"  # type: ignore[union-attr]
+        return ""
+
+    def _range(self, start: int, stop: int) -> list[tirx.Stmt]:
+        """The statements of a range, and the names that they use."""
+        kept = set(self.actions[start:stop])
+        for n in reversed(range(len(self.whole))):
+            name = self._named(self.whole[n])
+            if name is not None and any(mentions(self.whole[k], [name]) for k in kept if k > n):
+                kept.add(n)
+        return [self.whole[n] for n in sorted(kept)]
+
+
+def _placed(editor: Editor, iteration: SpIter, parts: Sequence[Sequence[tirx.Stmt]]) -> list[list[tirx.Stmt]]:
+    """The initial stores of each part: where what they set is first touched, if nothing before minds."""
+    prints = [footprint(editor.facts, *part) for part in parts]
+    out: list[list[tirx.Stmt]] = [[] for _ in parts]
+    moved: list[Footprint] = []
+    for stmt in statements(iteration.block.init):
+        own = footprint(editor.facts, stmt)
+        first = next((n for n, p in enumerate(prints) if own.stored & p.touched), 0)
+        minds = any(_meet(own, p) for p in (*prints[:first], *moved))
+        target = 0 if minds or not isinstance(stmt, tirx.BufferStore) else first
+        out[target].append(stmt)
+        moved.append(own)
+    return out
+
+
+def _meet(a: Footprint, b: Footprint) -> bool:
+    return bool(a.stored & b.touched or a.touched & b.stored)
+
+
+def _part(iteration: SpIter, name: str, body: Sequence[tirx.Stmt], init: Sequence[tirx.Stmt], *, first: bool) -> Any:
+    """One new iteration, with variables of its own unless it is the first."""
+    entries: list[Entry] = list(iteration.entries)
+    renamed: dict[Var, Any] = {}
+    if not first:
+        entries = [replace(e, vars=tuple(map(new_var, [v.name for v in e.vars], e.axes))) for e in entries]
+        renamed = dict(zip(iteration.vars, (v for e in entries for v in e.vars), strict=True))
+        own = [s.var for s in body if isinstance(s, tirx.Bind)]
+        own += [s.buffer for s in body if isinstance(s, tirx.AllocBuffer)]
+        renamed |= {v: Var(str(v.name), v.ty) for v in own}
+    made = [_renamed(s, renamed) for s in (*body, *init)]
+    inits = made[len(body) :]
+    kept = sequence(*inits) if inits else None
+    return make_iteration(name, entries, sequence(*made[: len(body)]), init=kept, notes=notes_of(iteration))
+
+
+def _renamed(stmt: tirx.Stmt, renamed: dict[Var, Any]) -> tirx.Stmt:
+    inside = substitute(stmt, renamed)
+    if isinstance(inside, tirx.Bind) and inside.var in renamed:
+        return tirx.Bind(renamed[inside.var], inside.value)
+    if isinstance(inside, tirx.AllocBuffer) and inside.buffer in renamed:
+        return tirx.AllocBuffer(renamed[inside.buffer], dict(inside.annotations))
+    return inside
+
+
+def _is_structure(stmt: tirx.Stmt) -> bool:
+    """Whether a statement declares an axis or a sparse buffer."""
+    return is_declaration(stmt) and not isinstance(stmt, tirx.AllocBuffer)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedules as data: a list of steps, printed as Python, kept as JSON, replayed on any function."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.errors import ScheduleError
+from sparsetir.transform.annotate import annotate, set_search
+from sparsetir.transform.editing import Edit
+from sparsetir.transform.fuse import sparse_fuse
+from sparsetir.transform.fuse_iterations import fuse_iterations
+from sparsetir.transform.pad import pad
+from sparsetir.transform.reorder import sparse_reorder
+from sparsetir.transform.split import sparse_split
+from sparsetir.transform.split_init import split_init
+from sparsetir.transform.split_iteration import split_iteration
+from sparsetir.transform.to_dense import to_dense
+from sparsetir.verify import verify
+
+
+def decompose(func: tirx.PrimFunc, formats: Mapping[str, Any]) -> Edit:
+    """Store sparse buffers in other formats; see `sparsetir.transform.decompose.decompose_format`."""
+    from sparsetir.transform.decompose import decompose_format
+
+    found = decompose_format(func, dict(formats))
+    return Edit(found.func, found)
+
+
+PRIMITIVES: dict[str, Callable[..., Edit]] = {
+    made.__name__: made
+    for made in (
+        sparse_reorder,
+        sparse_fuse,
+        sparse_split,
+        split_init,
+        annotate,
+        set_search,
+        to_dense,
+        pad,
+        fuse_iterations,
+        split_iteration,
+        decompose,
+    )
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One primitive with its arguments.
+
+    Attributes
+    ----------
+    primitive : str
+        A key of `PRIMITIVES`.
+    arguments : list
+        What follows the function, in order: strings, numbers, and lists and dicts of them, or formats.
+    options : dict of str to Any
+        Arguments given by name.
+    """
+
+    primitive: str
+    arguments: list[Any] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, func: tirx.PrimFunc) -> Edit:
+        """Apply the step, and verify what it made."""
+        made = PRIMITIVES[self.primitive](func, *self.arguments, **self.options)
+        verify(made.func)
+        return made
+
+    def __str__(self) -> str:
+        given = [_shown(a) for a in self.arguments] + [f"{k}={_shown(v)}" for k, v in self.options.items()]
+        return f"sch.{self.primitive}({', '.join(given)})"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The steps of a schedule, in order.
+
+    ``str(trace)`` is Python that makes the same changes to a schedule called ``sch``.
+
+    Examples
+    --------
+    >>> import sparsetir
+    >>> sch = sparsetir.Schedule(sparsetir.ops.spmm())
+    >>> sch.sparse_reorder("spmm", ["K", "I", "J"])
+    >>> print(sch.trace)
+    sch.sparse_reorder("spmm", ["K", "I", "J"])
+    >>> again = type(sch.trace).from_json(sch.trace.to_json())
+    >>> sparsetir.script(again.apply(sparsetir.ops.spmm())) == sch.script()
+    True
+    """
+
+    steps: tuple[Step, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def __str__(self) -> str:
+        return "\n".join(str(step) for step in self.steps)
+
+    def apply(self, func: Any) -> Any:
+        """Replay the steps.
+
+        Parameters
+        ----------
+        func : PrimFunc or IRModule with one PrimFunc
+            A stage-I program whose iterations and axes have the names of the one that was scheduled.
+
+        Returns
+        -------
+        PrimFunc or IRModule
+            What was given, changed.
+
+        Raises
+        ------
+        ScheduleError
+            A step is not legal for this function.
+        """
+        from sparsetir.transform.schedule import Schedule
+
+        sch = Schedule(func)
+        for step in self.steps:
+            sch.take(step)
+        return sch.mod if isinstance(func, ir.IRModule) else sch.func
+
+    # ------------------------------------------------------------------ JSON
+
+    def to_json(self) -> str:
+        """The steps as JSON text, on one line.
+
+        Raises
+        ------
+        ScheduleError
+            A step holds a format that cannot be made again by name.
+        """
+        steps = [[s.primitive, _encoded(s.arguments), _encoded(s.options)] for s in self.steps]
+        return json.dumps(steps)
+
+    @classmethod
+    def from_json(cls, text: str) -> Trace:
+        """The trace that `to_json` wrote.
+
+        Raises
+        ------
+        ScheduleError
+            The text is none that `to_json` writes, or names a primitive that does not exist.
+        """
+        try:
+            steps = [Step(str(name), list(arguments), dict(options)) for name, arguments, options in json.loads(text)]
+        except (TypeError, ValueError) as error:
+            raise ScheduleError(f"expected a trace as to_json writes it, found: {error}") from None
+        for step in steps:
+            if step.primitive not in PRIMITIVES:
+                known = ", ".join(PRIMITIVES)
+                raise ScheduleError(f"there is no primitive {step.primitive!r}; there are {known}")
+        return cls(tuple(Step(s.primitive, _decoded(s.arguments), _decoded(s.options)) for s in steps))
+
+
+# ---------------------------------------------------------------------------------------------- values
+
+
+def plain(value: Any) -> Any:
+    """An argument as it is kept: tuples as lists, mappings as dicts."""
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _is_format(value: Any) -> bool:
+    return hasattr(value, "parameters") and hasattr(value, "rules")
+
+
+def _shown(value: Any) -> str:
+    """A value as Python."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_shown(k)}: {_shown(v)}' for k, v in value.items())}}}"
+    if _is_format(value):
+        chosen = "".join(f", {k}={_shown(plain(v))}" for k, v in value.parameters.items())
+        return f'sparsetir.formats.make("{value.name}"{chosen})'
+    return repr(value)
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_encoded(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _encoded(v) for k, v in value.items()}
+    if not _is_format(value):
+        return value
+    parameters = plain(value.parameters)
+    try:
+        json.dumps(parameters)
+    except TypeError:
+        raise ScheduleError(f"format {value!r} cannot be written as JSON: a parameter is no number or string") from None
+    return {"format": value.name, "parameters": parameters}
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(v) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"format", "parameters"}:
+        from sparsetir.formats.format import make
+
+        return make(value["format"], **value["parameters"])
+    return {k: _decoded(v) for k, v in value.items()}
+
+
+__all__ = ["PRIMITIVES", "Step", "Trace"]
