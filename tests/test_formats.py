@@ -444,6 +444,10 @@ def test_index_types_follow_the_argument_unless_told():
     assert SparseTensor.from_dense(small()).idtype == "int32"
     assert SparseTensor.from_any(sorted_argument("csr")).convert("bsr", r=2, idtype="int64").idtype == "int64"
     assert SparseTensor.from_any(matrix).convert(formats.ell(idtype="int64"), idtype="int32").idtype == "int32"
+    assert SparseTensor.from_dense(small(), idtype="int64").convert("csc").idtype == "int64"
+    tensor = SparseTensor.from_any(matrix, "bsr", r=2)
+    assert SparseTensor.from_any(tensor).format == tensor.format
+    assert SparseTensor.from_any(tensor, idtype="int32").pieces[0].arrays["indices"].dtype == "int32"
 
 
 @pytest.mark.parametrize(("name", "parameters"), MATRIX_FORMATS, ids=FORMAT_IDS)

@@ -19,16 +19,13 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 import sparsetir
-import sparsetir.formats.dense_lines
-import sparsetir.formats.diagonals
-import sparsetir.formats.row_buckets
-import sparsetir.formats.special
 from sparsetir import op
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.formats import make
 from sparsetir.formats.format import CapacityError, Entries, Format, Packed
 from sparsetir.interpret import interpret
 from sparsetir.ir import Axis
+from sparsetir.transform.decompose import decompose_format
 from sparsetir.transform.rule import FormatRewriteRule
 
 # ---------------------------------------------------------------------------------------------- matrices
@@ -515,6 +512,16 @@ def test_programs_over_the_descriptions(name: str) -> None:
 @pytest.mark.parametrize("name", ["sell", "sr_bcrs", "dia", "nm", "rows", "dense_columns"])
 def test_programs_over_the_descriptions_with_wide_indices(name: str) -> None:
     check_spmm(WIDE[name], [MATRICES["random"], MATRICES["no rows"]], interpreted=False)
+
+
+@pytest.mark.parametrize("name", ["hyb", "columns of rows", "rows of sell", "dense columns, dense rows, diagonals"])
+def test_decomposed_programs(name: str) -> None:
+    parts = decompose_format(sparsetir.ops.spmm(), {"A": FORMATS[name]})
+    sparsetir.verify(parts.func)
+    kernel = sparsetir.build(parts)
+    for matrix in MATRICES.values():
+        B = np.random.default_rng(1).integers(-3, 4, (matrix.shape[1], 2)).astype("float32")
+        np.testing.assert_array_equal(kernel(A=matrix, B=B), matrix @ B)
 
 
 # ---------------------------------------------------------------------------------------------- errors

@@ -14,6 +14,7 @@ import sparsetir
 from corpus import BY_NAME, Case
 from corpus.case import Arguments
 from corpus.running import check, draw, run
+from sparsetir import formats
 from sparsetir.errors import SparseTIRError
 
 
@@ -210,8 +211,32 @@ def test_5_two_children_of_one_axis_fit_two_buffers(kind: str) -> None:
     agrees(case, "float64", args)
 
 
-@pytest.mark.skip(reason="format decomposition")
-def test_6_decomposition_keeps_sortedness_defaults_and_other_buffers() -> None: ...
+def test_6_decomposition_keeps_sortedness_defaults_and_other_buffers() -> None:
+    @T.prim_func
+    def highest(
+        a: T.handle, y: T.handle, indptr: T.handle, indices: T.handle, scale: T.Buffer((2,), "float32"),
+        m: T.int32, n: T.int32, nnz: T.int32,
+    ):  # fmt: skip
+        I = T.dense_fixed(m)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices), sorted=False)
+        A = T.match_sparse_buffer(a, (I, J), "float32", default_value=-7)
+        Y = T.match_sparse_buffer(y, (I,), "float32")
+        S = T.alloc_sparse_buffer((I, J), "float32", default_value=-9)
+        with T.sp_iter([I, J], "SS", "scaled") as [i, j]:
+            S[i, j] = A[i, j] * scale[1]
+        with T.sp_iter([I, J], "SR", "highest") as [i, j]:
+            with T.init():
+                Y[i] = -100
+            Y[i] = T.max(Y[i], S[i, j])
+
+    A = sp.csr_array(np.array([[-3, 0, -5], [0, 0, 0], [0, -1, 0], [-2, -4, -6]], "float32"))
+    scale = np.array([0, 2], "float32")
+    for chosen in (formats.bsr(2, 2), formats.ell(), formats.blocks(2, 2, density=0.5)):
+        parts = sparsetir.decompose_format(highest, {"A": chosen})
+        views = [b for b in sparsetir.ir.decode(parts.func).buffers.values() if b.name != "Y"]
+        defaults = {int(b.default.value) for b in views if not b.name.startswith("valid")}
+        assert defaults == {-7, -9}
+        assert sparsetir.build(parts)(A=A, scale=scale).tolist() == [-6, -100, -2, -4]
 
 
 @pytest.mark.parametrize("name", ["sparse_softmax", "sparse_softmax_nested"])
@@ -232,8 +257,14 @@ def test_8_a_sum_over_relations_keeps_the_earlier_ones(name: str) -> None:
     assert y.ravel().tolist() == [43, 0]
 
 
-@pytest.mark.skip(reason="format decomposition")
-def test_9_overlapping_formats_add_up() -> None: ...
+def test_9_overlapping_formats_add_up() -> None:
+    """Every row has entries in both pieces: the second must not start from zero again."""
+    A = sp.csr_array(np.array([[1, 2, 0, 4], [3, 0, 0, 5], [0, 6, 7, 0]], "float32"))
+    B = np.array([[1, 10], [2, 20], [3, 30], [4, 40]], "float32")
+    for chosen in (formats.columns(2), formats.blocks(1, 2, density=1.0), formats.ell_rest(1)):
+        kernel = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": chosen}))
+        assert len(kernel.convert("A", A).pieces) == 2
+        assert kernel(A=A, B=B).tolist() == (A @ B).tolist()
 
 
 @pytest.mark.parametrize("search", ["inline", "hoist", "merge"])
@@ -261,8 +292,13 @@ def test_10_a_search_follows_the_statement_that_makes_what_it_searches(search: s
     assert found.tolist() == [[0, 1, 0, 2], [0, 0, 3, 0]]
 
 
-@pytest.mark.skip(reason="format decomposition")
-def test_11_an_empty_bucket_is_no_problem() -> None: ...
+def test_11_an_empty_bucket_is_no_problem() -> None:
+    kernel = sparsetir.build(
+        sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": formats.buckets(widths=(1, 2, 4))})
+    )
+    for dense in (np.eye(3), np.zeros((3, 3)), np.ones((3, 3)), np.zeros((0, 3))):
+        A, B = sp.csr_array(dense.astype("float32")), np.arange(6, dtype="float32").reshape(3, 2)
+        assert kernel(A=A, B=B).tolist() == (A @ B).tolist()
 
 
 @pytest.mark.parametrize("zero", ["m", "n", "nnz", "feat"])

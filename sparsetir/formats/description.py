@@ -41,14 +41,14 @@ def describe(name: str, idtype: str, *, arrays: str, sizes: str, axes: str, buff
     ...     I = dense_fixed(m)
     ...     J = dense_variable(I, (n, nnz), indptr)
     ... ''')
-    >>> print(sparsetir.script(func))
+    >>> print(sparsetir.script(func).strip())
     # from tvm.script import sparsetir as T
     <BLANKLINE>
     @T.prim_func
     def ragged(a: T.handle, indptr: T.handle, m: T.int32, n: T.int32, nnz: T.int32):
         I = T.dense_fixed(m)
-        J = T.dense_variable(I, (n, nnz), indptr)
-        A = T.match_sparse_buffer(a, (I, J))
+        J = T.dense_variable(I, (n, nnz), indptr, "int32")
+        A = T.match_sparse_buffer(a, (I, J), "float32")
     """
     params = [f"{p}: T.handle" for p in ("a", *arrays.split())] + [f"{p}: T.{idtype}" for p in sizes.split()]
     lines = [_declaration(line.strip(), idtype) for line in axes.strip().splitlines()]

@@ -56,7 +56,7 @@ class DIA(Layout):
         )
         axis_map = {0: ["I"], 1: ["D", "J"]}
         coords = lambda i, d, j: (i, j)  # noqa: E731
-        return FormatRewriteRule("dia", description, axis_map, coords, fills=True, partitions_rows=True)
+        return FormatRewriteRule("dia", description, axis_map, inverse=coords, fills=True, partitions_rows=True)
 
     def packed(self, entries: Entries) -> Packed:
         m, n = entries.shape

@@ -88,7 +88,8 @@ def strided(begin: Array, starts: Array, step: int, count: int) -> Array:
     """Slots of runs: element k of run r is at ``begin[r] + step * (k - starts[r])``, all below `count`."""
     dtype = index_dtype(count)
     # differences may leave the dtype, but wrap around to where they belong
-    out = np.repeat((begin - step * starts[:-1]).astype(dtype), np.diff(starts))
+    shift = begin - step * starts[:-1].astype(np.int64)
+    out = np.repeat(shift.astype(dtype), np.diff(starts))
     for first in range(0, len(out), CHUNK):
         part = out[first : first + CHUNK]
         part += (step * np.arange(first, first + len(part))).astype(dtype)

@@ -101,7 +101,7 @@ class SplitRows(RowList):
         )
         axis_map = {0: ["I"], 1: ["S", "J"]}
         coords = lambda i, s, j: (i, j)  # noqa: E731
-        return FormatRewriteRule(f"w{self.width}", description, axis_map, coords, partitions_rows=True)
+        return FormatRewriteRule(f"w{self.width}", description, axis_map, inverse=coords, partitions_rows=True)
 
     def listed(self, entries: Entries, rows: Array, lengths: Array) -> Packed:
         slices = -(-lengths // self.width)

@@ -81,7 +81,7 @@ class SELL(Layout):
         )
         axis_map = {0: ["S", "R"], 1: ["W", "J"]}
         coords = lambda s, w, r, j: (r, j)  # noqa: E731
-        return FormatRewriteRule("sell", description, axis_map, coords, independent=True)
+        return FormatRewriteRule("sell", description, axis_map, inverse=coords, independent=True)
 
     def packed(self, entries: Entries) -> Packed:
         (m, n), lengths = entries.shape, lengths_of(entries)
@@ -165,7 +165,7 @@ class PaddedCSR(Layout):
         )
         axis_map = {0: ["I"], 1: ["G", "J"]}
         coords = lambda i, g, j: (i, j)  # noqa: E731
-        return FormatRewriteRule("padded_csr", description, axis_map, coords, partitions_rows=True)
+        return FormatRewriteRule("padded_csr", description, axis_map, inverse=coords, partitions_rows=True)
 
     def packed(self, entries: Entries) -> Packed:
         (m, n), groups = entries.shape, -(-lengths_of(entries) // self.t)
@@ -235,7 +235,7 @@ class SRBCRS(Layout):
         )
         t, axis_map = self.t, {0: ["RO", "RI"], 1: ["G", "J"]}
         coords = lambda ro, g, j, ri: (ro * t + ri, j)  # noqa: E731
-        return FormatRewriteRule("sr_bcrs", description, axis_map, coords, fills=True, partitions_rows=True)
+        return FormatRewriteRule("sr_bcrs", description, axis_map, inverse=coords, fills=True, partitions_rows=True)
 
     def packed(self, entries: Entries) -> Packed:
         n, indptr = entries.shape[1], entries.indptr
@@ -312,7 +312,7 @@ class NM(Layout):
         wide, axis_map = self.m, {0: ["I"], 1: ["G", "S"]}
         coords = lambda i, g, s: (i, g * wide + s)  # noqa: E731
         placed = lambda i, j: (i, j // wide, j % wide)  # noqa: E731
-        return FormatRewriteRule("nm", description, axis_map, coords, placed, partitions_rows=True)
+        return FormatRewriteRule("nm", description, axis_map, inverse=coords, forward=placed, partitions_rows=True)
 
     def packed(self, entries: Entries) -> Packed:
         rows, columns = entries.shape

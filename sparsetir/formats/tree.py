@@ -36,8 +36,8 @@ class Tree(Format):
         Whether slots between the entries are stored.
     sizes : mapping of str to int, optional
         Scalar parameters that cannot be seen from a tensor, for instance the width in an axis' formula.
-    name : str
-        Of the rule.
+    name : str, optional
+        Of the rule; by default that of the description.
 
     Examples
     --------
@@ -66,8 +66,9 @@ class Tree(Format):
         forward: Formula | None = None,
         fills: bool = False,
         sizes: Mapping[str, int] | None = None,
-        name: str = "tree",
+        name: str | None = None,
     ) -> None:
+        name = name or str(description.attrs["global_symbol"])
         given = dict(axis_map) if axis_map is not None else _own_axes(description)
         rule = FormatRewriteRule(name, description, given, inverse=inverse, forward=forward, fills=fills)
         self._rule, self.sizes = rule, dict(sizes or {})
@@ -78,8 +79,7 @@ class Tree(Format):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        axes = ", ".join(f"{axis.name}: {axis.kind}" for axis in self._rule.buffer.axes)
-        return {"axes": axes, **self.sizes}
+        return {"name": self._rule.name, **self.sizes}
 
     @property
     def dimensions(self) -> int:  # type: ignore[override]

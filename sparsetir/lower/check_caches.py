@@ -24,19 +24,9 @@ from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
 from sparsetir.lower.balance_loops import INDPTR
-from sparsetir.lower.check_writes import loops_of_blocks
 from sparsetir.lower.coverage import covers, has_steps
-from sparsetir.lower.declare_regions import SCRATCH
-from sparsetir.lower.rewriting import collect, mentions, same
-from sparsetir.lower.sites import Guard, Site, common, sites
-
-
-def caches(func: tirx.PrimFunc) -> list[Var]:
-    """The buffers that a schedule added to a stage-II function, but for those a foreign kernel is handed."""
-    own = {str(name) for name in func.attrs.get(SCRATCH, [])}
-    held = [b for block in collect(func.body, s_tir.SBlock) for b in block.alloc_buffers if str(b.name) not in own]
-    handed = {arg for call in collect(func.body, ir.Call) for arg in call.args if isinstance(arg, Var)}
-    return [b for b in held if b not in handed]
+from sparsetir.lower.rewriting import mentions, same
+from sparsetir.lower.sites import Guard, Site, caches, common, loops_of_blocks, sites
 
 
 class _Cache:

@@ -12,7 +12,6 @@ dense row in a loop that was fused with the row's nonzeros::
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import tvm
@@ -22,20 +21,9 @@ from sparsetir.errors import ScheduleError
 from sparsetir.lower.balance_loops import INDPTR
 from sparsetir.lower.coverage import has_steps
 from sparsetir.lower.rewriting import collect, mentions
-from sparsetir.lower.sites import Site, sites
+from sparsetir.lower.sites import Site, caches, loops_of_blocks, sites
 
 REDUCE = 2
-
-
-def loops_of_blocks(site: Site) -> Iterator[tuple[tirx.For, s_tir.SBlockRealize]]:
-    """Each loop around an access with the next block inside it."""
-    waiting: list[tirx.For] = []
-    for node in site.path:
-        if isinstance(node, tirx.For):
-            waiting.append(node)
-        elif isinstance(node, s_tir.SBlockRealize):
-            yield from ((loop, node) for loop in waiting)
-            waiting = []
 
 
 def _carries_reduction(loop: tirx.For) -> bool:
@@ -62,9 +50,9 @@ def CheckWrites(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     """Check every store of a scheduled stage-II function that is not an update of what is there."""
     if func.attrs is None or INDPTR not in func.attrs:
         return func
-    found, params = sites(func), set(func.params)
+    found, made = sites(func), set(caches(func))
     updated = {(s.blocks[-1], s.buffer) for s in found if not s.is_store and s.blocks}
     for site in found:
-        if site.is_store and site.blocks and site.buffer in params and (site.blocks[-1], site.buffer) not in updated:
+        if site.is_store and site.blocks and site.buffer not in made and (site.blocks[-1], site.buffer) not in updated:
             check_write(site)
     return func

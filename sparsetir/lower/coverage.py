@@ -23,8 +23,15 @@ class _Atoms:
         self.known: list[tuple[ir.Expr, Var]] = []
 
     def replace(self, expr: ir.Expr) -> ir.Expr:
+        """`expr` with its atoms as variables."""
         callbacks = [(ir.TensorLoad, self._on_atom), (tirx.Cast, self._on_atom)]
         return tvm_ffi.structural_mutate(expr, callbacks)
+
+    def of(self, expr: ir.Expr) -> list[Var]:
+        """The variables that stand for `expr`, of whatever width."""
+        plain = _uncast(expr)
+        own = [plain] if isinstance(plain, Var) else []
+        return own + [var for node, var in self.known if same(_uncast(node), plain)]
 
     def _on_atom(self, node: ir.Expr, _mutator: Any) -> Var:
         for expr, var in self.known:
@@ -46,10 +53,10 @@ def has_steps(loop: tirx.For, realize: s_tir.SBlockRealize) -> bool:
     atoms, analyzer = _Atoms(), sym.Analyzer()
     extent = atoms.replace(loop.extent)
     for iv in realize.block.iter_vars:
-        domain = substitute(atoms.replace(iv.dom.extent), {})
-        if isinstance(domain, Var):
-            _at_least_one(analyzer, domain)
-        elif isinstance(domain, tirx.Sub) and isinstance(domain.a, Var):
+        domain = atoms.replace(_uncast(iv.dom.extent))
+        for var in atoms.of(iv.dom.extent):
+            _at_least_one(analyzer, var)
+        if isinstance(domain, tirx.Sub) and isinstance(domain.a, Var):
             length = Var("length", domain.a.ty)
             _at_least_one(analyzer, length)
             extent = substitute(extent, {domain.a: domain.b + length})

@@ -30,9 +30,8 @@ from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
 from sparsetir.lower.balance_loops import INDPTR
-from sparsetir.lower.check_caches import caches
 from sparsetir.lower.rewriting import collect, mentions, same
-from sparsetir.lower.sites import Site, common, sites
+from sparsetir.lower.sites import Site, caches, common, sites
 
 
 def _always_in_range(copy: Site, lanes: list[Var]) -> bool:

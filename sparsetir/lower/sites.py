@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ from tvm.ir import Call, Var
 
 from sparsetir import op
 from sparsetir.ir import const
-from sparsetir.lower.rewriting import conjuncts, substitute
+from sparsetir.lower.declare_regions import SCRATCH
+from sparsetir.lower.rewriting import collect, conjuncts, substitute
 
 Node = tirx.For | s_tir.SBlockRealize | tirx.IfThenElse
 
@@ -74,6 +75,17 @@ class Site:
             pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
             expr = substitute(expr, {iv.var: value for iv, value in pairs})
         return expr
+
+
+def loops_of_blocks(site: Site) -> Iterator[tuple[tirx.For, s_tir.SBlockRealize]]:
+    """Each loop around an access with the next block inside it."""
+    waiting: list[tirx.For] = []
+    for node in site.path:
+        if isinstance(node, tirx.For):
+            waiting.append(node)
+        elif isinstance(node, s_tir.SBlockRealize):
+            yield from ((loop, node) for loop in waiting)
+            waiting = []
 
 
 def common(a: Sequence[Any], b: Sequence[Any]) -> int:
@@ -158,6 +170,14 @@ class _Walk:
             mutator.mutate(expr)
         self._add(node.buffer, node.indices, node.value)
         return node
+
+
+def caches(func: tirx.PrimFunc) -> list[Var]:
+    """The buffers that a schedule added to a stage-II function, but for those a foreign kernel is handed."""
+    own = {str(name) for name in func.attrs.get(SCRATCH, [])}
+    held = [b for block in collect(func.body, s_tir.SBlock) for b in block.alloc_buffers if str(b.name) not in own]
+    handed = {arg for call in collect(func.body, Call) for arg in call.args if isinstance(arg, Var)}
+    return [b for b in held if b not in handed]
 
 
 def sites(func: tirx.PrimFunc) -> list[Site]:

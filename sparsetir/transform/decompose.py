@@ -62,13 +62,15 @@ MASK_DTYPE = "int8"
 class Piece:
     """One piece of a decomposed buffer's format within the new program.
 
-    ``params`` maps the description's parameters to the new function's; ``values`` the program's buffers over the old
-    axes to their arrays here; ``mask`` is the parameter that tells entries from padding, None where that is not needed.
+    ``params`` maps the description's parameters to the new function's, ``values`` the arrays of the program's buffers
+    over the old axes to their arrays here, and ``buffers`` the buffers themselves. ``mask`` is the parameter that tells
+    entries from padding, None where that is not needed.
     """
 
     rule: FormatRewriteRule
     params: dict[str, str]
     values: dict[str, str]
+    buffers: dict[str, str]
     mask: str | None
 
 
@@ -228,7 +230,8 @@ class Rewriter:
                 if str(b.storage.name) in held
             }
             mask = None if made.mask is None else str(made.mask.storage.name)
-            pieces.append(Piece(made.rule, params, values, mask))
+            buffers = {self.program.buffers[view].name: b.name for view, b in made.buffers.items()}
+            pieces.append(Piece(made.rule, params, values, buffers, mask))
         return Group(self.name, tuple(b.name for b in self.group), self.axes, tuple(pieces))
 
     # ------------------------------------------------------------------ one iteration
@@ -573,6 +576,30 @@ class Decomposition:
         found = decompose_format(self.original, self.formats, exact=True)
         return None if tvm_ffi.structural_equal(found.func, self.func) else found
 
+    def with_formats(self, formats: Any) -> dict[str, Any]:
+        """The formats of the original's buffers when more are given, some for pieces by their buffers' names."""
+        if not isinstance(formats, Mapping):
+            raise VerifyError("say which buffer of the decomposed program to decompose: {'A_rest': format}")
+        pieces = {n: (g.name, p.rule.name) for g in self.groups for p in g.pieces for n in p.buffers.values()}
+        found = dict(self.formats)
+        for name, format in formats.items():
+            if name in pieces:
+                buffer, piece = pieces[name]
+                found[buffer] = self._nested(buffer, piece, format)
+            elif name in found:
+                raise VerifyError(f"{name} is decomposed already; its pieces are {', '.join(pieces)}", name)
+            else:
+                found[name] = format
+        return found
+
+    def _nested(self, buffer: str, piece: str, format: Any) -> Any:
+        from sparsetir.formats.nested import Nested
+
+        base = self.formats[buffer]
+        if isinstance(base, Nested) and piece not in base.inner:
+            return Nested(base.base, {**base.inner, piece: format})
+        return Nested(base, {piece: format})
+
 
 def _resolved(format: Any, axes: Sequence[Axis]) -> Any:
     """A format that knows how many dimensions it stores and how wide its indices are."""
@@ -624,19 +651,17 @@ def decompose_format(func: Any, formats: Mapping[str, Any] | Any, *, exact: bool
     -----
     Composable formats are those of SparseTIR (Ye et al., ASPLOS 2023).
     """
-    before = func if isinstance(func, Decomposition) else None
-    original = before.original if before is not None else func
-    current = before.func if before is not None else func
-    wanted = dict(formats) if isinstance(formats, Mapping) else {_first_sparse(current): formats}
-    groups = list(before.groups) if before is not None else []
+    if isinstance(func, Decomposition):
+        return decompose_format(func.original, func.with_formats(formats), exact=exact)
+    current, groups = func, []
+    wanted = dict(formats) if isinstance(formats, Mapping) else {_first_sparse(func): formats}
     for name, format in wanted.items():
         program = decode(current)
         wanted[name] = format = _resolved(format, program.buffer(name).axes)
         rewriter = Rewriter(program, name, _rules(format), exact=exact)
         current = rewriter.function()
         groups.append(rewriter.record(current))
-    known = dict(before.formats) if before is not None else {}
-    return Decomposition(original, current, {**known, **wanted}, tuple(groups))
+    return Decomposition(func, current, wanted, tuple(groups))
 
 
 def _first_sparse(func: tirx.PrimFunc) -> str:
