@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sparsetir.build import build
     from sparsetir.errors import SparseTIRError
     from sparsetir.files import read
+    from sparsetir.formats.pattern import Pattern, pattern
     from sparsetir.formats.tensor import SparseTensor
     from sparsetir.interop import CooTensor
     from sparsetir.interpret import interpret
@@ -43,6 +44,7 @@ _PUBLIC = {
     "Decomposition": "sparsetir.transform.decompose",
     "FormatRewriteRule": "sparsetir.transform",
     "Kernel": "sparsetir.kernel",
+    "Pattern": "sparsetir.formats.pattern",
     "SparseTIRError": "sparsetir.errors",
     "SparseTensor": "sparsetir.formats.tensor",
     "TuneResult": "sparsetir.tuning",
@@ -56,6 +58,7 @@ _PUBLIC = {
     "lower": "sparsetir.lower",
     "ops": "sparsetir.ops",
     "parse": "sparsetir.script.printer",
+    "pattern": "sparsetir.formats.pattern",
     "read": "sparsetir.files",
     "script": "sparsetir.script.printer",
     "set_num_threads": "sparsetir.threads",
@@ -71,6 +74,7 @@ __all__ = [
     "Decomposition",
     "FormatRewriteRule",
     "Kernel",
+    "Pattern",
     "SparseTIRError",
     "SparseTensor",
     "TuneResult",
@@ -84,6 +88,7 @@ __all__ = [
     "lower",
     "ops",
     "parse",
+    "pattern",
     "read",
     "script",
     "set_num_threads",

@@ -16,7 +16,7 @@ from tvm import tirx
 from sparsetir import sizes
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.format import Format
-from sparsetir.formats.tensor import SparseTensor
+from sparsetir.formats.tensor import Piece, SparseTensor
 from sparsetir.interop import aligned_contiguous, check_dtype, is_sparse
 from sparsetir.interop.sources import Source, open_source
 from sparsetir.ir import Program, decode
@@ -61,8 +61,7 @@ class Converted:
         found = {}
         for piece, array, stored in zip(group.pieces, held, self.tensor.pieces, strict=True):
             if storage in piece.values:
-                shape = [sizes.Size(n).known(stored.sizes) for n in piece.rule.buffer.storage_shape]
-                found[piece.values[storage]] = array.reshape(shape)
+                found[piece.values[storage]] = _shaped(stored, array)
         return found
 
 
@@ -344,6 +343,11 @@ def _same_structure(one: SparseTensor, other: SparseTensor) -> bool:
     )
 
 
+def _shaped(stored: Piece, flat: np.ndarray) -> np.ndarray:
+    """Values of a piece with one dimension for each of its axes trees."""
+    return flat.reshape([sizes.Size(n).known(stored.sizes) for n in stored.rule.buffer.storage_shape])
+
+
 def _arguments(group: Group, tensor: SparseTensor) -> dict[str, Any]:
     """Index arrays, sizes and masks by the compiled function's names."""
     found: dict[str, Any] = {}
@@ -351,7 +355,7 @@ def _arguments(group: Group, tensor: SparseTensor) -> dict[str, Any]:
         known = {**stored.arrays, **stored.sizes}
         found.update({param: known[name] for name, param in piece.params.items()})
         if piece.mask is not None:
-            found[piece.mask] = stored.packed.values(np.ones(tensor.nnz, MASK_DTYPE))
+            found[piece.mask] = _shaped(stored, stored.packed.values(np.ones(tensor.nnz, MASK_DTYPE)))
     return found
 
 

@@ -25,7 +25,6 @@ from sparsetir.formats import make
 from sparsetir.formats.format import CapacityError, Entries, Format, Packed
 from sparsetir.interpret import interpret
 from sparsetir.ir import Axis
-from sparsetir.transform.decompose import decompose_format
 from sparsetir.transform.rule import FormatRewriteRule
 
 # ---------------------------------------------------------------------------------------------- matrices
@@ -516,7 +515,7 @@ def test_programs_over_the_descriptions_with_wide_indices(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["hyb", "columns of rows", "rows of sell", "dense columns, dense rows, diagonals"])
 def test_decomposed_programs(name: str) -> None:
-    parts = decompose_format(sparsetir.ops.spmm(), {"A": FORMATS[name]})
+    parts = sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": FORMATS[name]})
     sparsetir.verify(parts.func)
     kernel = sparsetir.build(parts)
     for matrix in MATRICES.values():

@@ -11,7 +11,7 @@ from sparsetir.formats.arrays import CHUNK, Array, index_dtype, take
 from sparsetir.formats.description import describe
 from sparsetir.formats.format import Entries, Format, Packed, register
 from sparsetir.formats.layouts import Layout
-from sparsetir.formats.pieces import describe_by_table, lengths_of, row_chunks, row_numbers
+from sparsetir.formats.pieces import describe_by_table, lengths_of, row_numbers
 from sparsetir.formats.splits import DensePart
 from sparsetir.transform.rule import FormatRewriteRule
 
@@ -150,15 +150,14 @@ class WholeColumns(Layout):
         return FormatRewriteRule("columns", description, {0: ["I"], 1: ["J"]}, fills=True, partitions_rows=True)
 
     def packed(self, entries: Entries) -> Packed:
-        (m, n), indptr = entries.shape, entries.indptr
+        m, n = entries.shape
         taken = np.zeros(n, np.bool_)
         taken[entries.last] = True
         columns = np.flatnonzero(taken)
         count = self.check_count(m * len(columns))
         rank, slots = np.cumsum(taken) - 1, np.empty(entries.nnz, index_dtype(count))
-        for begin, end in row_chunks(indptr):
-            part = slice(indptr[begin], indptr[end])
-            slots[part] = row_numbers(indptr, begin, end) * len(columns) + rank[entries.last[part]]
+        for part, rows in row_numbers(entries.indptr):
+            slots[part] = rows * len(columns) + rank[entries.last[part]]
         return Packed(self.arrays(columns=columns), {"m": m, "n": n, "nc": len(columns)}, count, slots=slots)
 
 

@@ -13,7 +13,7 @@ from sparsetir.formats.arrays import Array, index_dtype
 from sparsetir.formats.description import describe
 from sparsetir.formats.format import Entries, Packed, register
 from sparsetir.formats.layouts import Layout
-from sparsetir.formats.pieces import describe_by_table, row_chunks, row_numbers
+from sparsetir.formats.pieces import describe_by_table, row_numbers
 from sparsetir.transform.rule import FormatRewriteRule
 
 
@@ -150,10 +150,8 @@ class Band(Layout):
 
 def numbered(entries: Entries) -> Iterator[tuple[slice, Array, Array]]:
     """Ranges of the entries with their rows and the numbers of their diagonals: column - row + m - 1."""
-    m, indptr = entries.shape[0], entries.indptr
-    for begin, end in row_chunks(indptr):
-        part, rows = slice(int(indptr[begin]), int(indptr[end])), row_numbers(indptr, begin, end)
-        yield part, rows, entries.last[part] - rows + (m - 1)
+    for part, rows in row_numbers(entries.indptr):
+        yield part, rows, entries.last[part] - rows + (entries.shape[0] - 1)
 
 
 __all__ = ["DIA", "Band", "numbered"]

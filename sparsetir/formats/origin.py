@@ -117,11 +117,11 @@ class Origin:
     @cached_property
     def _reordered(self) -> tuple[Entries, Array | None, Array | None]:
         """The entries in order, the permutation that brings them there, and which are the first of their kind."""
-        if isinstance(self.source, Compressed) and self.source.block and self.source.major == 0 and self.is_ordered:
-            return _reorder_blocks(self.source)
-        if isinstance(self.source, Compressed) and not self.source.block and _is_dense_enough(self.source):
-            return _reorder_fibers(self.source, self.is_ordered)
-        return _reorder_list(self.source)
+        if not isinstance(self.source, Compressed) or not _is_dense_enough(self.source):
+            return _reorder_list(self.source)
+        if self.source.block:
+            return _reorder_blocks(self.source, self.is_ordered)
+        return _reorder_fibers(self.source, self.is_ordered)
 
 
 def _is_dense_enough(source: Compressed) -> bool:
@@ -129,7 +129,7 @@ def _is_dense_enough(source: Compressed) -> bool:
     return max(source.shape) <= 4 * source.values.size + (1 << 12)
 
 
-def _reorder_fibers(source: Compressed, is_ordered: bool) -> tuple[Entries, Array | None, Array | None]:
+def _reorder_fibers(source: Compressed, is_ordered: bool) -> tuple[Entries, Array, Array | None]:
     """By transposing, which sorts in linear time: a CSC matrix once, a CSR matrix with rows in disorder twice."""
     indptr, indices, order = source.indptr, source.indices, counting(len(source.indices))
     extents = (source.shape[source.major], source.shape[1 - source.major])
@@ -146,18 +146,34 @@ def _reorder_fibers(source: Compressed, is_ordered: bool) -> tuple[Entries, Arra
     return Entries.of_rows(source.shape, kept[indptr], indices[first]), order, first
 
 
-def _reorder_blocks(source: Compressed) -> tuple[Entries, Array, None]:
-    """Sorted rows of blocks, cut into rows."""
+def _reorder_blocks(source: Compressed, is_ordered: bool) -> tuple[Entries, Array | None, Array | None]:
+    """Blocks put in order, then cut into rows."""
+    numbers = counting(len(source.indices))
+    grid = Compressed(source.grid, numbers, source.rebuild, source.indptr, source.indices, source.major)
+    indptr, indices = source.indptr, source.indices
+    if source.major or not is_ordered:
+        blocks, numbers, repeats = _reorder_fibers(grid, is_ordered)
+        if repeats is not None:
+            return _reorder_list(source)
+        indptr, indices = blocks.indptr, blocks.last
     r, c = source.block
     dtype = index_dtype(max(source.values.size, source.shape[1]))
-    blocks_of_row = np.repeat(np.diff(source.indptr), r)
+    blocks_of_row = np.repeat(np.diff(indptr), r)
     starts = begins(blocks_of_row)
-    block = spread(np.repeat(source.indptr[:-1], r), starts, dtype)
-    row_in_block = np.repeat(np.tile(np.arange(r, dtype=dtype), source.grid[0]), blocks_of_row)
-    within = np.arange(c, dtype=dtype)
-    order = ((block * dtype.type(r) + row_in_block) * dtype.type(c))[:, None] + within
-    columns = (source.indices.astype(dtype, copy=False)[block] * dtype.type(c))[:, None] + within
-    return Entries.of_rows(source.shape, starts * c, columns.reshape(-1)), order.reshape(-1), None
+    place = spread(np.repeat(indptr[:-1], r), starts, dtype)
+    order = numbers.astype(dtype, copy=False)[place] * dtype.type(r)
+    order += np.repeat(np.tile(np.arange(r, dtype=dtype), source.grid[0]), blocks_of_row)
+    columns = indices.astype(dtype, copy=False)[place]
+    entries = Entries.of_rows(source.shape, starts * c, _widened(columns, c))
+    return entries, _widened(order, c), None
+
+
+def _widened(numbers: Array, width: int) -> Array:
+    """``number * width`` and the numbers behind it up to the next multiple, for each number."""
+    out = np.repeat(numbers * numbers.dtype.type(width), width)
+    for k in range(1, width):  # numpy is slow on rows as short as blocks are wide
+        out[k::width] += numbers.dtype.type(k)
+    return out
 
 
 def _reorder_list(source: Source) -> tuple[Entries, Array | None, Array | None]:

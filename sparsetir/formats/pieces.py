@@ -62,9 +62,15 @@ def row_chunks(indptr: Array, step: int = 1) -> Iterator[tuple[int, int]]:
         yield int(begin) * step, min(int(end) * step, rows)
 
 
-def row_numbers(indptr: Array, begin: int, end: int) -> Array:
-    """The row of every entry of the rows from `begin` on and before `end`."""
-    return np.repeat(np.arange(begin, end), np.diff(indptr[begin : end + 1]))
+def row_numbers(indptr: Array) -> Iterator[tuple[slice, Array]]:
+    """Ranges of the entries, as many as are moved at a time, and the row of each entry in them."""
+    nnz = int(indptr[-1])
+    for begin in range(0, nnz, CHUNK):
+        end = min(begin + CHUNK, nnz)
+        first = int(np.searchsorted(indptr, indptr.dtype.type(begin), side="right")) - 1
+        last = int(np.searchsorted(indptr, indptr.dtype.type(end)))
+        edges = np.clip(indptr[first : last + 1], begin, end)
+        yield slice(begin, end), np.repeat(np.arange(first, last), np.diff(edges))
 
 
 def choose(mask: Array, indptr: Array) -> tuple[Array, Array]:

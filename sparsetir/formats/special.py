@@ -247,9 +247,8 @@ class SRBCRS(Layout):
         count = self.check_count(total * self.g * self.t)
         place = spread(starts[:-1] * self.g, begins(held), index_dtype(count).name)
         slots = vector if vector.dtype == place.dtype else np.empty(entries.nnz, place.dtype)
-        for begin, end in row_chunks(indptr):
-            part = slice(indptr[begin], indptr[end])
-            slots[part] = place[vector[part]] * self.t + row_numbers(indptr, begin, end) % self.t
+        for part, rows in row_numbers(indptr):
+            slots[part] = place[vector[part]] * self.t + rows % self.t
         arrays = self.arrays(indptr=starts, indices=padded(total * self.g, n, self.index_type, place, columns))
         sizes = {"n": n, "tiles": len(held), "most": int(groups.max(initial=0)), "total": total}
         return Packed(arrays, sizes, count, slots=slots)
@@ -321,9 +320,10 @@ class NM(Layout):
         slots = np.empty(entries.nnz, index_dtype(count))
         indices = np.full(count, self.m, self.index_type)
         for begin, end in row_chunks(entries.indptr):
-            part = slice(entries.indptr[begin], entries.indptr[end])
+            starts = entries.indptr[begin : end + 1]
+            part = slice(starts[0], starts[-1])
             held = entries.last[part]
-            group = row_numbers(entries.indptr, begin, end) * groups + held // self.m
+            group = np.repeat(np.arange(begin, end), np.diff(starts)) * groups + held // self.m
             slot = group * self.n + self._rank(group, groups)
             indices[slot] = held % self.m
             slots[part] = slot

@@ -99,6 +99,14 @@ class SparseTensor:
             When the format or its parameters do not fit.
         StructureError
             When the argument's index arrays are broken, or `idtype` cannot hold what the format stores.
+
+        Examples
+        --------
+        >>> import numpy as np, scipy.sparse as sp, sparsetir
+        >>> csr = sp.csr_array(np.eye(3))
+        >>> t = sparsetir.SparseTensor.from_any(csr, "csr")
+        >>> np.shares_memory(t.pieces[0].values, csr.data)
+        True
         """
         if isinstance(value, SparseTensor):
             return value.convert(format or value.format, idtype=idtype, **parameters)
@@ -330,6 +338,15 @@ class SparseTensor:
         object
             Of entries with the same coordinates, which were added up, the first holds the sum and the others zero.
             It shares no index array with the argument, and values only with what was passed here.
+
+        Examples
+        --------
+        >>> import numpy as np, scipy.sparse as sp, sparsetir
+        >>> csc = sp.csc_array(np.array([[0, 1.0], [2.0, 3.0]]))
+        >>> t = sparsetir.SparseTensor.from_any(csc, "bsr", r=2)
+        >>> tripled = t.restore([3 * t.pieces[0].values])
+        >>> type(tripled).__name__, tripled.data.tolist()
+        ('csc_array', [6.0, 3.0, 9.0])
         """
         if values is None:
             return self.origin.give_back(self.values.copy(), copy=True)

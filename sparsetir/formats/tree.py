@@ -134,16 +134,15 @@ class Tree(Format):
         lengths = []
         for axis, index, last in zip(self._rule.buffer.axes, coords, corner, strict=True):
             known = symbolic.Size(axis.length).known(self.sizes)
-            known = self._identity(axis, entries) if known is None else known
-            end = 0 if 0 in entries.shape else int(np.max(last)) + 1
+            extent = entries.shape[self._dimension(axis)]
+            if known is None and self._rule.inverse is None:
+                known = extent
+            end = int(np.max(last)) + 1 if extent else 0
             lengths.append(max(end, int(index.max(initial=-1)) + 1) if known is None else known)
         return tuple(lengths)
 
-    def _identity(self, axis: Axis, entries: Entries) -> int | None:
-        """The tensor's extent, for an axis that is one of its dimensions."""
-        if self._rule.inverse is not None:
-            return None
-        return next(entries.shape[d] for d, group in self._rule.axis_map.items() if axis.name in group)
+    def _dimension(self, axis: Axis) -> int:
+        return next(d for d, group in self._rule.axis_map.items() if axis.name in group)
 
     def _check_slots(self, slots: Array, count: int) -> None:
         taken = np.zeros(count, np.bool_)

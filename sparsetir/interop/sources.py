@@ -180,6 +180,8 @@ def _is_listed(value: Any) -> bool:
 def open_source(value: Any, name: str) -> Source:
     if sp.issparse(value):
         return _open_scipy(value)
+    if hasattr(value, "as_source"):  # a SparseTensor
+        return value.as_source()
     if not is_sparse(value):
         expected = "a scipy.sparse array, a torch sparse tensor, or an object with coords, values and shape"
         raise ArgumentTypeError(f"{name} must be {expected}; found {type(value).__name__}")

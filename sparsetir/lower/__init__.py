@@ -22,6 +22,7 @@ from sparsetir.lower.declare_regions import DeclareRegions
 from sparsetir.lower.decompose_init import DecomposeInit
 from sparsetir.lower.emit_nest import EmitNest
 from sparsetir.lower.guard_copies import GuardCopies
+from sparsetir.lower.hide_scratch import HideScratch
 from sparsetir.lower.hoist_scratch import HoistScratch
 from sparsetir.lower.insert_prefetch import InsertPrefetch
 from sparsetir.lower.keep_accumulators import KeepAccumulators
@@ -68,6 +69,7 @@ TO_STAGE_3 = [
     LowerFind,  # search calls -> loops
     tirx.transform.FlattenBuffer(),
     tirx.transform.StmtSimplify(),
+    HideScratch,  # scratch of unknown size behind a view
 ]
 
 

@@ -43,20 +43,18 @@ class _Cache:
             return
         first = self.found[self.own[0]]
         if not first.is_store:
-            self._refuse(first, "reads", "before anything is stored to it: it only updates some elements")
+            self._refuse(first, "reads", "before anything is stored to it")
         moving = {iv.var: iv.dom for realize in first.within(self.buffer) for iv in realize.block.iter_vars}
         if not covers(first.indices, moving):
-            self._refuse(first, "stores only some elements of", "whichever the data say")
+            self._refuse(first, "stores only some elements of", "as the data say, and the others stay unset")
         for reader in (self.found[n] for n in self.readers):
             self._check_reached(first, reader)
         self._check_fresh()
         self._check_kept()
 
     def _refuse(self, site: Site, does: str, why: str) -> None:
-        raise ScheduleError(
-            f"block {site.block} {does} the cache {self.buffer.name} {why}; the cache would lack the other elements: "
-            "cache only what a block initialises and writes whole, or use the buffer itself"
-        )
+        message = f"block {site.block} {does} the cache {self.buffer.name} {why}"
+        raise ScheduleError(f"{message}; cache what a block initialises and writes whole, or leave the buffer uncached")
 
     def _check_reached(self, first: Site, reader: Site) -> None:
         """The first store happens wherever the reader reads."""
@@ -65,12 +63,12 @@ class _Cache:
         for loop, realize in loops_of_blocks(first):
             moves = _is_copy(first) and any(mentions(v, [loop.loop_var]) for v in realize.iter_values)
             if any(loop.same_as(n) for n in inner) and not moves and not has_steps(loop, realize):
-                self._refuse(first, "stores", f"below loop {loop.loop_var.name}, which may have no step")
+                self._refuse(first, "stores to", f"below loop {loop.loop_var.name}, which may have no step")
         depth = sum(isinstance(n, s_tir.SBlockRealize) for n in first.path[:shared])
         known = [reader.outwards(g.condition, g.depth, depth) for g in reader.guards]
         for guard in first.guards:
             if not guard.is_bound and not self._holds(first, guard, depth, known):
-                self._refuse(first, "stores to", f"only where {guard.condition}")
+                self._refuse(first, "stores to", f"only where {guard.condition}, and the other elements stay unset")
 
     def _holds(self, first: Site, guard: Guard, depth: int, known: list[ir.Expr]) -> bool:
         condition = first.outwards(guard.condition, guard.depth, depth)

@@ -46,9 +46,19 @@ def _at_least_one(analyzer: sym.Analyzer, var: Var) -> None:
     analyzer.bind(var, ir.Range.from_min_extent(const(1, dtype), const(LONGEST, dtype)))
 
 
+def _pairs(realize: s_tir.SBlockRealize) -> list[tuple[tirx.IterVar, ir.Expr]]:
+    return list(zip(realize.block.iter_vars, realize.iter_values, strict=True))
+
+
+def _is_unbounded(iter_var: tirx.IterVar) -> bool:
+    """Whether a block variable only hands in the variable of a loop of the program, whose length is not known here."""
+    return isinstance(iter_var.dom.extent, tirx.IntImm) and int(iter_var.dom.extent) > LONGEST
+
+
 def has_steps(loop: tirx.For, realize: s_tir.SBlockRealize) -> bool:
     """Whether a loop around a block has a step wherever each of the block's variables has a value."""
-    if any(v.same_as(loop.loop_var) for v in realize.iter_values):
+    moved = [(iv, v) for iv, v in _pairs(realize) if mentions(v, [loop.loop_var])]
+    if any(v.same_as(loop.loop_var) or _is_unbounded(iv) for iv, v in moved):
         return True
     atoms, analyzer = _Atoms(), sym.Analyzer()
     extent = atoms.replace(loop.extent)
@@ -101,6 +111,8 @@ def _continues(base: ir.Expr, extent: ir.Expr, moving: Mapping[Var, ir.Range]) -
         length = tirx.BufferLoad(base.source, [row + const(1, str(row.ty.dtype))]) - base
     elif isinstance(base, tirx.Mul):
         row, length = base.a, base.b
+    elif isinstance(base, Var):
+        row, length = base, const(1, str(base.ty.dtype))
     else:
         return False
     atoms, analyzer = _Atoms(), sym.Analyzer()

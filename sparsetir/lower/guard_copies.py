@@ -88,9 +88,9 @@ def _copies(found: list[Site], cache: Var) -> list[Site]:
 
 def guard_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Put the copies of a function under the conditions of their readers."""
-    found = sites(func)
     wanted: dict[s_tir.SBlockRealize, list[ir.Expr]] = {}
     for cache in caches(func):
+        found = sites(func)
         readers = [s for s in found if s.buffer.same_as(cache) and not s.is_store]
         for copy in _copies(found, cache) if readers else []:
             wanted[copy.blocks[-1]] = guards_of(copy, readers)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -180,6 +181,7 @@ def caches(func: tirx.PrimFunc) -> list[Var]:
     return [b for b in held if b not in handed]
 
 
+@functools.lru_cache(maxsize=1)  # the checks that follow each other ask for the same function
 def sites(func: tirx.PrimFunc) -> list[Site]:
     """The loads and stores of a function."""
     walk = _Walk()

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir import SEARCH, SPARSE_ITER, SpIter
+from sparsetir.ir import INIT, SEARCH, SPARSE_ITER, SpIter
 from sparsetir.rules import SEARCHES, _searched
 from sparsetir.transform.editing import Edit, Editor, make_iteration, notes_of
 
@@ -34,8 +34,8 @@ def annotate(func: tirx.PrimFunc, iteration: str, key: str, value: Any) -> Edit:
     """
     if not isinstance(key, str) or not key:
         raise ScheduleError(f"the key of a note must be a string, found {key!r}")
-    if key == SPARSE_ITER:
-        raise ScheduleError(f"{SPARSE_ITER!r} says what the letters of the axes are; it cannot be set")
+    if key in (SPARSE_ITER, INIT):
+        raise ScheduleError(f"{key!r} is part of what the program means; it cannot be set")
     if key == SEARCH:
         raise ScheduleError("'search' changes how coordinates are found; use set_search")
     _check_value(value)

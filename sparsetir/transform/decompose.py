@@ -33,7 +33,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir import op
-from sparsetir.errors import VerifyError
+from sparsetir.errors import VerifyError, own_errors
 from sparsetir.ir import (
     INDEPENDENT,
     INIT,
@@ -357,7 +357,7 @@ class _Pieces:
         body = self._rewritten(self.it.block.body, made, new_vars, mapping)
         if made.rule.fills and not neutral:
             mask = self.rewriter._mask(made)
-            valid = tirx.BufferLoad(mask.view, list(new_vars)).not_equal(const(0, MASK_DTYPE))
+            valid = tirx.NE(tirx.BufferLoad(mask.view, list(new_vars)), const(0, MASK_DTYPE))
             body = tirx.IfThenElse(valid, body, None)
         stmts = [*self.own_init, *(self.shared_init if in_pieces else [])]
         init = self._rewritten(seq(*stmts), made, new_vars, mapping) if stmts else None
@@ -659,7 +659,8 @@ def decompose_format(func: Any, formats: Mapping[str, Any] | Any, *, exact: bool
         program = decode(current)
         wanted[name] = format = _resolved(format, program.buffer(name).axes)
         rewriter = Rewriter(program, name, _rules(format), exact=exact)
-        current = rewriter.function()
+        with own_errors():
+            current = rewriter.function()
         groups.append(rewriter.record(current))
     return Decomposition(func, current, wanted, tuple(groups))
 

@@ -13,7 +13,19 @@ from tvm.ir import Call, Var
 
 from sparsetir import op
 from sparsetir.errors import ScheduleError
-from sparsetir.ir import SPARSE_ITER, Axis, Entry, SparseBuffer, SpIter, const, decode_axis, is_sp_iter
+from sparsetir.ir import (
+    INDEPENDENT,
+    INIT,
+    SPARSE_ITER,
+    STORED,
+    Axis,
+    Entry,
+    SparseBuffer,
+    SpIter,
+    const,
+    decode_axis,
+    is_sp_iter,
+)
 from sparsetir.rules import Place, facts_of
 
 REDUCE = 2
@@ -152,12 +164,29 @@ def make_iteration(
     return s_tir.SBlockRealize(values, tirx.const(True, "bool"), block)
 
 
-def rebuilt(iteration: SpIter, entries: Sequence[Entry], body: Any = None, init: Any = None) -> s_tir.SBlockRealize:
-    """`iteration` with other entries, and with another body and initialisation if given."""
+def visits_stored(iteration: SpIter) -> bool:
+    """Whether the initialisation only walks the points that are stored."""
+    return str(iteration.block.annotations.get(INIT, "")) == STORED
+
+
+def without_promise(notes: dict[str, Any]) -> dict[str, Any]:
+    """Annotations without the promise about the steps of the outermost loop."""
+    return {k: v for k, v in notes.items() if k != INDEPENDENT}
+
+
+def rebuilt(
+    iteration: SpIter, entries: Sequence[Entry], body: Any = None, init: Any = None, *, promise: bool | None = None
+) -> s_tir.SBlockRealize:
+    """`iteration` with other entries, and with another body and initialisation if given.
+
+    The promise of independent steps stays if the outermost loop does, or as `promise` says.
+    """
     block = iteration.block
     body, init = block.body if body is None else body, block.init if init is None else init
+    holds = entries[0] is iteration.entries[0] if promise is None else promise
+    notes = notes_of(iteration) if holds else without_promise(notes_of(iteration))
     kept = list(block.alloc_buffers)
-    return make_iteration(iteration.name, entries, body, init=init, notes=notes_of(iteration), allocated=kept)
+    return make_iteration(iteration.name, entries, body, init=init, notes=notes, allocated=kept)
 
 
 # ---------------------------------------------------------------------------------------------- editing
@@ -339,6 +368,20 @@ def rehost_nested(body: Any, old: Axis, new: Axis, program: Any) -> Any:
 
 def _is(attach: Call, host: Axis) -> bool:
     return bool(attach.args[1].same_as(host.var))
+
+
+def fiber_vars(place: Place, axis: Axis) -> dict[Axis, Var]:
+    """The variables that hold the coordinates of an iterated axis and of its ancestors, whatever axes they iterate."""
+    entries = [e for it in (*place.outer, place.iteration) for e in it.entries]
+    entry = next(e for e in reversed(entries) if axis in e.axes)
+    found = dict(zip(entry.axes, entry.vars, strict=True))
+    if entry.is_fused or axis.parent is None:
+        return found
+    if entry.attached_to is None:
+        return fiber_vars(place, axis.parent) | found
+    host = fiber_vars(place, entry.attached_to)[entry.attached_to]
+    above = {} if axis.parent.parent is None else fiber_vars(place, axis.parent.parent)
+    return {**above, axis.parent: host, **found}
 
 
 def is_declaration(stmt: tirx.Stmt) -> bool:

@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir import Axis, Entry, SpIter
+from sparsetir.ir import INDEPENDENT, Axis, Entry, SpIter
 from sparsetir.lower.rewriting import mentions, same, substitute
 from sparsetir.rules import stores
 from sparsetir.transform.dependence import Footprint, Steps, footprint, meeting_faults
@@ -26,6 +26,8 @@ from sparsetir.transform.editing import (
     make_iteration,
     notes_of,
     sequence,
+    visits_stored,
+    without_promise,
 )
 
 
@@ -197,7 +199,7 @@ class _Part:
         """What runs at each shared step."""
         if self.is_whole:
             return self.body
-        notes = notes_of(self.iteration)
+        notes = without_promise(notes_of(self.iteration))
         return make_iteration(self.iteration.name, self.rest, self.body, init=self.init, notes=notes)
 
     def phases(self) -> list[Footprint]:
@@ -220,7 +222,7 @@ class _Part:
             if "R" in entry.kinds:
                 message = f"{label(entry)} is a reduction in sp_iter {name!r}, whose initialisation must not repeat"
                 yield f"cannot fuse over {label(entry)}: {message}; {hint}"
-            is_all = entry.axes[0].kind == "dense_fixed" and not entry.is_fused
+            is_all = visits_stored(self.iteration) or (entry.axes[0].kind == "dense_fixed" and not entry.is_fused)
             if not is_all and not all(self._is_own(s.buffer, s.indices, entry) for s in stores(self.init)):
                 message = f"sp_iter {name!r} initialises coordinates that {label(entry)} does not store"
                 yield f"cannot fuse over {label(entry)}: {message}; {hint}"
@@ -259,7 +261,7 @@ def _order_faults(editor: Editor, parts: Sequence[_Part], axes: dict[Var, Axis])
 
 
 def _note_faults(parts: Sequence[_Part]) -> Iterator[str]:
-    notes = [notes_of(p.iteration) for p in parts if p.is_whole]
+    notes = [without_promise(notes_of(p.iteration)) for p in parts if p.is_whole]
     if len(notes) == 2 and notes[0] != notes[1]:
         names = " and ".join(repr(p.iteration.name) for p in parts)
         yield f"cannot fuse sp_iter {names}: their annotations differ, {notes[0]} and {notes[1]}"
@@ -272,5 +274,8 @@ def _fused(editor: Editor, parts: Sequence[_Part], shared: Sequence[Entry], name
     inits = [p.init for p in whole if p.init is not None]
     init = sequence(*inits) if inits else None
     body = sequence(*(p.nest() for p in parts))
-    notes = notes_of(whole[0].iteration) if whole else {}
+    notes = without_promise(notes_of(whole[0].iteration)) if whole else {}
+    # Steps that meet agree on all shared axes, so two promises hold together.
+    promises = [notes_of(p.iteration).get(INDEPENDENT) for p in parts]
+    notes |= {INDEPENDENT: promises[0]} if None not in promises else {}
     return make_iteration(editor.fresh(name or default), shared, body, init=init, notes=notes)

@@ -79,7 +79,7 @@ def pad(func: tirx.PrimFunc, iteration: str, axis: Ref, multiple: int) -> Edit:
     body = rehost_nested(found.block.body, old, new, editor.program)
     if not _is_covered(found, old):
         body = guarded(inside, body, [var])
-    editor.swap(found.node, rebuilt(found, entries, body, init))
+    editor.swap(found.node, rebuilt(found, entries, body, init, promise=True))
     return editor.finish(label(replace(entry, axes=(new,))))
 
 

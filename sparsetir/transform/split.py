@@ -102,7 +102,7 @@ def _split_dense(editor: Editor, place: Place, entry: Entry, factor: int) -> Edi
         inside = below(coord, length)
         body, init = guarded(inside, body, moved), guarded_init(inside, init, moved)
     entries = split_entries(iteration.entries, entry, new)
-    editor.swap(iteration.node, rebuilt(iteration, entries, body, init))
+    editor.swap(iteration.node, rebuilt(iteration, entries, body, init, promise=True))
     return editor.finish([label(e) for e in new])
 
 

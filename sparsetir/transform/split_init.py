@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir import Axis, Entry, SpIter
+from sparsetir.ir import INIT, Axis, Entry, SpIter
 from sparsetir.lower.rewriting import mentions, substitute
 from sparsetir.rules import stores
-from sparsetir.transform.editing import Edit, Editor, make_iteration, new_var, notes_of
+from sparsetir.transform.editing import Edit, Editor, make_iteration, new_var, notes_of, visits_stored
 
 
 def split_init(func: tirx.PrimFunc, iteration: str) -> Edit:
@@ -56,12 +56,12 @@ def split_init(func: tirx.PrimFunc, iteration: str) -> Edit:
     if found.block.alloc_buffers:
         raise ScheduleError(f"cannot split_init: sp_iter {iteration!r} has scratch memory of its own")
     walk = _Walk(editor, found)
-    entries, renamed = walk.entries()
-    walk.check_duplicates(entries)
+    entries, renamed = walk.stored_entries() if visits_stored(found) else walk.entries()
     name = editor.fresh(f"{iteration}_init")
     made = make_iteration(name, entries, substitute(init, renamed))
     block = found.block
-    rest = make_iteration(iteration, found.entries, block.body, notes=notes_of(found))
+    notes = {k: v for k, v in notes_of(found).items() if k != INIT}
+    rest = make_iteration(iteration, found.entries, block.body, notes=notes)
     editor.swap(found.node, made, rest)
     return editor.finish(name)
 
@@ -88,10 +88,27 @@ class _Walk:
             old = [v for v, k in zip(entry.vars, entry.kinds, strict=True) if k == "S"]
             renamed |= dict(zip(old, (v for e in new for v in e.vars), strict=True))
             out += new
-        if not out:
+        self._check_spatial(out)
+        self._check_duplicates(out)
+        return out, renamed
+
+    def stored_entries(self) -> tuple[list[Entry], dict[Var, Any]]:
+        """The same where only stored points are initialised: the spatial axes as they are."""
+        out: list[Entry] = []
+        for entry in self.iteration.entries:
+            if set(entry.kinds) == {"S"}:
+                out.append(entry)
+                continue
+            spatial = [(v, a) for (v, a), k in zip(_pairs(entry), entry.kinds, strict=True) if k == "S"]
+            out += [Entry((a,), (v,), "S", entry.attached_to) for v, a in spatial]
+        self._check_spatial(out)
+        renamed = {v: new_var(str(v.name), a) for e in out for v, a in _pairs(e)}
+        return [replace(e, vars=tuple(renamed[v] for v in e.vars)) for e in out], renamed
+
+    def _check_spatial(self, entries: Sequence[Entry]) -> None:
+        if not entries:
             message = f"sp_iter {self.iteration.name!r} initialises one element: there is no spatial axis to iterate"
             raise ScheduleError(f"cannot split_init: {message}")
-        return out, renamed
 
     def _dense_entry(self, var: Var, axis: Axis) -> Entry:
         dense = axis
@@ -119,7 +136,7 @@ class _Walk:
         own = buffer.axes.index(axis)
         return all(i.same_as(var) if n == own else not mentions(i, [var]) for n, i in enumerate(indices))
 
-    def check_duplicates(self, entries: Sequence[Entry]) -> None:
+    def _check_duplicates(self, entries: Sequence[Entry]) -> None:
         """Refuse where a store by search reaches one duplicate of several."""
         walked = {a for e in entries for a in e.axes}
         for access in stores(self.iteration.block.init):

@@ -30,11 +30,13 @@ from sparsetir.transform.editing import (
     Editor,
     ceil_div,
     divides,
+    fiber_vars,
     label,
     new_var,
     rebuilt,
     refuse_grandparent,
     refuse_repeated,
+    visits_stored,
 )
 from sparsetir.transform.guard import below
 
@@ -71,6 +73,7 @@ class Slots:
 
     def __post_init__(self) -> None:
         self.axis, self.var = self.entry.axes[0], self.entry.vars[0]
+        self.above = fiber_vars(self.place, self.axis)
         self.places = [self.place, *self.editor.nested(self.place.iteration)]
         self.args = [_arg(k, self.axis.idtype) for k in range(len(self.axis.ancestors))]
         self.outer, self.inner = self._groups()
@@ -166,20 +169,10 @@ class Slots:
 
     # ------------------------------------------------------------------ buffers
 
-    def variables(self) -> dict[Var, Axis]:
-        return {v: a for p in self.places for v, a in p.variables.items()}
-
     def is_direct(self, buffer: SparseBuffer, indices: Sequence[ir.Expr]) -> bool:
         """Whether the access stands on the slot that is iterated."""
         at = dict(zip(buffer.axes, indices, strict=True))
-        if not at[self.axis].same_as(self.var):
-            return False
-        known, host = self.variables(), self.entry.attached_to
-        for axis in self.axis.ancestors:
-            owner = known.get(at[axis]) if isinstance(at[axis], Var) else None
-            if owner is None or owner is not (host if host is not None and axis is self.axis.parent else axis):
-                return False
-        return True
+        return all(at[axis].same_as(var) for axis, var in self.above.items())
 
     def choose_views(self) -> None:
         """View every buffer over the axis that is only accessed at the slots that are iterated."""
@@ -284,11 +277,12 @@ def split_slots(editor: Editor, place: Place, entry: Entry, factor: int) -> Edit
     body, init = (None if n is None else slots.rewrite(n) for n in (iteration.block.body, iteration.block.init))
     for old in (axis, *slots.below):
         refuse_grandparent(old, slots.places, "split")
-    if slots.at is not None:
+    stored = visits_stored(iteration)
+    if slots.at is None:
+        body, init = _computed(slots, body, guard=False), _computed(slots, init, guard=not stored)
+    elif not stored:
         _check_init(slots, init)
-    else:
-        body, init = _computed(slots, body, guard=False), _computed(slots, init, guard=True)
-    editor.swap(iteration.node, rebuilt(iteration, entries, body, init))
+    editor.swap(iteration.node, rebuilt(iteration, entries, body, init, promise=True))
     return editor.finish([label(e) for e in entries if e.axes[0] in (slots.outer, slots.inner, slots.at)])
 
 

@@ -12,14 +12,16 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir import Axis, Entry, SparseBuffer, const
+from sparsetir.ir import Entry, SparseBuffer, SpIter, const
+from sparsetir.lower.access import Scope
 from sparsetir.lower.rewriting import collect, same
 from sparsetir.op import is_if_then_else
-from sparsetir.rules import Place
+from sparsetir.rules import Place, loads, stores
 from sparsetir.transform.editing import (
     Edit,
     Editor,
     Ref,
+    fiber_vars,
     label,
     rebuilt,
     refuse_grandparent,
@@ -27,6 +29,7 @@ from sparsetir.transform.editing import (
     rehost,
     rehost_nested,
     single_entry,
+    visits_stored,
 )
 
 
@@ -81,34 +84,62 @@ def to_dense(func: tirx.PrimFunc, iteration: str, axis: Ref, *, guard: bool = Fa
     nested = editor.nested(found)
     refuse_repeated(old, nested, "densify")
     refuse_grandparent(old, [place, *nested], "densify")
-    body = found.block.body
-    hangs = any(e.attached_to is None and e.axes[0].parent is old for e in found.entries)
-    if guard:
-        body = tirx.IfThenElse(_is_stored(editor, place, entry), body, None)
-    elif not hangs:
-        fault = _Absent(editor, place, entry).fault(body)
-        if fault:
-            hint = "; pass guard=True to test it" if old.indices is not None else ""
-            raise ScheduleError(f"cannot densify {old.name} in sp_iter {iteration!r}: {fault}{hint}")
+    body, init = _guarded(editor, place, entry) if guard else _checked(editor, place, entry)
     new = editor.dense(f"{old.name}_all", old.length, after=old)
     moved = rehost(found.entries, old, new)
     entries = [replace(e, axes=(new,), attached_to=None) if e is entry else e for e in moved]
     body = rehost_nested(body, old, new, editor.program)
-    editor.swap(found.node, rebuilt(found, entries, body))
+    editor.swap(found.node, rebuilt(found, entries, body, init, promise=False))
     return editor.finish(label(replace(entry, axes=(new,), attached_to=None)))
 
 
+def _walks_init(iteration: SpIter, entry: Entry) -> bool:
+    """Whether the initialisation visits the stored points of the entry, and no others."""
+    return iteration.block.init is not None and visits_stored(iteration) and "S" in entry.kinds
+
+
+def _guarded(editor: Editor, place: Place, entry: Entry) -> tuple[tirx.Stmt, tirx.Stmt | None]:
+    """The body and the initialisation under a test whether the coordinate is stored."""
+    block, stored = place.iteration.block, _is_stored(editor, place, entry)
+    init = tirx.IfThenElse(stored, block.init, None) if _walks_init(place.iteration, entry) else block.init
+    return tirx.IfThenElse(stored, block.body, None), init
+
+
+def _checked(editor: Editor, place: Place, entry: Entry) -> tuple[tirx.Stmt, tirx.Stmt | None]:
+    """The body and the initialisation as they are, once they are known to do nothing where nothing is stored."""
+    iteration, axis = place.iteration, entry.axes[0]
+    hangs = any(e.attached_to is None and e.axes[0].parent is axis for e in iteration.entries)
+    absent = _Absent(editor, place, entry)
+    body, init = iteration.block.body, iteration.block.init
+    fault = "" if hangs else absent.fault(body) or _hazard(editor, place, body)
+    if not fault and _walks_init(iteration, entry):
+        fault = absent.fault(init) or _hazard(editor, place, init)
+    if fault:
+        hint = "; pass guard=True to test it" if axis.indices is not None else ""
+        raise ScheduleError(f"cannot densify {axis.name} in sp_iter {iteration.name!r}: {fault}{hint}")
+    return body, init
+
+
+def _hazard(editor: Editor, place: Place, node: tirx.Stmt) -> str:
+    """What may fail at a coordinate that the program did not visit: a subscript out of range, a division by zero."""
+    scope = Scope()
+    for inner in (place, *editor.nested(place.iteration)):
+        scope.ranges |= {v: ir.Range(const(0, str(a.length.ty.dtype)), a.length) for v, a in inner.variables.items()}
+    for loop in collect(node, tirx.For):
+        scope.ranges[loop.loop_var] = ir.Range.from_min_extent(loop.min, loop.extent)
+    for access in (*stores(node), *loads(node)):
+        plain = access.buffer not in editor.program.buffers
+        sizes = list(access.buffer.ty.shape)
+        if plain and not all(scope.proves_in_range(i, n) for i, n in zip(access.indices, sizes, strict=True)):
+            return f"where nothing is stored its body may subscript {access.name} out of its shape"
+    for kind in (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod):
+        for division in collect(node, kind):
+            if "float" not in str(division.ty.dtype) and not _number(division.b):
+                return f"where nothing is stored its body may divide by zero in {division}"
+    return ""
+
+
 # ---------------------------------------------------------------------------------------------- where it is stored
-
-
-def _slots(place: Place, entry: Entry) -> dict[Axis, Var]:
-    """The variables that stand on the fiber of the entry: its own, and those of the axes above it."""
-    axis = entry.axes[0]
-    known = {a: v for v, a in place.variables.items()}
-    at = {a: known[a] for a in axis.ancestors if a in known}
-    if entry.attached_to is not None and axis.parent is not None:
-        at[axis.parent] = known[entry.attached_to]
-    return {**at, axis: entry.vars[0]}
 
 
 def _is_stored(editor: Editor, place: Place, entry: Entry) -> ir.Expr:
@@ -119,7 +150,7 @@ def _is_stored(editor: Editor, place: Place, entry: Entry) -> ir.Expr:
     chain, dtype = (*axis.ancestors, axis), str(axis.indices.ty.dtype)
     seen, declared = editor.declared(axis.indices, f"{axis.name}_stored", chain, const(-1, dtype))
     editor.declare_after(axis, *declared)
-    at = _slots(place, entry)
+    at = fiber_vars(place, axis)
     return tirx.BufferLoad(seen, [at[a] for a in chain]) >= const(0, dtype)
 
 
@@ -133,7 +164,7 @@ class _Absent:
     values: dict[Var, ir.Expr] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.at = _slots(self.place, self.entry)
+        self.at = fiber_vars(self.place, self.entry.axes[0])
         self.local: set[Var] = set(self.place.iteration.block.alloc_buffers)
         self.depth = 0  # of loops, branches and blocks around the current statement
 
@@ -143,7 +174,7 @@ class _Absent:
         if buffer is None or axis not in buffer.axes:
             return False
         by_axis = dict(zip(buffer.axes, indices, strict=True))
-        return all(a in self.at and by_axis[a].same_as(self.at[a]) for a in (*axis.ancestors, axis))
+        return all(by_axis[a].same_as(var) for a, var in self.at.items())
 
     # ------------------------------------------------------------------ statements
 

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pattern`: what the structure of a sparse tensor is like, in numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+from sparsetir.formats.arrays import are_sorted
+from sparsetir.formats.fingerprint import of_entries
+from sparsetir.formats.format import Entries
+from sparsetir.formats.origin import Origin, open_origin
+from sparsetir.formats.statistics import BlockFill, Degrees, Lines, fibers
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.interop.sources import Compressed
+from sparsetir.interop.structure import first_disorder
+
+BLOCKS = ((1, 4), (4, 1), (8, 1), (16, 1), (2, 2), (3, 3), (4, 4), (8, 8), (16, 16))
+PARTS = (2, 4, 16)
+SLICES = (8, 64)  # rows of a slice and of the window in which they are sorted
+PANEL = 64  # rows whose distinct columns are counted
+HALF = 0.5  # full enough for a full diagonal
+
+
+@dataclass(frozen=True, repr=False)
+class Pattern:
+    """The structure of a sparse tensor in numbers; values do not enter. A matrix has more: `MatrixPattern`.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    nnz : int
+        Entries, those that hold zero too; entries with the same coordinates count once.
+    fibers : tuple of int
+        For each mode the fibers that hold something: lines along which only this mode's coordinate changes. Those of
+        a matrix' mode 0 are its columns, those of mode 1 its rows.
+    is_sorted : bool
+        Whether the argument's entries came in order: those of each row (CSR) or column (CSC), or all (COO).
+    duplicates : int
+        How many of the argument's entries had the coordinates of another one.
+    fingerprint : str
+        A hash of the shape and of the entries' coordinates. The class of the argument, the width of its indices, the
+        order of its entries and their values do not matter.
+    """
+
+    shape: tuple[int, ...]
+    nnz: int
+    fibers: tuple[int, ...]
+    is_sorted: bool
+    duplicates: int
+    fingerprint: str
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def density(self) -> float:
+        """Fraction of the coordinates that hold an entry; 0 where there are none."""
+        cells = math.prod(self.shape)
+        return self.nnz / cells if cells else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "density": self.density}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._head()}>"
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _head(self) -> str:
+        return f"{_sizes(self.shape)}, {self.nnz:,} nonzeros, density {self.density:.3g}"
+
+    def _lines(self) -> Iterator[str]:
+        yield f"{self._head()}, fingerprint {self.fingerprint}"
+        yield f"fibers of each mode: {', '.join(f'{n:,}' for n in self.fibers)}"
+        yield self._order()
+
+    def _order(self) -> str:
+        return f"{'' if self.is_sorted else 'not '}sorted, {self.duplicates or 'no'} duplicates"
+
+
+@dataclass(frozen=True, repr=False)
+class MatrixPattern(Pattern):
+    """The structure of a matrix in numbers.
+
+    Parameters
+    ----------
+    rows, columns : Degrees
+        How many entries they hold.
+    bandwidth : (int, int)
+        How far entries lie below and above the main diagonal.
+    profile : (int, int)
+        Slots below the main diagonal from each row's first entry on, and above it from each column's first entry on:
+        what skyline storage needs beside the diagonal.
+    prefix : int
+        Slots up to the last entry of each row.
+    sliced : int
+        Slots of slices of 8 rows, each as wide as its longest row; rows are sorted by length within windows of 64.
+    diagonals, full_diagonals : int
+        Diagonals that hold something, and those of them on which half of the slots of the longest one are entries.
+    diagonal_share : float
+        Fraction of the entries that lie on the latter.
+    blocks : mapping of (int, int) to BlockFill
+        By rows and columns of a block; the sizes are `BLOCKS`.
+    panel_columns : float
+        Distinct columns in panels of 64 rows, for each entry: 1 where no column is used twice in a panel.
+    reuse_distance : float or None
+        Mean number of rows from an entry to the next one of its column; None where no column has two.
+    imbalance : mapping of int to float
+        For 2, 4 and 16 ranges of equally many rows: how many times its share of the entries the largest one holds.
+    symmetry : float or None
+        Fraction of the entries off the main diagonal whose mirror image is one, 1 without any; None if not square.
+    """
+
+    rows: Degrees
+    columns: Degrees
+    bandwidth: tuple[int, int]
+    profile: tuple[int, int]
+    prefix: int
+    sliced: int
+    diagonals: int
+    full_diagonals: int
+    diagonal_share: float
+    blocks: Mapping[tuple[int, int], BlockFill] = field(hash=False)
+    panel_columns: float
+    reuse_distance: float | None
+    imbalance: Mapping[int, float] = field(hash=False)
+    symmetry: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**super().as_dict(), "blocks": [asdict(found) for found in self.blocks.values()]}
+
+    def _lines(self) -> Iterator[str]:
+        yield f"{self._head()}, fingerprint {self.fingerprint}"
+        yield from self._degrees()
+        yield _row("blocks", [f"{r}x{c}" for r, c in self.blocks])
+        yield _row("fill", [f"{found.fill:.0%}" for found in self.blocks.values()])
+        yield _row("half full", [f"{found.share:.0%}" for found in self.blocks.values()])
+        full = f"{self.full_diagonals:,} half full with {self.diagonal_share:.0%} of the nonzeros"
+        yield f"diagonals: {self.diagonals:,} hold something, {full}"
+        yield f"bandwidth {_two(self.bandwidth)}, profile {_two(self.profile)} (below and above the main diagonal)"
+        distance = "never" if self.reuse_distance is None else f"after {self.reuse_distance:,.1f} rows on average"
+        yield f"columns are used again {distance}; {PANEL} rows use {self.panel_columns:.2f} columns for a nonzero"
+        parts, shares = ", ".join(map(str, self.imbalance)), ", ".join(f"{x:.2f}" for x in self.imbalance.values())
+        yield f"of {parts} equal ranges of rows the largest holds {shares} times its share"
+        symmetry = "not square" if self.symmetry is None else f"{self.symmetry:.0%} symmetric"
+        yield f"{symmetry}, {self._order()}"
+
+    def _degrees(self) -> Iterator[str]:
+        names = ("empty", "min", "median", "mean", "max", "std", "cv", "gini")
+        yield _row("nonzeros of", names)
+        for title, held in (("rows", self.rows), ("columns", self.columns)):
+            yield _row(title, [_number(getattr(held, name)) for name in names])
+        both = list(zip_longest(self.rows.histogram, self.columns.histogram, fillvalue=0))
+        yield _row("with", [_bin(k) for k in range(len(both))])
+        yield _row("rows", [_number(rows) for rows, _ in both])
+        yield _row("columns", [_number(columns) for _, columns in both])
+
+
+def _row(title: str, cells: Any) -> str:
+    return title.ljust(11) + "".join(f" {cell:>9}" for cell in cells)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if isinstance(value, float) and value < 100 else f"{value:,.0f}"
+
+
+def _bin(k: int) -> str:
+    """What the k-th bin of a histogram counts."""
+    low, high = 2**k // 2, 2**k - 1
+    return f"{low}-{high}" if low < high else f"{high}"
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return " x ".join(f"{n:,}" for n in shape)
+
+
+def _two(pair: tuple[int, int]) -> str:
+    return f"{pair[0]:,} and {pair[1]:,}"
+
+
+def pattern(value: Any) -> Pattern:
+    """Describe the structure of a sparse tensor, in time linear in the number of its entries.
+
+    Parameters
+    ----------
+    value : object
+        A scipy.sparse array or matrix, a torch sparse tensor, a `SparseTensor`, a `CooTensor` or any other object with
+        coords, values and shape.
+
+    Returns
+    -------
+    Pattern
+        A `MatrixPattern` for a matrix.
+
+    Raises
+    ------
+    ArgumentTypeError
+        When the class of `value` is not supported.
+    StructureError
+        When its index arrays are broken.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp
+    >>> found = pattern(sp.csr_array(np.array([[1, 2, 0, 0], [0, 3, 0, 0], [0, 0, 0, 4]])))
+    >>> found
+    <MatrixPattern 3 x 4, 4 nonzeros, density 0.333>
+    >>> found.rows.max, found.bandwidth, found.blocks[2, 2].fill, found.imbalance[2]
+    (2, (0, 1), 0.5, 1.0)
+    """
+    origin = value.origin if isinstance(value, SparseTensor) else open_origin(value, check=True)
+    entries = origin.entries
+    facts: dict[str, Any] = {
+        "shape": entries.shape,
+        "nnz": entries.nnz,
+        "is_sorted": _is_sorted(origin),
+        "duplicates": origin.source.values.size - entries.nnz,
+        "fingerprint": of_entries(entries),
+    }
+    if len(entries.shape) != 2:
+        return Pattern(**facts, fibers=fibers(entries.coords, entries.shape))
+    return MatrixPattern(**facts, **_matrix(entries))
+
+
+def _is_sorted(origin: Origin) -> bool:
+    source = origin.source
+    if isinstance(source, Compressed):
+        return first_disorder(source.indices, source.indptr, strict=False) is None
+    return are_sorted(source.coords())
+
+
+def _matrix(entries: Entries) -> dict[str, Any]:
+    lines = Lines(entries)
+    rows, columns = lines.row_degrees, lines.column_degrees
+    diagonals, full, share = lines.diagonals(HALF)
+    return {
+        "fibers": (columns.count - columns.empty, rows.count - rows.empty),
+        "rows": rows,
+        "columns": columns,
+        "bandwidth": lines.bandwidth,
+        "profile": lines.profile,
+        "prefix": lines.prefix,
+        "sliced": lines.sliced(*SLICES),
+        "diagonals": diagonals,
+        "full_diagonals": full,
+        "diagonal_share": share,
+        "blocks": {(r, c): lines.blocks(r, c) for r, c in BLOCKS},
+        "panel_columns": lines.blocks(PANEL, 1).count / max(entries.nnz, 1),
+        "reuse_distance": lines.reuse_distance,
+        "imbalance": {parts: lines.imbalance(parts) for parts in PARTS},
+        "symmetry": lines.symmetry,
+    }
+
+
+__all__ = ["BLOCKS", "PARTS", "SLICES", "MatrixPattern", "Pattern", "pattern"]

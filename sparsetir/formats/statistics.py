@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers that describe where the entries of a matrix lie, each in time linear in their count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.formats.arrays import CHUNK, Array, begins, changes, index_dtype, sorting_order, take
+from sparsetir.formats.format import Entries
+
+BATCH = 1 << 16  # entries whose blocks are counted at a time: sorting is fastest in cache
+SPARSE_LINES, FEW_LINES = 4, 1 << 12  # rows or columns for each entry from which on only those in use are counted
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """How many entries the rows (or the columns) of a matrix hold.
+
+    Parameters
+    ----------
+    count, empty : int
+        Rows, and those that hold nothing.
+    min, max : int
+    mean, median, std : float
+        Of all rows; the standard deviation is that of a population.
+    cv : float
+        Coefficient of variation: standard deviation over mean; 0 without entries.
+    gini : float
+        Gini coefficient: 0 where all rows hold as many, near 1 where one holds all.
+    histogram : tuple of int
+        How many rows hold nothing, one entry, 2 to 3, 4 to 7, 8 to 15 and so on.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Degrees.of(np.array([1, 1, 6]), 4)
+    Degrees(count=4, empty=1, min=0, max=6, mean=2.0, median=1.0, std=2.345, cv=1.173, gini=0.594, histogram=(1, 2, 0, 1))
+    """
+
+    count: int
+    empty: int
+    min: int
+    max: int
+    mean: float
+    median: float
+    std: float
+    cv: float
+    gini: float
+    histogram: tuple[int, ...]
+
+    @classmethod
+    def of(cls, held: Array, count: int) -> Degrees:
+        """Of `count` rows, those that hold something have `held` entries each."""
+        if not count:
+            return cls(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, ())
+        table = np.bincount(held)
+        degrees = np.flatnonzero(table)
+        times = table[degrees]
+        if len(held) < count:
+            degrees, times = np.append(0, degrees), np.append(count - len(held), times)
+        mean = float(degrees @ times) / count
+        std = float(np.sqrt(np.square(degrees - mean) @ times / count))
+        return cls(
+            count,
+            count - len(held),
+            int(degrees[0]),
+            int(degrees[-1]),
+            mean,
+            median(degrees, times),
+            std,
+            std / mean if mean else 0.0,
+            gini(degrees, times),
+            histogram(degrees, times),
+        )
+
+    def __repr__(self) -> str:
+        shown = (f"{n}={round(v, 3) if isinstance(v, float) else v}" for n, v in vars(self).items())
+        return f"Degrees({', '.join(shown)})"
+
+
+def median(values: Array, times: Array) -> float:
+    """The median of ascending values that occur so many times each."""
+    ends = np.cumsum(times)
+    middle = [int(ends[-1] - 1) // 2, int(ends[-1]) // 2]
+    return float(values[np.searchsorted(ends, middle, side="right")].mean())
+
+
+def gini(values: Array, times: Array) -> float:
+    """The Gini coefficient of ascending values that occur so many times each; 0 where their sum is."""
+    total, count = float(values @ times), float(times.sum())
+    if not total:
+        return 0.0
+    before = np.cumsum(times) - times
+    ranks = times * (before + (times + 1) / 2)
+    return max(0.0, float(2 * (values @ ranks) / (count * total) - (count + 1) / count))
+
+
+def histogram(values: Array, times: Array) -> tuple[int, ...]:
+    """How often values are 0, 1, 2 to 3, 4 to 7 and so on."""
+    powers = np.frexp(values.astype(np.float64))[1]
+    return tuple(np.bincount(powers, weights=times).astype(np.int64).tolist())
+
+
+@dataclass(frozen=True)
+class BlockFill:
+    """How full the blocks of a grid are that hold something; blocks that the shape cuts off count as whole.
+
+    Parameters
+    ----------
+    r, c : int
+        Rows and columns of a block.
+    count : int
+        Blocks that hold something.
+    fill : float
+        Mean fraction of their slots that are entries.
+    most : int
+        Entries in the fullest one.
+    share : float
+        Fraction of the entries that lie in blocks at least half full.
+    """
+
+    r: int
+    c: int
+    count: int
+    fill: float
+    most: int
+    share: float
+
+
+class Lines:
+    """A matrix with its rows and columns numbered: all of them, or only those in use where these are few.
+
+    Parameters
+    ----------
+    entries : Entries
+        Of two dimensions.
+    """
+
+    def __init__(self, entries: Entries) -> None:
+        self.entries, self.shape, self.nnz = entries, entries.shape, entries.nnz
+        self.labels: Array | None = None
+        if max(self.shape) > SPARSE_LINES * self.nnz + FEW_LINES:
+            self.labels = np.unique(np.concatenate([entries.occupied[0], entries.last]))
+
+    @cached_property
+    def by_row(self) -> sp.csr_array:
+        """The pattern; values are ones."""
+        ones, columns = np.ones(self.nnz, np.int8), self.entries.last
+        if self.labels is None:
+            return sp.csr_array((ones, columns, self.entries.indptr), shape=self.shape)
+        (rows, starts), extent = self.entries.occupied, len(self.labels)
+        held = np.zeros(extent, np.int64)
+        held[np.searchsorted(self.labels, rows)] = np.diff(starts)
+        place = np.searchsorted(self.labels, columns)
+        return sp.csr_array((ones, place, begins(held)), shape=(extent, extent))
+
+    @cached_property
+    def by_column(self) -> sp.csr_array:
+        """The transposed pattern."""
+        return self.by_row.tocsc().T
+
+    def label(self, lines: Array) -> Array:
+        """The numbers that rows or columns have in the matrix."""
+        return lines if self.labels is None else self.labels[lines]
+
+    # ------------------------------------------------------------------ rows and columns
+
+    @property
+    def row_degrees(self) -> Degrees:
+        return _degrees(self.by_row, self.shape[0])
+
+    @property
+    def column_degrees(self) -> Degrees:
+        return _degrees(self.by_column, self.shape[1])
+
+    @cached_property
+    def row_spans(self) -> tuple[Array, Array, Array]:
+        """The rows that hold something, with their first and their last columns."""
+        return self._spans(self.by_row)
+
+    @cached_property
+    def column_spans(self) -> tuple[Array, Array, Array]:
+        """The columns that hold something, with their first and their last rows."""
+        return self._spans(self.by_column)
+
+    def _spans(self, lines: sp.csr_array) -> tuple[Array, Array, Array]:
+        held = np.flatnonzero(np.diff(lines.indptr))
+        first, last = lines.indices[lines.indptr[held]], lines.indices[lines.indptr[held + 1] - 1]
+        held, first, last = (self.label(a).astype(np.int64) for a in (held, first, last))
+        return held, first, last
+
+    @property
+    def bandwidth(self) -> tuple[int, int]:
+        """How far entries lie below and above the main diagonal."""
+        rows, first, last = self.row_spans
+        return int((rows - first).max(initial=0)), int((last - rows).max(initial=0))
+
+    @property
+    def profile(self) -> tuple[int, int]:
+        """Slots below the diagonal from each row's first entry on, and above it from each column's first entry on."""
+        lower, upper = (np.maximum(held - first, 0).sum() for held, first, _ in (self.row_spans, self.column_spans))
+        return int(lower), int(upper)
+
+    @property
+    def prefix(self) -> int:
+        """Slots up to the last entry of each row."""
+        _, _, last = self.row_spans
+        return int(last.sum()) + len(last)
+
+    def sliced(self, rows: int, window: int) -> int:
+        """Slots of slices of rows, each as wide as its longest row; rows are sorted by length within windows."""
+        lengths = np.diff(self.by_row.indptr).astype(np.int64)
+        held = np.flatnonzero(lengths)
+        windows, lengths = self.label(held) // window, lengths[held]
+        order = np.lexsort((-lengths, windows))
+        starts = np.flatnonzero(changes([windows[order]]))
+        place = np.arange(len(held)) - np.repeat(starts, np.diff(np.append(starts, len(held))))
+        return rows * int(lengths[order][place % rows == 0].sum())
+
+    @property
+    def reuse_distance(self) -> float | None:
+        """Mean number of rows from an entry to the next one of its column; None where no column has two."""
+        columns, first, last = self.column_spans
+        again = self.nnz - len(columns)
+        return float((last - first).sum()) / again if again else None
+
+    @property
+    def symmetry(self) -> float | None:
+        """Fraction of the entries off the diagonal whose mirror image is one, 1 without any; None if not square."""
+        if self.shape[0] != self.shape[1]:
+            return None
+        diagonal = int(self.by_row.diagonal().sum(dtype=np.int64))
+        both = self.by_row.multiply(self.by_column).nnz - diagonal
+        return both / (self.nnz - diagonal) if self.nnz > diagonal else 1.0
+
+    def imbalance(self, parts: int) -> float:
+        """How many times its share of the entries the largest of some ranges of equally many rows holds."""
+        edges = np.array([k * self.shape[0] // parts for k in range(parts + 1)])
+        place = edges if self.labels is None else np.searchsorted(self.labels, edges)
+        held = np.diff(self.by_row.indptr[place].astype(np.int64))
+        return float(held.max()) * parts / self.nnz if self.nnz else 1.0
+
+    # ------------------------------------------------------------------ diagonals
+
+    def diagonals(self, density: float) -> tuple[int, int, float]:
+        """Diagonals that hold something, those of them that are full, and the fraction of the entries on the latter.
+
+        Parameters
+        ----------
+        density : float
+            A diagonal is full if so large a part of the slots of the longest one are entries.
+        """
+        counts = self._diagonal_counts()
+        full = counts[counts >= density * min(self.shape)]
+        return len(counts), len(full), float(full.sum()) / self.nnz if self.nnz else 0.0
+
+    def _diagonal_counts(self) -> Array:
+        """Entries on each diagonal that is not empty."""
+        if self.labels is not None:
+            offsets = np.sort(np.concatenate([np.zeros(0, np.int64), *self._offsets()]))
+            return np.diff(np.append(np.flatnonzero(changes([offsets])), self.nnz))
+        counts = np.zeros(max(sum(self.shape) - 1, 0), index_dtype(self.nnz))
+        for offsets in self._offsets():
+            np.add.at(counts, offsets + (self.shape[0] - 1), counts.dtype.type(1))
+        return counts[counts > 0]
+
+    def _offsets(self) -> Iterator[Array]:
+        """Column minus row of the entries, some at a time."""
+        indptr, indices = self.by_row.indptr, self.by_row.indices
+        for begin, end in batches(indptr, CHUNK):
+            columns = self.label(indices[indptr[begin] : indptr[end]])
+            yield columns - np.repeat(self.label(np.arange(begin, end)), np.diff(indptr[begin : end + 1]))
+
+    # ------------------------------------------------------------------ blocks
+
+    def blocks(self, r: int, c: int) -> BlockFill:
+        """The blocks of `r` rows and `c` columns."""
+        count, most, dense = 0, 0, 0
+        for keys in self._block_keys(r, c):
+            keys.sort()
+            held = np.diff(np.append(np.flatnonzero(changes([keys])), len(keys)))
+            count, most = count + len(held), max(most, int(held.max(initial=0)))
+            dense += int(held[2 * held >= r * c].sum())
+        nnz = max(self.nnz, 1)
+        return BlockFill(r, c, count, self.nnz / max(count * r * c, 1), most, dense / nnz)
+
+    def _block_keys(self, r: int, c: int) -> Iterator[Array]:
+        """A number for the block of each entry, for some rows of blocks at a time."""
+        indices, (starts, extent) = self.by_row.indices, self._block_rows(r)
+        columns, width = self._block_columns(c)
+        for first, last in batches(starts, BATCH):
+            part, dtype = slice(int(starts[first]), int(starts[last])), index_dtype((last - first) * width)
+            row = np.arange(last - first, dtype=dtype) * dtype.type(width)
+            keys = np.repeat(row, np.diff(starts[first : last + 1]))
+            keys += (indices[part] // c if columns is None else columns[indices[part]]).astype(dtype, copy=False)
+            yield keys
+
+    def _block_rows(self, r: int) -> tuple[Array, int]:
+        """Where the entries of each row of blocks begin, and how many there are."""
+        indptr = self.by_row.indptr
+        if self.labels is None:
+            starts = np.append(indptr[:-1:r], indptr[-1])
+        else:
+            starts = np.append(indptr[np.flatnonzero(changes([self.labels // r]))], indptr[-1])
+        return starts, len(starts) - 1
+
+    def _block_columns(self, c: int) -> tuple[Array | None, int]:
+        """The column of blocks of each column (None: by division), and how many there are."""
+        if self.labels is None:
+            return None, -(-self.shape[1] // c)
+        columns = np.cumsum(changes([self.labels // c])) - 1
+        return columns, int(columns.max(initial=-1)) + 1
+
+
+def _degrees(lines: sp.csr_array, count: int) -> Degrees:
+    held = np.diff(lines.indptr)
+    return Degrees.of(held[held > 0], count)
+
+
+def batches(starts: Array, size: int) -> Iterator[tuple[int, int]]:
+    """Ranges of runs that hold about `size` elements together."""
+    starts = starts.astype(np.int64, copy=False)
+    cuts = np.searchsorted(starts, np.arange(0, int(starts[-1]), size), side="right") - 1
+    yield from pairwise([*np.unique(cuts).tolist(), len(starts) - 1])
+
+
+def fibers(coords: Sequence[Array], shape: Sequence[int]) -> tuple[int, ...]:
+    """For each mode, how many different coordinates the entries have in the others: its fibers that are not empty."""
+    counts = []
+    for mode in range(len(shape)):
+        others = [d for d in range(len(shape)) if d != mode]
+        counts.append(_distinct([coords[d] for d in others], [shape[d] for d in others], len(coords[mode])))
+    return tuple(counts)
+
+
+def _distinct(coords: Sequence[Array], shape: Sequence[int], nnz: int) -> int:
+    if not coords:
+        return min(nnz, 1)
+    order = sorting_order(coords, shape)
+    return int(np.count_nonzero(changes([c if order is None else take(c, order) for c in coords])))
+
+
+__all__ = ["BlockFill", "Degrees", "Lines", "batches", "fibers"]
