@@ -19,7 +19,7 @@ import numpy as np
 
 from sparsetir.errors import ArgumentError, SparseTIRError
 
-DONE, WRONG_USE, INTERRUPTED = 0, 2, 130
+DONE, FINDING, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 OPS = ("spmm", "spmv", "sddmm", "mttkrp")
 LOOPS_SHOWN = 90
 REPEATED_BYTES, SMALLEST_COPY = 16 << 20, 64 << 10
@@ -87,6 +87,14 @@ def parser() -> argparse.ArgumentParser:
     tune.add_argument("--out", type=Path, metavar="DIR", help="write the report, the loops and a picture there")
     tune.add_argument("--json", metavar="OUT", help="write the result as JSON, to stdout if OUT is -")
 
+    formats = command(commands, "formats", run_formats, "describe a pattern, and what every format makes of it")
+    formats.add_argument("file", metavar="FILE", help=".mtx, .npz, .smtx or .tns, also with .gz or .xz behind it")
+    formats.add_argument("--feat", type=positive(int), metavar="N", help="also time the untuned SpMM with N columns")
+    most = "leave formats out that store more than X values for each entry, padding included (default: 5)"
+    formats.add_argument("--most", type=positive(float), default=5.0, metavar="X", help=most)
+    formats.add_argument("--json", metavar="OUT", help="write the result as JSON, to stdout if OUT is -")
+    formats.add_argument("--plot", type=Path, metavar="PNG", help="draw the nonzeros, blocks, rows and columns")
+
     show = command(commands, "show", run_show, "print a program of the dialect, or what it is compiled to")
     show.add_argument("script", metavar="SCRIPT.py[:FUNC]", help="all programs in the file, or one")
     show.add_argument("--stage", choices=("1", "2", "3", "llvm", "asm"), default="1")
@@ -137,13 +145,13 @@ def run_tune(args: argparse.Namespace) -> int:
         (args.out / "loops.txt").write_text(result.kernel.script(stage=3) + "\n")
         draw(lambda: result.plot(args.out / "tuning.png"))
     if args.json:
-        write_json(args.json, result)
+        write_json(args.json, facts_of(result))
     return DONE
 
 
-def write_json(where: str, result: Any) -> None:
-    """The result as one JSON object."""
-    facts = {
+def facts_of(result: Any) -> dict[str, Any]:
+    """A search for JSON."""
+    return {
         "best": result.best.as_dict(),
         "untuned": result.untuned.as_dict(),
         "speedup": result.speedup,
@@ -152,6 +160,10 @@ def write_json(where: str, result: Any) -> None:
         "interrupted": result.interrupted,
         "history": [record.as_dict() for record in result.history],
     }
+
+
+def write_json(where: str, facts: dict[str, Any]) -> None:
+    """The result as one JSON object."""
     text = json.dumps(facts, indent=1)
     if where == "-":
         print(text)
@@ -280,6 +292,27 @@ def peers(case: Any, threads: int) -> dict[str, Callable[[], Any]]:
     bench.set_threads(threads)
     names = [name for name in bench.available(case.op) if name != "mkl" or min(case.sparse.shape) > 0]
     return {name: getattr(bench, case.op)(name, *case.inputs.values()) for name in names}
+
+
+# ---------------------------------------------------------------------------------------------------- formats
+
+
+def run_formats(args: argparse.Namespace) -> int:
+    """``sparsetir formats``."""
+    from sparsetir.bench.formats import survey
+    from sparsetir.bench.portrait import portrait
+    from sparsetir.files import read
+    from sparsetir.formats.pattern import pattern
+
+    tensor = read(args.file)
+    if args.plot:
+        print(f"wrote {portrait(tensor, pattern(tensor), args.plot)}", file=sys.stderr)
+    found = survey(Path(args.file).name, tensor, feat=args.feat, most=args.most)
+    if args.json != "-":
+        print(found.report())
+    if args.json:
+        write_json(args.json, found.as_dict())
+    return FINDING if found.findings else DONE
 
 
 # ---------------------------------------------------------------------------------------------------- show

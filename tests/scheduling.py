@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stage-II schedules of corpus programs: make one, build it, compare with the oracle.
+"""Stage-II schedules of corpus programs: make or draw one, build it, compare with the oracle.
 
-Outputs are handed in full of NaN, so an element that a schedule leaves unset is found.
+Outputs are handed in full of NaN, so an element that a schedule leaves unset is found. Arrays end at pages that must
+not be touched, so a copy past the end of one is found too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import random
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from tvm import ir, s_tir
+from tvm import ir, s_tir, tirx
 from tvm.script import sparsetir as T
 
 import sparsetir
@@ -21,8 +24,10 @@ from corpus.blocks import bsr_expected
 from corpus.case import Arguments, Case, case
 from corpus.data import matrix, values
 from corpus.matrix import spmm_expected, spmm_inputs
-from corpus.running import copied, draw
+from corpus.running import draw
+from fences import fenced
 from sparsetir.lower import TO_STAGE_2, as_module, run
+from sparsetir.lower.rewriting import collect
 
 #: rows of every length from none to all columns, and structures without rows or without positions
 KINDS = ("random", "empty_rows", "skewed", "wide", "zero_nnz", "one_by_one", "no_rows")
@@ -134,21 +139,104 @@ def stage2_schedule(name: str, dtype: str = "float32", idtype: str = "int32", **
     return sch
 
 
+def _unset(shape: Any, dtype: str) -> np.ndarray:
+    """An output before the call."""
+    return np.full(shape, np.nan if "float" in dtype else 77, dtype)
+
+
 def is_right(name: str, schedule: Any, dtype: str = "float32", idtype: str = "int32", kinds: Any = KINDS) -> None:
     """Build a program with a schedule and compare its results on structures of several kinds."""
     subject, func = PROGRAMS[name], program(name, dtype, idtype)
     kernel = sparsetir.build(func, schedule=schedule)
-    for kind in kinds:
+    types = {str(p.name): str(p.ty.dtype) for p in func.params}
+    for kind in (k for k in kinds if k in subject.kinds):
         args = draw(subject, kind, dtype, idtype)
         expected = subject.expected(args)
-        held = copied(args)
+        held = {n: fenced(value) if isinstance(value, np.ndarray) else value for n, value in args.items()}
         for output, want in zip(subject.output_names, expected, strict=True):
-            held.setdefault(output, np.full(want.shape, np.nan, dtype))
+            held.setdefault(output, fenced(_unset(want.shape, types[output])))
         kernel(**held)
         tolerance = subject.tolerance_for(dtype)
         for output, want in zip(subject.output_names, expected, strict=True):
             note = f"{output} on the structure {kind!r}"
             np.testing.assert_allclose(held[output], want, rtol=tolerance, atol=tolerance, err_msg=note)
+
+
+# ---------------------------------------------------------------- schedules drawn at random
+
+
+def _constant(sch: s_tir.Schedule, loop: Any, rng: random.Random) -> Any:
+    """The loop, or the inner part of it, with a constant number of steps."""
+    fixed = isinstance(sch.get(loop).extent, tirx.IntImm)
+    return loop if fixed else sch.split(loop, [None, rng.choice([2, 4, 8])])[1]
+
+
+def _reorder(sch: s_tir.Schedule, block: Any, rng: random.Random) -> None:
+    loops = list(sch.get_loops(block))
+    sch.reorder(*rng.sample(loops, rng.randint(2, len(loops))))
+
+
+def _fuse(sch: s_tir.Schedule, block: Any, rng: random.Random) -> None:
+    loops = list(sch.get_loops(block))
+    at = rng.randrange(len(loops) - 1)
+    sch.fuse(loops[at], loops[at + 1])
+
+
+def _cache_read(sch: s_tir.Schedule, block: Any, rng: random.Random) -> None:
+    copy = sch.cache_read(block, rng.randrange(len(sch.get(block).reads)), rng.choice(["global", "global", "local"]))
+    if rng.random() < 0.7:
+        sch.compute_at(copy, _loop(sch, block, rng))
+
+
+def _cache_write(sch: s_tir.Schedule, block: Any, rng: random.Random) -> None:
+    copy = sch.cache_write(block, rng.randrange(len(sch.get(block).writes)), rng.choice(["global", "global", "local"]))
+    if rng.random() < 0.7:
+        sch.reverse_compute_at(copy, _loop(sch, block, rng))
+
+
+def _loop(sch: s_tir.Schedule, block: Any, rng: random.Random) -> Any:
+    return rng.choice(list(sch.get_loops(block)))
+
+
+FACTORS = ([None, 4], [None, 2], [3, None], [None, 3, 2], [2, None])
+NOTES = (("sparsetir.chunks", 3), ("sparsetir.unroll", 3))
+
+PRIMITIVES: list[Callable[[s_tir.Schedule, Any, random.Random], Any]] = [
+    lambda sch, block, rng: sch.split(_loop(sch, block, rng), rng.choice(FACTORS)),
+    lambda sch, block, rng: sch.split(_loop(sch, block, rng), rng.choice(FACTORS)),
+    _reorder,
+    _fuse,
+    lambda sch, block, rng: sch.parallel(_loop(sch, block, rng)),
+    lambda sch, block, rng: sch.vectorize(_constant(sch, _loop(sch, block, rng), rng)),
+    lambda sch, block, rng: sch.unroll(_constant(sch, _loop(sch, block, rng), rng)),
+    _cache_read,
+    _cache_read,
+    _cache_write,
+    _cache_write,
+    lambda sch, block, rng: sch.cache_inplace(block, rng.randrange(len(sch.get(block).reads)), "global"),
+    lambda sch, block, rng: sch.reindex(block, (rng.choice(["read", "write"]), 0)),
+    lambda sch, block, rng: sch.rfactor(_loop(sch, block, rng), rng.choice([0, 1])),
+    lambda sch, block, rng: sch.decompose_reduction(block, _loop(sch, block, rng)),
+    lambda sch, block, rng: sch.blockize(_loop(sch, block, rng)),
+    lambda sch, block, rng: sch.compute_inline(block),
+    lambda sch, block, rng: sch.set_scope(block, 0, rng.choice(["global", "local"])),
+    lambda sch, block, rng: sch.add_unit_loop(block),
+    lambda sch, block, rng: sch.annotate(_loop(sch, block, rng), *rng.choice(NOTES)),
+]
+
+
+def drawn_schedule(name: str, seed: int) -> s_tir.Schedule:
+    """A few primitives at random places, as far as TVM accepts them."""
+    rng, sch = random.Random(seed), stage2_schedule(name)
+    for _ in range(rng.randint(2, 12)):
+        func = next(iter(sch.mod.functions.values()))
+        names = [str(b.name_hint) for b in collect(func.body, s_tir.SBlock) if b.name_hint != "root"]
+        changed = sch.copy()
+        changed.work_on(next(iter(sch.mod.functions)).name_hint)
+        with contextlib.suppress(Exception):  # TVM refuses with errors of many classes
+            rng.choice(PRIMITIVES)(changed, changed.get_sblock(rng.choice(names)), rng)
+            sch = changed
+    return sch
 
 
 def csr_of_row_lengths(lengths: Any, columns: int, seed: int = 0) -> sp.csr_array:

@@ -69,17 +69,23 @@ def spy(matrix: Any, path: str | Path) -> Path:
     Path
         The file written.
     """
+    figure, axes = new_figure(6.0, 6.0)
+    shade(figure, axes, matrix)
+    m, n = matrix.shape
+    axes.set_title(f"{m:,} x {n:,}, {matrix.nnz:,} nonzeros")
+    return save(figure, path)
+
+
+def shade(figure: Any, axes: Any, matrix: Any) -> None:
+    """Draw where the nonzeros are into a part of a figure, with a scale beside it."""
     norm = require("matplotlib.colors", extra="plot", purpose="drawing").LogNorm
     counts = density(matrix)
     m, n = matrix.shape
-    figure, axes = new_figure(6.0, 6.0)
     shown = np.ma.masked_equal(counts, 0)
     colours = {"norm": norm(1, max(2, counts.max(initial=0))), "cmap": "viridis_r", "interpolation": "nearest"}
     if counts.size:
         image = axes.imshow(shown, extent=(0, n, m, 0), aspect=aspect(m, n), **colours)
         figure.colorbar(image, ax=axes, label="nonzeros in a cell", shrink=0.8)
-    axes.set_title(f"{m:,} x {n:,}, {matrix.nnz:,} nonzeros")
-    return save(figure, path)
 
 
 def aspect(m: int, n: int) -> str:

@@ -21,6 +21,7 @@ from sparsetir.formats.format import Array, CapacityError, Entries, Format, make
 from sparsetir.formats.origin import Origin, open_dense, open_origin
 from sparsetir.formats.stored import Piece, amounts
 from sparsetir.interop import CooTensor, aligned_contiguous, is_sparse
+from sparsetir.interop.sources import Compressed, Coordinates, Source
 from sparsetir.interop.torch_arrays import is_torch
 
 
@@ -276,6 +277,13 @@ class SparseTensor:
     def values(self) -> Array:
         """Value of each entry in the order of `coords`; the piece's own array where that is its order."""
         return self._entry_values([piece.values for piece in self.pieces])
+
+    def as_source(self) -> Source:
+        """The entries in order, as `interop` opens an argument; a matrix by rows."""
+        rebuild = lambda values, _: self.with_values(values)  # noqa: E731
+        if self.ndim == 2:
+            return Compressed(self.shape, self.values, rebuild, self.entries.indptr, self.entries.last, 0)
+        return Coordinates(self.shape, self.values, rebuild, self.coords)
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.shape))

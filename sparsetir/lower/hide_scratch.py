@@ -12,8 +12,8 @@ after::
     row = T.decl_buffer((m + 1,), data=row_data.data)
     row[i + 1] = ...
 
-``CompactBufferAllocation``, which every TVM pipeline runs, bounds subscripts like ``i + 1`` by one more than the largest
-int32 and fails on that constant.
+``CompactBufferAllocation``, which every TVM pipeline runs, bounds subscripts like ``i + 1`` by one more than the
+largest int32 and fails on that constant.
 """
 
 from __future__ import annotations

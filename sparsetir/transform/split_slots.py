@@ -130,15 +130,14 @@ class Slots:
         operands = [self.inner.var, axis.length, where, int(axis.sorted), int(axis.unique)]
         return self.editor.axis(f"{axis.name}_c", "singleton", operands, after=axis)
 
-    def _slot(self) -> ir.Expr:
-        """The old slot as a formula of the arguments of a new axis."""
-        n, dtype = len(self.args), self.axis.idtype
+    def _slot(self, dtype: str) -> ir.Expr:
+        """The old slot as a formula of the arguments of a new axis, which all have the axis's type."""
+        n = len(self.args)
         return _arg(n, dtype) * const(self.factor, dtype) + _arg(n + 1, dtype)
 
     def _coordinate_rule(self) -> ir.Expr:
-        if self.axis.rule is None:
-            return self._slot()
-        return cast(substitute_args(self.axis.rule, [*self.args, self._slot()]), self.axis.idtype)
+        slot = self._slot(self.axis.idtype)
+        return slot if self.axis.rule is None else substitute_args(self.axis.rule, [*self.args, slot])
 
     def redeclare(self, axis: Axis) -> Axis:
         """`axis`, which lies below the split one, below the new ones."""
@@ -162,7 +161,7 @@ class Slots:
                 return mutator.default_mutate(call)
             k, dtype = int(call.args[0]), str(call.ty.dtype)
             if k == own and self.at is None:
-                return cast(self._slot(), dtype)
+                return self._slot(dtype)
             return _arg(k + extra if k >= own else k, dtype)
 
         return tvm_ffi.structural_mutate(operand, [(Call, renumber)])

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each format makes of a matrix: memory, padding, the time to convert and the time of the untuned SpMM.
+
+``python -m sparsetir.bench.formats FILES`` (or ``--data FOLDER``) prints a table: one row for a matrix and a format
+that suits its pattern. A product is timed in turn with the one over csr, so that other work on the machine slows both,
+and is compared with scipy's before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+import sparsetir
+from sparsetir.bench import compare
+from sparsetir.bench.timing import Timing, interleave
+from sparsetir.errors import ArgumentError, SparseTIRError
+from sparsetir.formats.candidates import MOST_VALUES, Considered, considered
+from sparsetir.formats.format import Format
+from sparsetir.formats.layouts import CSR
+from sparsetir.formats.pattern import Pattern, pattern
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.threads import get_num_threads
+from sparsetir.tuning.database import machine_name
+from sparsetir.tuning.operands import Case, as_float32, make_case
+from sparsetir.tuning.report import aligned
+
+DONE, FINDING, WRONG_USE = 0, 1, 2
+CONVERSIONS, CONVERTING = 3, 0.5  # a conversion is repeated so often, but not after so many seconds
+ROUNDS = 3
+SLOW = 8.0  # a call so many times slower than csr's has a single turn
+ARRAYS_AT_ONCE = 4  # operands, results of both formats, and what the comparison with scipy needs
+HEADING = ("format", "MiB", "padding", "pieces", "convert s")
+TIMED = ("ms", "vs csr", "spread")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in one format.
+
+    Parameters
+    ----------
+    format : Format
+    nbytes : int
+        Of its values (float32) and index arrays.
+    padding : float
+        Fraction of the stored values that are no entry.
+    pieces : int
+    seconds : float
+        The fastest of a few conversions.
+    spmm, csr : Timing or None
+        Of the untuned products over this format and, in turn with it, over csr.
+    """
+
+    format: Format
+    nbytes: int
+    padding: float
+    pieces: int
+    seconds: float
+    spmm: Timing | None = None
+    csr: Timing | None = None
+
+    def cells(self) -> list[str]:
+        """A row of the table without times."""
+        size = f"{self.nbytes / 2**20:.3g}"
+        return [repr(self.format), size, f"{self.padding:.0%}", str(self.pieces), f"{self.seconds:.3g}"]
+
+    def times(self) -> list[str]:
+        """The times in the row."""
+        if self.spmm is None or self.csr is None:
+            return ["-"] * len(TIMED)
+        ratio, spread = self.csr.median / self.spmm.median, max(self.csr.spread, self.spmm.spread)
+        return [f"{self.spmm.median * 1e3:.4g}", f"{ratio:.2f}", f"{spread:.0%}"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        facts = {n: getattr(self, n) for n in ("nbytes", "padding", "pieces", "seconds")}
+        times = {n: compare.summary(t) for n, t in (("spmm", self.spmm), ("csr", self.csr)) if t is not None}
+        return {"format": repr(self.format), **facts, **times}
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A matrix or tensor in every format that suits it.
+
+    Parameters
+    ----------
+    name : str
+    pattern : Pattern
+    feat : int or None
+        Columns of the dense operand; None where nothing was timed.
+    stored : list of Stored
+    skipped : list of Considered
+        Formats that would need too much memory.
+    findings : list of str
+        Formats that failed or whose product was wrong.
+    """
+
+    name: str
+    pattern: Pattern
+    feat: int | None = None
+    stored: list[Stored] = field(default_factory=list)
+    skipped: list[Considered] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+
+    @property
+    def heading(self) -> list[str]:
+        """Of the table."""
+        return [*HEADING, *(TIMED if self.feat else ())]
+
+    def table(self) -> list[list[str]]:
+        """Its rows."""
+        return [[*found.cells(), *(found.times() if self.feat else ())] for found in self.stored]
+
+    def report(self) -> str:
+        """The pattern, the table, and what is not in it, as text."""
+        lines = [str(self.pattern), "", *aligned([self.heading, *self.table()]), ""]
+        if self.feat:
+            times = f"untuned SpMM with {self.feat} columns, float32, {get_num_threads()} threads, median of a call"
+            lines.append(f"ms: {times}; vs csr: times as fast")
+        lines += [f"not stored: {c.format!r}: {c.objection}" for c in self.skipped]
+        return "\n".join([*lines, *self.findings])
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.name,
+            "pattern": self.pattern.as_dict(),
+            "feat": self.feat,
+            "threads": get_num_threads(),
+            "machine": machine_name(),
+            "stored": [found.as_dict() for found in self.stored],
+            "skipped": [{"format": repr(c.format), "values": c.values, "why": c.objection} for c in self.skipped],
+            "findings": self.findings,
+        }
+
+
+# ---------------------------------------------------------------------------------------------------- measuring
+
+
+def survey(
+    name: str, tensor: Any, *, feat: int | None = None, most: float = MOST_VALUES, rounds: int = ROUNDS
+) -> Survey:
+    """Store a tensor in every format that suits its pattern, and time SpMM.
+
+    Parameters
+    ----------
+    name : str
+        What the tensor is called in messages.
+    tensor : scipy.sparse array or CooTensor
+        Taken as float32.
+    feat : int, optional
+        Columns of the dense operand of the SpMM that is timed, of which `tensor` must be a matrix.
+    most : float
+        Formats that store more values than this for each entry are left out.
+    rounds : int
+        Turns of each product.
+
+    Raises
+    ------
+    ArgumentError
+        When SpMM is asked for and `tensor` is no matrix, or its operands do not fit into memory.
+
+    Examples
+    --------
+    >>> found = survey("diagonal", sp.eye_array(8, format="csr"))
+    >>> [stored.format for stored in found.stored if stored.padding == 0][:3]
+    [csr(), csc(), dcsr()]
+    """
+    case = operands(name, tensor, feat) if feat else None
+    sparse = as_float32(tensor) if case is None else case.inputs["A"]
+    found = Survey(name, pattern(sparse), feat)
+    found.skipped.extend(c for c in considered(found.pattern, most=most) if c.objection)
+    products = Products(name, case, rounds) if case is not None else None
+    for format in (c.format for c in considered(found.pattern, most=most) if not c.objection):
+        try:
+            found.stored.append(measure(sparse, format, products))
+            compare.say(f"{name}: {' '.join(found.table()[-1])}")
+        except SparseTIRError as error:
+            found.findings.append(f"failed: {format!r}: {error}")
+            compare.say(f"{name}: {found.findings[-1]}")
+    return found
+
+
+def measure(sparse: Any, format: Format, products: Products | None) -> Stored:
+    """A row of the table."""
+    stored = convert(sparse, format)
+    if products is None:
+        return stored
+    spmm, csr = products.time(format)
+    return replace(stored, spmm=spmm, csr=csr)
+
+
+def convert(sparse: Any, format: Format) -> Stored:
+    """Store a tensor, a few times where that is quick."""
+    best, end = float("inf"), time.perf_counter() + CONVERTING
+    for _ in range(CONVERSIONS):
+        start = time.perf_counter()
+        tensor = SparseTensor.from_any(sparse, format)
+        best = min(best, time.perf_counter() - start)
+        if time.perf_counter() > end:
+            break
+    return Stored(format, tensor.nbytes, tensor.padding, len(tensor.pieces), best)
+
+
+def operands(name: str, tensor: Any, feat: int) -> Case:
+    """SpMM with a matrix, if the operands fit into memory."""
+    if len(tensor.shape) != 2:
+        sizes = " x ".join(map(str, tensor.shape))
+        raise ArgumentError(f"SpMM takes a matrix, found {sizes} in {name}: formats of tensors are not timed")
+    needed, free = ARRAYS_AT_ONCE * 4 * feat * max(tensor.shape), compare.free_memory()
+    if needed > free:
+        found = f"SpMM of {name} with {feat} columns needs {needed / 1e9:.1f} GB of memory"
+        raise ArgumentError(f"{found}, found {free / 1e9:.1f} GB free: try fewer columns")
+    return make_case("spmm", tensor, feat=feat)
+
+
+class Products:
+    """The untuned SpMM of one matrix, over one format after the other.
+
+    Parameters
+    ----------
+    name : str
+        Of the matrix.
+    case : Case
+        The program and its arguments.
+    rounds : int
+        Turns of each product.
+    """
+
+    def __init__(self, name: str, case: Case, rounds: int) -> None:
+        self.name, self.case, self.rounds = name, case, rounds
+        self.csr = self.call(CSR())
+
+    def call(self, format: Format) -> Callable[[], Any]:
+        """The product over a format, after it was compared with scipy's."""
+        kernel = sparsetir.build(sparsetir.decompose_format(self.case.program, {"A": format}))
+        call, C = compare.our_call(kernel, self.case.inputs)
+        compare.check(f"{self.name} as {format!r}", call, C, self.case)
+        return call
+
+    def time(self, format: Format) -> tuple[Timing, Timing]:
+        """Times of the product over a format, and over csr."""
+        call = self.call(format)
+        rounds = 1 if seconds(call) > SLOW * seconds(self.csr) else self.rounds
+        # No rest between the turns: both run on the same threads.
+        times = interleave({"csr": self.csr, "other": call}, rounds=rounds, rest=0.0)
+        return times["other"], times["csr"]
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """Of a single call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+# ---------------------------------------------------------------------------------------------------- command
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    top = argparse.ArgumentParser(prog="python -m sparsetir.bench.formats", description=__doc__)
+    top.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".mtx, .npz, .smtx, also with .gz or .xz")
+    top.add_argument("--data", type=Path, metavar="FOLDER", help="every matrix in it")
+    top.add_argument("--feat", type=int, default=128, metavar="N", help="columns of B; 0: no product is timed")
+    top.add_argument("--most", type=float, default=MOST_VALUES, metavar="X", help="most values stored for each entry")
+    top.add_argument("--threads", type=int, metavar="N", help="by default all cores")
+    top.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="turns of each product")
+    top.add_argument("--markdown", type=Path, metavar="OUT", help="write the table as Markdown")
+    top.add_argument("--json", type=Path, metavar="OUT", help="write everything as JSON")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the table, write files after each matrix."""
+    try:
+        args = parser().parse_args(argv)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    try:
+        surveys = run(args)
+    except (SparseTIRError, OSError) as error:
+        compare.say(str(error))
+        return WRONG_USE
+    print("\n".join([*aligned(cells(surveys)), "", *notes(surveys)]))
+    return FINDING if any(found.findings for found in surveys) else DONE
+
+
+def run(args: argparse.Namespace) -> list[Survey]:
+    """Every matrix."""
+    if args.threads is not None:
+        sparsetir.set_num_threads(args.threads)
+    paths = [*args.files, *(compare.find_files(args.data) if args.data else [])]
+    if not paths:
+        raise ArgumentError("expected files with matrices, or --data FOLDER; found none")
+    found: list[Survey] = []
+    for one in surveys_of(paths, args):
+        found.append(one)
+        write(found, args)
+    if not found:
+        raise ArgumentError("none of the files could be measured")
+    return found
+
+
+def surveys_of(paths: Sequence[Path], args: argparse.Namespace) -> Iterator[Survey]:
+    """One matrix after the other; what cannot be measured is named on stderr."""
+    for name, matrix in compare.matrices(paths):
+        try:
+            yield survey(name, matrix, feat=args.feat or None, most=args.most, rounds=args.rounds)
+        except ArgumentError as error:
+            compare.say(f"skipped: {error}")
+
+
+def cells(surveys: Sequence[Survey]) -> list[list[str]]:
+    """Cells of the table, a heading first."""
+    heading = ["matrix", "nonzeros", *surveys[0].heading]
+    return [heading, *([s.name, f"{s.pattern.nnz:,}", *row] for s in surveys for row in s.table())]
+
+
+def notes(surveys: Sequence[Survey]) -> list[str]:
+    """What the figures hold for, and what is not in the table."""
+    feat = surveys[0].feat
+    times = f"ms: untuned SpMM with {feat} columns, median of a call; vs csr: times as fast; " if feat else ""
+    lines = [f"{times}float32, {get_num_threads()} threads; {machine_name()}"]
+    for found in surveys:
+        if found.skipped:
+            skipped = ", ".join(f"{c.format!r} ({c.values:,.3g})" for c in found.skipped)
+            lines.append(f"{found.name}: not stored, with too many values for each entry: {skipped}")
+        lines += [f"{found.name}: {finding}" for finding in found.findings]
+    return lines
+
+
+def write(surveys: Sequence[Survey], args: argparse.Namespace) -> None:
+    """The files asked for, as far as it has come."""
+    if args.markdown:
+        text = [compare.markdown(cells(surveys)), "", *(f"{note}  " for note in notes(surveys))]
+        compare.written(args.markdown, "\n".join(text))
+    if args.json:
+        compare.written(args.json, json.dumps([found.as_dict() for found in surveys], indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
