@@ -22,6 +22,7 @@ Wins wherever an output row is dense and contiguous; the rows are shared out by 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -100,14 +101,20 @@ def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices) -> bool:
     sch.reorder(*(lp for lp in spatial if lp not in rows), outer, *reduced, *rows, lanes)
     is_fresh = node.init is not None and not keeps_old(node.init)
     if not rows and is_fresh and isinstance(node.body, tirx.BufferStore):
-        kept = sch.cache_write(block, 0, "local")
-        sch.reverse_compute_at(kept, outer)
-        sch.vectorize(sch.get_loops(kept)[-1])
+        _hold_result(sch, block, outer)
     for loop in rows:
         sch.unroll(loop)
     sch.vectorize(lanes)
     _annotate_steps(sch, reduced[-1], choices)
     return True
+
+
+def _hold_result(sch: s_tir.Schedule, block: Any, outer: Any) -> None:
+    """Reduce into a local array. Where several blocks write the result, registers are found when the loops are flat."""
+    with contextlib.suppress(s_tir.ScheduleError):
+        kept = sch.cache_write(block, 0, "local")
+        sch.reverse_compute_at(kept, outer)
+        sch.vectorize(sch.get_loops(kept)[-1])
 
 
 def _is_short(extent: Any) -> bool:

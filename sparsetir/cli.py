@@ -305,9 +305,10 @@ def run_formats(args: argparse.Namespace) -> int:
     from sparsetir.formats.pattern import pattern
 
     tensor = read(args.file)
+    known = pattern(tensor)
     if args.plot:
-        print(f"wrote {portrait(tensor, pattern(tensor), args.plot)}", file=sys.stderr)
-    found = survey(Path(args.file).name, tensor, feat=args.feat, most=args.most)
+        print(f"wrote {portrait(tensor, known, args.plot)}", file=sys.stderr)
+    found = survey(Path(args.file).name, tensor, known=known, feat=args.feat, most=args.most)
     if args.json != "-":
         print(found.report())
     if args.json:

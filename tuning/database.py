@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import TuningError
+from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.ir import Program
 from sparsetir.schedules import Choices
 
@@ -107,16 +108,10 @@ def digest(text: str | bytes) -> str:
 
 
 def fingerprint(program: Program, arrays: Mapping[str, np.ndarray]) -> str:
-    """A hash of a pattern: the kinds of the axes and every index array, in one pass; values do not enter."""
-    state = hashlib.sha256()
-    for axis in program.axes.values():
-        state.update(axis.kind.encode())
-        for buffer in (axis.indptr, axis.indices):
-            if buffer is not None:
-                array = np.ascontiguousarray(arrays[str(buffer.name)])
-                state.update(f"{array.dtype}{array.shape}".encode())
-                state.update(array.reshape(-1).view(np.uint8).data)
-    return state.hexdigest()[:16]
+    """A hash of the patterns of a program's arguments as they are stored: of the axes and every index array."""
+    axes = list(program.axes.values())
+    buffers = [buffer for axis in axes for buffer in (axis.indptr, axis.indices) if buffer is not None]
+    return hash_arrays(" ".join(axis.kind for axis in axes), [arrays[str(buffer.name)] for buffer in buffers])
 
 
 @cache

@@ -17,14 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import scipy.sparse as sp
-
 import sparsetir
 from sparsetir.bench import compare
 from sparsetir.bench.timing import Timing, interleave
 from sparsetir.errors import ArgumentError, SparseTIRError
-from sparsetir.formats.candidates import MOST_VALUES, Considered, considered
+from sparsetir.formats.candidates import MOST_VALUES, Considered, candidates, considered
 from sparsetir.formats.format import Format
 from sparsetir.formats.layouts import CSR
 from sparsetir.formats.pattern import Pattern, pattern
@@ -148,7 +145,13 @@ class Survey:
 
 
 def survey(
-    name: str, tensor: Any, *, feat: int | None = None, most: float = MOST_VALUES, rounds: int = ROUNDS
+    name: str,
+    tensor: Any,
+    *,
+    known: Pattern | None = None,
+    feat: int | None = None,
+    most: float = MOST_VALUES,
+    rounds: int = ROUNDS,
 ) -> Survey:
     """Store a tensor in every format that suits its pattern, and time SpMM.
 
@@ -158,6 +161,8 @@ def survey(
         What the tensor is called in messages.
     tensor : scipy.sparse array or CooTensor
         Taken as float32.
+    known : Pattern, optional
+        ``sparsetir.pattern(tensor)``, where it is at hand.
     feat : int, optional
         Columns of the dense operand of the SpMM that is timed, of which `tensor` must be a matrix.
     most : float
@@ -172,16 +177,17 @@ def survey(
 
     Examples
     --------
+    >>> import scipy.sparse as sp
     >>> found = survey("diagonal", sp.eye_array(8, format="csr"))
     >>> [stored.format for stored in found.stored if stored.padding == 0][:3]
     [csr(), csc(), dcsr()]
     """
     case = operands(name, tensor, feat) if feat else None
     sparse = as_float32(tensor) if case is None else case.inputs["A"]
-    found = Survey(name, pattern(sparse), feat)
+    found = Survey(name, known or pattern(tensor), feat)
     found.skipped.extend(c for c in considered(found.pattern, most=most) if c.objection)
     products = Products(name, case, rounds) if case is not None else None
-    for format in (c.format for c in considered(found.pattern, most=most) if not c.objection):
+    for format in candidates(found.pattern, most=most):
         try:
             found.stored.append(measure(sparse, format, products))
             compare.say(f"{name}: {' '.join(found.table()[-1])}")
@@ -267,12 +273,19 @@ def seconds(call: Callable[[], Any]) -> float:
 # ---------------------------------------------------------------------------------------------------- command
 
 
+def columns(text: str) -> int:
+    """A number of columns."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected a number of columns, 0 to time nothing; found {text!r}")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """The options."""
     top = argparse.ArgumentParser(prog="python -m sparsetir.bench.formats", description=__doc__)
     top.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".mtx, .npz, .smtx, also with .gz or .xz")
     top.add_argument("--data", type=Path, metavar="FOLDER", help="every matrix in it")
-    top.add_argument("--feat", type=int, default=128, metavar="N", help="columns of B; 0: no product is timed")
+    top.add_argument("--feat", type=columns, default=128, metavar="N", help="columns of B; 0: no product is timed")
     top.add_argument("--most", type=float, default=MOST_VALUES, metavar="X", help="most values stored for each entry")
     top.add_argument("--threads", type=int, metavar="N", help="by default all cores")
     top.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="turns of each product")

@@ -68,7 +68,7 @@ def draw_degrees(axes: Any, pattern: MatrixPattern) -> None:
     for name, side, held in (("rows", -1, pattern.rows), ("columns", 1, pattern.columns)):
         bars(axes, at, name, [*held.histogram, *[0] * (longest - len(held.histogram))], side)
     axes.set_xticks(at, [str(2**k // 2) for k in range(longest)])
-    axes.set(xlabel="nonzeros, from this number to the next", title="length of rows and columns")
+    axes.set(xlabel="nonzeros, from this number to the next", ylabel="how many", title="length of rows and columns")
     if pattern.nnz:
         axes.set_yscale("log")
     axes.legend()

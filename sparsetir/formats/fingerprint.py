@@ -14,13 +14,13 @@ from sparsetir.formats.format import Entries
 DIGITS = 16
 
 
-def fingerprint(head: str, arrays: Iterable[Array]) -> str:
+def hash_arrays(head: str, arrays: Iterable[Array]) -> str:
     """A hash of a text and of integer arrays, 16 hexadecimal digits; how wide the integers are does not enter.
 
     Examples
     --------
     >>> import numpy as np
-    >>> fingerprint("", [np.arange(3, dtype="int32")]) == fingerprint("", [np.arange(3, dtype="int64")])
+    >>> hash_arrays("", [np.arange(3, dtype="int32")]) == hash_arrays("", [np.arange(3, dtype="int64")])
     True
     """
     state = hashlib.sha256(head.encode())
@@ -32,11 +32,21 @@ def fingerprint(head: str, arrays: Iterable[Array]) -> str:
     return state.hexdigest()[:DIGITS]
 
 
-def of_entries(entries: Entries) -> str:
-    """The fingerprint of a tensor: of its shape, the rows that hold something, where they begin, and the rest."""
+def fingerprint(entries: Entries) -> str:
+    """A hash of where the entries of a tensor lie, the same however they are stored.
+
+    Of the shape, the rows (first coordinates) that hold something, where they begin, and the other coordinates.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> listed = Entries((2, 3), [np.array([0, 1]), np.array([2, 0])])
+    >>> fingerprint(listed) == fingerprint(Entries.of_rows((2, 3), np.array([0, 1, 2]), np.array([2, 0])))
+    True
+    """
     rows, starts = entries.occupied
-    inner = entries.coords[1:] if len(entries.shape) > 2 else (entries.last,)
-    return fingerprint(f"{entries.shape}", [rows, starts, *inner])
+    inner = (entries.last,) if len(entries.shape) == 2 else entries.coords[1:]
+    return hash_arrays(f"{entries.shape}", [rows, starts, *inner])
 
 
-__all__ = ["fingerprint", "of_entries"]
+__all__ = ["fingerprint", "hash_arrays"]

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import Any
 
 from sparsetir.formats.arrays import are_sorted
-from sparsetir.formats.fingerprint import of_entries
+from sparsetir.formats.fingerprint import fingerprint
 from sparsetir.formats.format import Entries
 from sparsetir.formats.origin import Origin, open_origin
 from sparsetir.formats.statistics import BlockFill, Degrees, Lines, fibers
@@ -164,7 +164,7 @@ class MatrixPattern(Pattern):
 
 
 def _row(title: str, cells: Any) -> str:
-    return title.ljust(11) + "".join(f" {cell:>9}" for cell in cells)
+    return title.ljust(11) + "".join(f" {cell:>10}" for cell in cells)
 
 
 def _number(value: float) -> str:
@@ -172,9 +172,8 @@ def _number(value: float) -> str:
 
 
 def _bin(k: int) -> str:
-    """What the k-th bin of a histogram counts."""
-    low, high = 2**k // 2, 2**k - 1
-    return f"{low}-{high}" if low < high else f"{high}"
+    """The least that the k-th bin of a histogram counts."""
+    return f"{2**k // 2}+" if k > 1 else f"{k}"
 
 
 def _sizes(shape: tuple[int, ...]) -> str:
@@ -222,7 +221,7 @@ def pattern(value: Any) -> Pattern:
         "nnz": entries.nnz,
         "is_sorted": _is_sorted(origin),
         "duplicates": origin.source.values.size - entries.nnz,
-        "fingerprint": of_entries(entries),
+        "fingerprint": fingerprint(entries),
     }
     if len(entries.shape) != 2:
         return Pattern(**facts, fibers=fibers(entries.coords, entries.shape))

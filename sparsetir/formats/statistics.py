@@ -39,8 +39,9 @@ class Degrees:
     Examples
     --------
     >>> import numpy as np
-    >>> Degrees.of(np.array([1, 1, 6]), 4)
-    Degrees(count=4, empty=1, min=0, max=6, mean=2.0, median=1.0, std=2.345, cv=1.173, gini=0.594, histogram=(1, 2, 0, 1))
+    >>> found = Degrees.of(np.array([1, 1, 6]), 4)
+    >>> found.empty, found.max, found.mean, found.median, found.histogram
+    (1, 6, 2.0, 1.0, (1, 2, 0, 1))
     """
 
     count: int
@@ -78,10 +79,6 @@ class Degrees:
             gini(degrees, times),
             histogram(degrees, times),
         )
-
-    def __repr__(self) -> str:
-        shown = (f"{n}={round(v, 3) if isinstance(v, float) else v}" for n, v in vars(self).items())
-        return f"Degrees({', '.join(shown)})"
 
 
 def median(values: Array, times: Array) -> float:
@@ -292,7 +289,7 @@ class Lines:
 
     def _block_keys(self, r: int, c: int) -> Iterator[Array]:
         """A number for the block of each entry, for some rows of blocks at a time."""
-        indices, (starts, extent) = self.by_row.indices, self._block_rows(r)
+        indices, starts = self.by_row.indices, self._block_rows(r)
         columns, width = self._block_columns(c)
         for first, last in batches(starts, BATCH):
             part, dtype = slice(int(starts[first]), int(starts[last])), index_dtype((last - first) * width)
@@ -301,14 +298,12 @@ class Lines:
             keys += (indices[part] // c if columns is None else columns[indices[part]]).astype(dtype, copy=False)
             yield keys
 
-    def _block_rows(self, r: int) -> tuple[Array, int]:
-        """Where the entries of each row of blocks begin, and how many there are."""
+    def _block_rows(self, r: int) -> Array:
+        """Where the entries of each row of blocks begin, and where they end."""
         indptr = self.by_row.indptr
         if self.labels is None:
-            starts = np.append(indptr[:-1:r], indptr[-1])
-        else:
-            starts = np.append(indptr[np.flatnonzero(changes([self.labels // r]))], indptr[-1])
-        return starts, len(starts) - 1
+            return np.append(indptr[:-1:r], indptr[-1])
+        return np.append(indptr[np.flatnonzero(changes([self.labels // r]))], indptr[-1])
 
     def _block_columns(self, c: int) -> tuple[Array | None, int]:
         """The column of blocks of each column (None: by division), and how many there are."""

@@ -22,6 +22,7 @@ from sparsetir.lower.declare_regions import DeclareRegions
 from sparsetir.lower.decompose_init import DecomposeInit
 from sparsetir.lower.emit_nest import EmitNest
 from sparsetir.lower.guard_copies import GuardCopies
+from sparsetir.lower.guard_domains import GuardDomains
 from sparsetir.lower.hide_scratch import HideScratch
 from sparsetir.lower.hoist_scratch import HoistScratch
 from sparsetir.lower.insert_prefetch import InsertPrefetch
@@ -42,6 +43,7 @@ TO_STAGE_2 = [
 TO_STAGE_3 = [
     CheckForm,  # no variable outside its block
     CheckLoops,  # only kinds of loops that code can be generated for
+    GuardDomains,  # no block variable past its domain
     MarkIndependent,  # what may run in parallel, noted at the loops
     DecomposeInit,  # initialisation above the reduction loops
     CheckWrites,  # no result behind a loop that may be empty

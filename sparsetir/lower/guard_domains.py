@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hold every block variable within its domain.
+
+before::
+
+    for k_0, k_1, j_1 in T.grid((feat + 6) // 7, 7, 4):
+        with T.sblock("spmm"):
+            vk = T.axis.spatial(feat, k_0 * 7 + k_1)
+
+after::
+
+    for k_0, k_1, j_1 in T.grid((feat + 6) // 7, 7, 4):
+        with T.sblock("spmm"):
+            vk = T.axis.spatial(feat, k_0 * 7 + k_1)
+            T.where(k_0 * 7 + k_1 < feat)
+
+``rfactor`` keeps the guard of an uneven split at the partial sums and forgets it where they are added up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, s_tir, sym, tirx
+
+from sparsetir.lower.balance_loops import INDPTR
+from sparsetir.lower.rewriting import collect, conjunction, conjuncts
+
+# A fused loop has as many steps as its parts together; what a subscript loads is guarded by the primitive that loads it.
+BEYOND = (tirx.FloorDiv, tirx.FloorMod, ir.TensorLoad)
+
+
+def missing(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> list[ir.Expr]:
+    """The bounds of a block's variables that neither its loops nor its guard imply."""
+    analyzer = sym.Analyzer()
+    for loop in loops:
+        analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))
+    found = []
+    with analyzer.constraint_scope(realize.predicate):
+        for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+            sums = collect(value, tirx.Add) and not any(collect(value, kind) for kind in BEYOND)
+            inside = value < iv.dom.min + iv.dom.extent
+            if sums and not analyzer.can_prove(inside):
+                found.append(inside)
+    return found
+
+
+class _Walk:
+    """Visits the blocks with the loops around each."""
+
+    def __init__(self) -> None:
+        self.loops: list[tirx.For] = []
+
+    def on_for(self, node: tirx.For, mutator: Any) -> tirx.For:
+        self.loops.append(node)
+        out = mutator.default_mutate(node)
+        self.loops.pop()
+        return out
+
+    def on_realize(self, node: s_tir.SBlockRealize, mutator: Any) -> s_tir.SBlockRealize:
+        outer, self.loops = self.loops, []
+        out = mutator.default_mutate(node)
+        self.loops = outer
+        guards = missing(node, outer)
+        if not guards:
+            return out
+        return s_tir.SBlockRealize(out.iter_values, conjunction([*conjuncts(out.predicate), *guards]), out.block)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.GuardDomains")
+def GuardDomains(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Guard the blocks of a scheduled stage-II function."""
+    if func.attrs is None or INDPTR not in func.attrs:
+        return func
+    walk = _Walk()
+    callbacks = [(tirx.For, walk.on_for), (s_tir.SBlockRealize, walk.on_realize)]
+    return tirx.PrimFunc(func.params, tvm_ffi.structural_mutate(func.body, callbacks), func.ret_type, func.attrs)
