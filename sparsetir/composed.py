@@ -22,7 +22,8 @@ from sparsetir.interop.sources import Source, open_source
 from sparsetir.ir import Program, decode
 from sparsetir.kernel import BoundKernel, Kernel, Timing
 from sparsetir.signature import Signature, SizeOf, checks_are_on
-from sparsetir.transform.decompose import MASK_DTYPE, Decomposition, Group
+from sparsetir.transform.decompose import Decomposition, Group
+from sparsetir.transform.structure import MASK_DTYPE
 
 MOST_CONVERTED = 8
 
@@ -345,7 +346,8 @@ def _same_structure(one: SparseTensor, other: SparseTensor) -> bool:
 
 def _shaped(stored: Piece, flat: np.ndarray) -> np.ndarray:
     """Values of a piece with one dimension for each of its axes trees."""
-    return flat.reshape([sizes.Size(n).known(stored.sizes) for n in stored.rule.buffer.storage_shape])
+    shape = [sizes.Size(n).known(stored.sizes) or 0 for n in stored.rule.buffer.storage_shape]
+    return flat.reshape(shape)
 
 
 def _arguments(group: Group, tensor: SparseTensor) -> dict[str, Any]:

@@ -145,8 +145,8 @@ class MatrixPattern(Pattern):
         full = f"{self.full_diagonals:,} half full with {self.diagonal_share:.0%} of the nonzeros"
         yield f"diagonals: {self.diagonals:,} hold something, {full}"
         yield f"bandwidth {_two(self.bandwidth)}, profile {_two(self.profile)} (below and above the main diagonal)"
-        distance = "never" if self.reuse_distance is None else f"after {self.reuse_distance:,.1f} rows on average"
-        yield f"columns are used again {distance}; {PANEL} rows use {self.panel_columns:.2f} columns for a nonzero"
+        again = "never again" if self.reuse_distance is None else f"again after {self.reuse_distance:,.1f} rows"
+        yield f"columns are used {again}; {PANEL} rows use {self.panel_columns:.2f} columns for a nonzero"
         parts, shares = ", ".join(map(str, self.imbalance)), ", ".join(f"{x:.2f}" for x in self.imbalance.values())
         yield f"of {parts} equal ranges of rows the largest holds {shares} times its share"
         symmetry = "not square" if self.symmetry is None else f"{self.symmetry:.0%} symmetric"
@@ -158,7 +158,7 @@ class MatrixPattern(Pattern):
         for title, held in (("rows", self.rows), ("columns", self.columns)):
             yield _row(title, [_number(getattr(held, name)) for name in names])
         both = list(zip_longest(self.rows.histogram, self.columns.histogram, fillvalue=0))
-        yield _row("with", [_bin(k) for k in range(len(both))])
+        yield _row("length", [_bin(k) for k in range(len(both))])
         yield _row("rows", [_number(rows) for rows, _ in both])
         yield _row("columns", [_number(columns) for _, columns in both])
 

@@ -201,14 +201,14 @@ class Lines:
     @property
     def profile(self) -> tuple[int, int]:
         """Slots below the diagonal from each row's first entry on, and above it from each column's first entry on."""
-        lower, upper = (np.maximum(held - first, 0).sum() for held, first, _ in (self.row_spans, self.column_spans))
-        return int(lower), int(upper)
+        lower, upper = (total(np.maximum(held - first, 0)) for held, first, _ in (self.row_spans, self.column_spans))
+        return lower, upper
 
     @property
     def prefix(self) -> int:
         """Slots up to the last entry of each row."""
         _, _, last = self.row_spans
-        return int(last.sum()) + len(last)
+        return total(last) + len(last)
 
     def sliced(self, rows: int, window: int) -> int:
         """Slots of slices of rows, each as wide as its longest row; rows are sorted by length within windows."""
@@ -225,7 +225,7 @@ class Lines:
         """Mean number of rows from an entry to the next one of its column; None where no column has two."""
         columns, first, last = self.column_spans
         again = self.nnz - len(columns)
-        return float((last - first).sum()) / again if again else None
+        return total(last - first) / again if again else None
 
     @property
     def symmetry(self) -> float | None:
@@ -311,6 +311,11 @@ class Lines:
             return None, -(-self.shape[1] // c)
         columns = np.cumsum(changes([self.labels // c])) - 1
         return columns, int(columns.max(initial=-1)) + 1
+
+
+def total(numbers: Array) -> int:
+    """The sum of 64-bit numbers that are not negative, which may be greater than they can be."""
+    return (int((numbers >> 32).sum()) << 32) + int((numbers & 0xFFFFFFFF).sum())
 
 
 def _degrees(lines: sp.csr_array, count: int) -> Degrees:

@@ -78,7 +78,7 @@ class Scope:
 
 
 def _is_in_last_block(analyzer: Any, subscript: ir.Expr, length: ir.Expr) -> bool:
-    """Whether ``block * 4 + within < blocks * 4`` because ``block < blocks``: the analyzer does not divide by itself."""
+    """Whether ``block * 4 + within < blocks * 4`` as ``block < blocks``: the analyzer does not divide by itself."""
     length = analyzer.simplify(length)
     if not isinstance(length, tirx.Mul) or not isinstance(length.b, tirx.IntImm) or int(length.b) < 1:
         return False

@@ -16,7 +16,7 @@ from sparsetir.lower.rewriting import mentions, same, substitute
 LONGEST = 1 << 30
 
 
-class _Atoms:
+class Atoms:
     """Stands a variable for every load or cast, so that the arithmetic around them can be compared."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ def has_steps(loop: tirx.For, realize: s_tir.SBlockRealize) -> bool:
     moved = [(iv, v) for iv, v in _pairs(realize) if mentions(v, [loop.loop_var])]
     if any(v.same_as(loop.loop_var) or _is_unbounded(iv) for iv, v in moved):
         return True
-    atoms, analyzer = _Atoms(), sym.Analyzer()
+    atoms, analyzer = Atoms(), sym.Analyzer()
     extent = atoms.replace(loop.extent)
     for iv in realize.block.iter_vars:
         domain = atoms.replace(_uncast(iv.dom.extent))
@@ -115,7 +115,7 @@ def _continues(base: ir.Expr, extent: ir.Expr, moving: Mapping[Var, ir.Range]) -
         row, length = base, const(1, str(base.ty.dtype))
     else:
         return False
-    atoms, analyzer = _Atoms(), sym.Analyzer()
+    atoms, analyzer = Atoms(), sym.Analyzer()
     gap = analyzer.simplify(atoms.replace(length)) - analyzer.simplify(atoms.replace(_uncast(extent)))
     return bool(analyzer.can_prove_equal(gap, const(0, str(gap.ty.dtype)))) and _is_dense(row, moving)
 

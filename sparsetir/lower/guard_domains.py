@@ -26,25 +26,32 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
 from sparsetir.lower.balance_loops import INDPTR
+from sparsetir.lower.coverage import Atoms
 from sparsetir.lower.rewriting import collect, conjunction, conjuncts
 
-# A fused loop has as many steps as its parts together; what a subscript loads is guarded by the primitive that loads it.
+# A fused loop has as many steps as its parts together; the primitive that makes a subscript load guards it too.
 BEYOND = (tirx.FloorDiv, tirx.FloorMod, ir.TensorLoad)
 
 
 def missing(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> list[ir.Expr]:
     """The bounds of a block's variables that neither its loops nor its guard imply."""
-    analyzer = sym.Analyzer()
+    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    split = [(iv, v) for iv, v in pairs if collect(v, tirx.Add) and not any(collect(v, kind) for kind in BEYOND)]
+    if not split:
+        return []
+    atoms, analyzer = Atoms(), sym.Analyzer()
     for loop in loops:
-        analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))
-    found = []
-    with analyzer.constraint_scope(realize.predicate):
-        for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
-            sums = collect(value, tirx.Add) and not any(collect(value, kind) for kind in BEYOND)
-            inside = value < iv.dom.min + iv.dom.extent
-            if sums and not analyzer.can_prove(inside):
-                found.append(inside)
-    return found
+        extent = atoms.replace(loop.extent)
+        analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, extent))
+    known = [atoms.replace(c) for c in conjuncts(realize.predicate)]
+    bounds = [value < iv.dom.min + iv.dom.extent for iv, value in split]
+    return [bound for bound in bounds if not _implied(analyzer, atoms.replace(bound), known)]
+
+
+def _implied(analyzer: sym.Analyzer, bound: ir.Expr, known: list[ir.Expr]) -> bool:
+    """Whether the ranges of the loops, or one of the known conditions, hold a comparison."""
+    same = [c for c in known if isinstance(c, tirx.LT) and analyzer.can_prove_equal(c.a - c.b, bound.a - bound.b)]
+    return bool(same) or bool(analyzer.can_prove(bound))
 
 
 class _Walk:

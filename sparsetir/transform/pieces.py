@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The iterations that one iteration becomes when a structure is stored in pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.errors import VerifyError
+from sparsetir.ir import INDEPENDENT, INIT, STORED, Entry, SpIter, cast, const
+from sparsetir.lower.rewriting import collect, mentions, seq
+from sparsetir.transform.editing import make_iteration, notes_of
+from sparsetir.transform.neutral import is_neutral, still_clean
+from sparsetir.transform.structure import MASK_DTYPE, Made, Structure
+from sparsetir.transform.tidy import replaced_vars
+
+
+class Pieces:
+    """The iterations that one iteration becomes."""
+
+    def __init__(self, structure: Structure, it: SpIter) -> None:
+        self.structure, self.it = structure, it
+        axis_var = dict(zip(it.axes, it.vars, strict=True))
+        self.old_vars = [axis_var[a] for a in structure.axes]
+        self.kinds = {v: k for v, k in zip(it.vars, it.kinds, strict=True)}
+        self.views = {b.view: b for b in structure.group}
+        self.own_init, self.shared_init = self._split_init()
+
+    def statement(self) -> tirx.Stmt:
+        """All of them, the common initialisation first."""
+        own = self._is_own
+        parts = [p for p in (self.it.block.init, self.it.block.body) if p is not None]
+        clean = set(self.structure.padded)
+        neutral = is_neutral(self.it.block.body, set(self.views), clean, own)
+        for view in self.views:
+            if any(s.buffer.same_as(view) for p in parts for s in collect(p, tirx.BufferStore)):
+                keep = neutral and still_clean(parts, view, clean, own)
+                (self.structure.padded.add if keep else self.structure.padded.discard)(view)
+        in_pieces = self._may_init_in_pieces()
+        first = [] if in_pieces or not self.shared_init else [self._init_iteration()]
+        pieces = [self._piece(made, neutral, in_pieces) for made in self.structure.made]
+        return seq(*first, *pieces)
+
+    def _refusal(self, fault: str) -> VerifyError:
+        message = f"cannot decompose {self.structure.name}: iteration {self.it.name} {fault}"
+        return VerifyError(message, self.it.name)
+
+    # ------------------------------------------------------------------ initialisation
+
+    def _split_init(self) -> tuple[list[tirx.Stmt], list[tirx.Stmt]]:
+        """Initial stores to the rewritten buffers, and all others."""
+        init = self.it.block.init
+        stmts = [] if init is None else list(init.seq) if isinstance(init, tirx.SeqStmt) else [init]
+        own = [s for s in stmts if isinstance(s, tirx.BufferStore) and s.buffer in self.views]
+        shared = [s for s in stmts if s not in own]
+        if any(s.buffer in self.views for part in shared for s in collect(part, tirx.BufferStore)):
+            raise self._refusal("has an initialisation that is not a list of stores")
+        return own, shared
+
+    def _may_init_in_pieces(self) -> bool:
+        """Whether each piece may initialise what it reduces to: it alone has the rows, and only rows count."""
+        if not self.shared_init or self.own_init:
+            return False
+        others = self.old_vars[1:]
+        row = self.old_vars[0]
+        if any(self.kinds[v] == "S" for v in others) or self.kinds[row] != "S":
+            return False
+        stores = [s for part in self.shared_init for s in collect(part, tirx.BufferStore)]
+        by_row = all(any(i.same_as(row) for i in s.indices) for s in stores)
+        return by_row and all(made.rule.partitions_rows for made in self.structure.made)
+
+    def _init_iteration(self) -> tirx.Stmt:
+        """An iteration over every spatial coordinate that the shared initial stores use."""
+        init = seq(*self.shared_init)
+        axis_of = dict(zip(self.it.vars, self.it.axes, strict=True))
+        used = [v for v in self.it.vars if self.kinds[v] == "S" and mentions(init, [v])]
+        if not used:
+            return init
+        fresh = {v: Var(str(v.name), v.ty) for v in used}
+        entries = [Entry((self.structure.dense(axis_of[v]),), (fresh[v],), "S") for v in used]
+        return make_iteration(f"{self.it.name}_init", entries, replaced_vars(init, fresh))
+
+    # ------------------------------------------------------------------ pieces
+
+    def _is_own(self, buffer: Var, indices: Any) -> bool:
+        """Whether a subscript list names the slot at which the iteration stands."""
+        axes = self.views[buffer].axes
+        return all(indices[axes.index(a)].same_as(v) for a, v in zip(self.structure.axes, self.old_vars, strict=True))
+
+    def _piece(self, made: Made, neutral: bool, in_pieces: bool) -> tirx.Stmt:
+        new_vars = [Var(str(a.name).lower(), ir.PrimType(a.idtype)) for a in made.spliced.axes]
+        olds = made.rule.old_coords(new_vars)
+        mapping: dict[Var, ir.Expr] = {v: cast(e, str(v.ty.dtype)) for v, e in zip(self.old_vars, olds, strict=True)}
+        others = [(a, v) for a, v in zip(self.it.axes, self.it.vars, strict=True) if a not in self.structure.axes]
+        fresh = {v: Var(str(v.name), v.ty) for _, v in others}
+        mapping.update(fresh)
+        body = self._rewritten(self.it.block.body, made, new_vars, mapping)
+        if made.rule.fills and not neutral:
+            mask = self.structure.mask(made)
+            valid = tirx.NE(tirx.BufferLoad(mask.view, list(new_vars)), const(0, MASK_DTYPE))
+            body = tirx.IfThenElse(valid, body, None)
+        stmts = [*self.own_init, *(self.shared_init if in_pieces else [])]
+        init = self._rewritten(seq(*stmts), made, new_vars, mapping) if stmts else None
+        notes = notes_of(self.it)
+        if in_pieces:
+            notes[INIT] = STORED
+        if made.rule.independent and self._rows_are_apart(made):
+            notes[INDEPENDENT] = 1
+        entries = self._entries(made, new_vars, fresh)
+        name, allocated = f"{self.it.name}_{made.rule.name}", list(self.it.block.alloc_buffers)
+        return make_iteration(name, entries, body, init=init, notes=notes, allocated=allocated)
+
+    def _rows_are_apart(self, made: Made) -> bool:
+        """Whether every store of the iteration is at its own row or its own slot."""
+        row = self.old_vars[0]
+        stores = collect(self.it.block.body, tirx.BufferStore)
+        return self.kinds[row] == "S" and all(
+            any(i.same_as(row) for i in s.indices) or (s.buffer in self.views and self._is_own(s.buffer, s.indices))
+            for s in stores
+        )
+
+    def _entries(self, made: Made, new_vars: list[Var], fresh: dict[Var, Var]) -> list[Entry]:
+        """The new axes where the first of the old ones stood, and the other axes as they were."""
+        dimension = {name: d for d, group in made.rule.axis_map.items() for name in group}
+        letters = [self.kinds[self.old_vars[dimension[a.name]]] for a in made.rule.buffer.axes]
+        each = zip(made.spliced.axes, new_vars, letters, strict=True)
+        pieces = _parents_first([Entry((a,), (v,), k) for a, v, k in each])
+        out: list[Entry] = []
+        for axis, var in zip(self.it.axes, self.it.vars, strict=True):
+            if axis not in self.structure.axes:
+                out.append(Entry((axis,), (fresh[var],), self.kinds[var]))
+            elif pieces:
+                out += pieces
+                pieces = []
+        return out
+
+    def _rewritten(self, node: Any, made: Made, new_vars: list[Var], mapping: dict[Var, ir.Expr]) -> Any:
+        """`node` in terms of one piece."""
+
+        def place(buffer: Var, indices: Any, mutator: Any) -> list[ir.Expr]:
+            if not self._is_own(buffer, indices):
+                name = self.views[buffer].name
+                raise self._refusal(f"reads {name} elsewhere than where it stands, which is a search in every piece")
+            axes = self.views[buffer].axes
+            first = min(axes.index(a) for a in self.structure.axes)
+            rest = [(n, mutator.mutate(i)) for n, (a, i) in enumerate(zip(axes, indices, strict=True))
+                    if a not in self.structure.axes]  # fmt: skip
+            return [*(i for n, i in rest if n < first), *new_vars, *(i for n, i in rest if n > first)]
+
+        def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
+            if load.source not in self.views:
+                return mutator.default_mutate(load)
+            return tirx.BufferLoad(made.buffers[load.source].view, place(load.source, load.indices, mutator))
+
+        def on_store(store: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
+            if store.buffer not in self.views:
+                return mutator.default_mutate(store)
+            value = mutator.mutate(store.value)
+            return tirx.BufferStore(made.buffers[store.buffer].view, value, place(store.buffer, store.indices, mutator))
+
+        on_var = lambda v, _mutator: mapping.get(v, v)  # noqa: E731
+        callbacks = [(ir.TensorLoad, on_load), (tirx.BufferStore, on_store), (Var, on_var)]
+        return tvm_ffi.structural_mutate(node, callbacks)
+
+
+def _parents_first(entries: list[Entry]) -> list[Entry]:
+    """The same axes, each behind those it hangs from, otherwise in order."""
+    out: list[Entry] = []
+    left = list(entries)
+    while left:
+        waiting = {a for e in left for a in e.axes}
+        ready = next(e for e in left if not set(e.axes[0].ancestors) & waiting)
+        left.remove(ready)
+        out.append(ready)
+    return out
+
+
+__all__ = ["Pieces"]
