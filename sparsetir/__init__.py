@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sparsetir.script.printer import parse, script
     from sparsetir.signature import unchecked
     from sparsetir.threads import get_num_threads, set_num_threads
-    from sparsetir.transform import FormatRewriteRule
+    from sparsetir.transform import FormatRewriteRule, Schedule
     from sparsetir.transform.decompose import Decomposition, decompose_format
     from sparsetir.tuning import TuneResult, tune_sparse
     from sparsetir.verify import verify
@@ -45,6 +45,7 @@ _PUBLIC = {
     "FormatRewriteRule": "sparsetir.transform",
     "Kernel": "sparsetir.kernel",
     "Pattern": "sparsetir.formats.pattern",
+    "Schedule": "sparsetir.transform",
     "SparseTIRError": "sparsetir.errors",
     "SparseTensor": "sparsetir.formats.tensor",
     "TuneResult": "sparsetir.tuning",
@@ -75,6 +76,7 @@ __all__ = [
     "FormatRewriteRule",
     "Kernel",
     "Pattern",
+    "Schedule",
     "SparseTIRError",
     "SparseTensor",
     "TuneResult",

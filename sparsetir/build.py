@@ -294,6 +294,8 @@ def build(func: Any, target: Any = None, *, schedule: Any = None) -> Kernel:
         The target is not a CPU.
     """
     get_num_threads()
+    if hasattr(func, "decomposition"):  # a stage-I Schedule
+        func = func.decomposition or func.func
     if hasattr(func, "original") and hasattr(func, "formats"):  # a Decomposition
         return _composed(func, target, schedule)
     if isinstance(func, s_tir.Schedule):

@@ -819,7 +819,7 @@ UNREAD = "before anything is stored to it; cache what a block initialises"
         ("power_iteration", _cache_what_a_loop_changes, f"block multiply.* reads the cache x_global {UNREAD}"),
         ("power_iteration", _cache_the_program_s_scratch, "not well formed: definitions of variable scratch_2_global"),
         ("ell_scale_in_place", _reindex_what_is_updated, "what block scale stores .* a_reindex is never copied back"),
-        ("dia_column_sums", _cache_outside_the_band, "block a_global copies elements that may not exist: they are read only"),
+        ("dia_column_sums", _cache_outside_the_band, "block a_global copies elements that may not exist: they are"),
         ("ell_scale_in_place", _cache_inplace, "not well formed: undefined variable vi; cache_inplace"),
         ("csrmm", _bind_threads, "loop i is bound to threadIdx.x, but kernels run on CPUs"),
         ("csrmm", _unroll_without_a_bound, "to unroll loop j its number of steps must be a constant"),

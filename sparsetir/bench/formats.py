@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,11 @@ class Stored:
     spmm: Timing | None = None
     csr: Timing | None = None
 
+    @property
+    def spread(self) -> float:
+        """The larger one of the two times; 0 where there are none."""
+        return max((t.spread for t in (self.spmm, self.csr) if t is not None), default=0.0)
+
     def cells(self) -> list[str]:
         """A row of the table without times."""
         size = f"{self.nbytes / 2**20:.3g}"
@@ -75,8 +80,8 @@ class Stored:
         """The times in the row."""
         if self.spmm is None or self.csr is None:
             return ["-"] * len(TIMED)
-        ratio, spread = self.csr.median / self.spmm.median, max(self.csr.spread, self.spmm.spread)
-        return [f"{self.spmm.median * 1e3:.4g}", f"{ratio:.2f}", f"{spread:.0%}"]
+        ratio = self.csr.median / self.spmm.median
+        return [f"{self.spmm.median * 1e3:.4g}", f"{ratio:.2f}", f"{self.spread:.0%}"]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -191,10 +196,17 @@ def survey(
         try:
             found.stored.append(measure(sparse, format, products))
             compare.say(f"{name}: {' '.join(found.table()[-1])}")
-        except SparseTIRError as error:
-            found.findings.append(f"failed: {format!r}: {error}")
+        except Exception as error:  # one format must not end a run over many
+            found.findings.append(f"failed: {format!r}: {reason(error)}")
             compare.say(f"{name}: {found.findings[-1]}")
     return found
+
+
+def reason(error: Exception) -> str:
+    """An error in a line."""
+    if isinstance(error, SparseTIRError):
+        return str(error)
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
 
 
 def measure(sparse: Any, format: Format, products: Products | None) -> Stored:
@@ -245,7 +257,11 @@ class Products:
 
     def __init__(self, name: str, case: Case, rounds: int) -> None:
         self.name, self.case, self.rounds = name, case, rounds
-        self.csr = self.call(CSR())
+
+    @cached_property
+    def csr(self) -> Callable[[], Any]:
+        """The product over csr."""
+        return self.call(CSR())
 
     def call(self, format: Format) -> Callable[[], Any]:
         """The product over a format, after it was compared with scipy's."""
@@ -344,13 +360,23 @@ def notes(surveys: Sequence[Survey]) -> list[str]:
     """What the figures hold for, and what is not in the table."""
     feat = surveys[0].feat
     times = f"ms: untuned SpMM with {feat} columns, median of a call; vs csr: times as fast; " if feat else ""
-    lines = [f"{times}float32, {get_num_threads()} threads; {machine_name()}"]
+    lines = [f"{times}float32, {get_num_threads()} threads; {machine_name()}", *busy(surveys)]
     for found in surveys:
         if found.skipped:
-            skipped = ", ".join(f"{c.format!r} ({c.values:,.3g})" for c in found.skipped)
+            skipped = ", ".join(f"{c.format!r} ({c.values:,.1f})" for c in found.skipped)
             lines.append(f"{found.name}: not stored, with too many values for each entry: {skipped}")
         lines += [f"{found.name}: {finding}" for finding in found.findings]
     return lines
+
+
+def busy(surveys: Sequence[Survey]) -> list[str]:
+    """One line if other work disturbed the times, none otherwise."""
+    rows = [row for found in surveys for row in found.stored]
+    noisy = sum(row.spread > compare.NOISY for row in rows)
+    if not noisy:
+        return []
+    cause = f"spread above {compare.NOISY:.0%} in {noisy} of {len(rows)} rows"
+    return [f"the machine was busy ({cause}): repeat on a quiet one before quoting these times"]
 
 
 def write(surveys: Sequence[Survey], args: argparse.Namespace) -> None:
@@ -363,4 +389,4 @@ def write(surveys: Sequence[Survey], args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -89,7 +89,7 @@ def by_block(p: MatrixPattern) -> Iterator[Sized]:
 def by_group(p: MatrixPattern) -> Iterator[Sized]:
     """At most so many of four neighbours in a row."""
     most = p.blocks[1, 4].most
-    if 0 < most < 4:
+    if most < 4:
         yield NM(most, 4), p.shape[0] * -(-p.shape[1] // 4) * most
 
 
@@ -105,9 +105,9 @@ def by_diagonal(p: MatrixPattern) -> Iterator[Sized]:
 def by_line(p: MatrixPattern) -> Iterator[Sized]:
     """Dense rows or columns, with the rest apart."""
     m, n = p.shape
-    if p.nnz and 2 * p.rows.max >= n:
+    if 2 * p.rows.max >= n:
         yield DenseRows(), 2 * p.nnz
-    if p.nnz and 2 * p.columns.max >= m:
+    if 2 * p.columns.max >= m:
         yield DenseColumns(), 2 * p.nnz
 
 
@@ -145,6 +145,8 @@ def proposed(p: Pattern) -> Iterator[Sized]:
         yield from of_tensor(p)
     elif max(p.shape) > HYPERSPARSE * p.nnz + WIDE**2:
         yield from ((format, p.nnz) for format in (DCSR(), COO()))
+    elif not p.nnz:
+        yield from by_entry(p)
     else:
         for rule in RULES:
             yield from rule(p)
@@ -191,8 +193,8 @@ def candidates(pattern: Pattern, *, most: float = MOST_VALUES) -> list[Format]:
     --------
     >>> import scipy.sparse as sp, sparsetir
     >>> tridiagonal = sparsetir.pattern(sp.diags_array([1.0, 2.0, 1.0], offsets=[-1, 0, 1], shape=(99, 99)))
-    >>> candidates(tridiagonal)[-3:]
-    [nm(n=3, m=4), dia(), band(lower=1, upper=1)]
+    >>> candidates(tridiagonal)[-2:]
+    [dia(), band(lower=1, upper=1)]
     """
     return [found.format for found in considered(pattern, most=most) if found.objection is None]
 

@@ -16,6 +16,7 @@ from sparsetir.lower.check_caches import CheckCaches
 from sparsetir.lower.check_form import CheckForm
 from sparsetir.lower.check_loops import CheckLoops
 from sparsetir.lower.check_schedule import CheckParallel, MarkIndependent
+from sparsetir.lower.check_scratch import CheckScratch
 from sparsetir.lower.check_writes import CheckWrites
 from sparsetir.lower.compact_scratch import CompactScratch, RefuseRagged
 from sparsetir.lower.declare_regions import DeclareRegions
@@ -23,7 +24,6 @@ from sparsetir.lower.decompose_init import DecomposeInit
 from sparsetir.lower.emit_nest import EmitNest
 from sparsetir.lower.guard_copies import GuardCopies
 from sparsetir.lower.guard_domains import GuardDomains
-from sparsetir.lower.hide_scratch import HideScratch
 from sparsetir.lower.hoist_scratch import HoistScratch
 from sparsetir.lower.insert_prefetch import InsertPrefetch
 from sparsetir.lower.keep_accumulators import KeepAccumulators
@@ -60,18 +60,18 @@ TO_STAGE_3 = [
     BoundLocals,  # fixed sizes for arrays inside loops
     RefuseRagged,  # no scratch as long as a row
     BalanceLoops,  # annotated rows -> parallel chunks of equal work
-    HoistScratch,  # scratch of unknown size outside the loops
     PeelTiles,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
     UnrollRagged,  # annotated ragged loops -> unrolled groups and a rest
     InsertPrefetch,  # annotated gather loops -> prefetch ahead
     tirx.transform.ConvertSSA(),
     KeepAccumulators,  # running values in registers
     SerializeLanes,  # vector loops whose lanes differ -> serial loops
+    HoistScratch,  # scratch of unknown size outside the loops
     PromoteHalves,  # 16-bit floats computed and accumulated in float32
     LowerFind,  # search calls -> loops
     tirx.transform.FlattenBuffer(),
     tirx.transform.StmtSimplify(),
-    HideScratch,  # scratch of unknown size behind a view
+    CheckScratch,  # no scratch that TVM cannot place
 ]
 
 

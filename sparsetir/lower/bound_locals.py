@@ -35,13 +35,13 @@ def _loops(node: Any) -> dict[Var, ir.Range]:
     return {f.loop_var: ir.Range.from_min_extent(f.min, f.extent) for f in collect(node, tirx.For)}
 
 
-def _outer_loops(body: tirx.Stmt) -> dict[Var, list[Var]]:
-    """The loop variables around each allocation: they are fixed while it lives."""
-    stack: list[Var] = []
-    found: dict[Var, list[Var]] = {}
+def _outer_loops(body: tirx.Stmt) -> dict[Var, list[tirx.For]]:
+    """The loops around each allocation: their variables are fixed while it lives."""
+    stack: list[tirx.For] = []
+    found: dict[Var, list[tirx.For]] = {}
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        stack.append(node.loop_var)
+        stack.append(node)
         mutator.default_mutate(node)
         stack.pop()
         return node
@@ -66,31 +66,33 @@ def _is_fixed(buffer: Var) -> bool:
 class _Local:
     """One array: where its subscripts start, and how far they go from there."""
 
-    def __init__(self, buffer: Var, func: tirx.PrimFunc, outer: list[Var], ranges: dict[Var, ir.Range]) -> None:
+    def __init__(self, buffer: Var, func: tirx.PrimFunc, outer: list[tirx.For], ranges: dict[Var, ir.Range]) -> None:
         self.analyzer = sym.Analyzer()
         for var, extent in ranges.items():
             self.analyzer.bind(var, extent)
-        self.inner = {v: const(0, str(v.ty.dtype)) for v in ranges if v not in set(outer)}
+        self.moving = [v for v in ranges if v not in {loop.loop_var for loop in outer}]
+        life = outer[-1].body if outer else func.body
+        self.changing = [s.buffer for s in collect(life, tirx.BufferStore)]
+        zeros = {v: const(0, str(v.ty.dtype)) for v in self.moving}
         subscripts = [indices for accessed, indices, _ in accesses(func) if accessed.same_as(buffer)]
-        self.bases = [self.analyzer.simplify(substitute(i, self.inner)) for i in subscripts[0]] if subscripts else []
-        self.moving = [v for v in ranges if v not in set(outer)]
-        extents = [self._extent([s[n] for s in subscripts], n) for n in range(len(self.bases))]
-        known = [e for e in extents if e is not None]
-        self.extents = known if subscripts and len(known) == len(extents) else None
+        self.bases = [self.analyzer.simplify(substitute(i, zeros)) for i in subscripts[0]] if subscripts else []
+        self.extents = [self._extent([s[n] for s in subscripts], n) for n in range(len(self.bases))]
+        pairs = zip(self.bases, self.extents, strict=True)
+        self.bases = [const(0, str(base.ty.dtype)) if extent is None else base for base, extent in pairs]
 
     def shrunk(self, buffer: Var) -> Var:
-        """The array with just the extent its subscripts need."""
-        shape = [const(e) for e in self.extents or []]
+        """The array with just the extent its subscripts need, where that is known."""
+        shape = [d if e is None else const(e) for d, e in zip(buffer.ty.shape, self.extents, strict=True)]
         scope = str(buffer.ty.storage_scope)
         return tirx.decl_buffer(shape, str(buffer.ty.dtype), name=str(buffer.name), scope=scope, layout=None)
 
-    def shifted(self, indices: Any) -> list[ir.Expr]:
+    def shifted(self, indices: Any, bases: Any) -> list[ir.Expr]:
         """Subscripts relative to the start."""
-        return [self.analyzer.simplify(i - b) for i, b in zip(indices, self.bases, strict=True)]
+        return [self.analyzer.simplify(i - b) for i, b in zip(indices, bases, strict=True)]
 
     def _extent(self, indices: list[ir.Expr], n: int) -> int | None:
         """Elements from the start to the last subscript; None where constants do not bound it."""
-        if any(mentions(load, self.moving) for i in indices for load in collect(i, ir.TensorLoad)):
+        if any(mentions(load, [*self.moving, *self.changing]) for i in indices for load in collect(i, ir.TensorLoad)):
             return None
         bounds = [self.analyzer.const_int_bound(self.analyzer.simplify(i - self.bases[n])) for i in indices]
         most, least = max(int(b.max_value) for b in bounds), min(int(b.min_value) for b in bounds)
@@ -99,10 +101,11 @@ class _Local:
 
 def _bounded(buffer: Var, local: _Local) -> bool:
     """Whether to replace the array; raises where it must be and cannot."""
-    if local.extents is None and _is_local(buffer) and not _is_fixed(buffer):
+    is_open = not local.extents or None in local.extents
+    if is_open and _is_local(buffer) and not _is_fixed(buffer):
         message = f"the local array {buffer.name} has no fixed size: its subscripts are not bounded by constants"
         raise LoweringError(f"{message}; tile the loop by a constant before caching")
-    return local.extents is not None
+    return any(e is not None for e in local.extents)
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.BoundLocals")
@@ -116,18 +119,22 @@ def BoundLocals(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     local = {old: known for old, known in every.items() if _bounded(old, known)}
     fresh = {old: known.shrunk(old) for old, known in local.items()}
 
-    def place(buffer: Var, indices: list[ir.Expr]) -> tuple[Var, list[ir.Expr]]:
-        return (fresh[buffer], local[buffer].shifted(indices)) if buffer in local else (buffer, indices)
+    def place(buffer: Var, indices: Any, mutator: Any) -> tuple[Var, list[ir.Expr]]:
+        moved = [mutator.mutate(i) for i in indices]
+        if buffer not in local:
+            return buffer, moved
+        # A start may itself be read from an array that is replaced.
+        return fresh[buffer], local[buffer].shifted(moved, [mutator.mutate(b) for b in local[buffer].bases])
 
     def on_alloc(node: tirx.AllocBuffer, mutator: Any) -> tirx.Stmt:
         known = fresh.get(node.buffer)
         return tirx.AllocBuffer(known) if known is not None else mutator.default_mutate(node)
 
     def on_load(node: ir.TensorLoad, mutator: Any) -> ir.Expr:
-        return tirx.BufferLoad(*place(node.source, [mutator.mutate(i) for i in node.indices]))
+        return tirx.BufferLoad(*place(node.source, node.indices, mutator))
 
     def on_store(node: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
-        buffer, indices = place(node.buffer, [mutator.mutate(i) for i in node.indices])
+        buffer, indices = place(node.buffer, node.indices, mutator)
         return tirx.BufferStore(buffer, mutator.mutate(node.value), indices)
 
     callbacks = [(tirx.AllocBuffer, on_alloc), (ir.TensorLoad, on_load), (tirx.BufferStore, on_store)]

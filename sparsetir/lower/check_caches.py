@@ -24,9 +24,10 @@ from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
 from sparsetir.lower.balance_loops import INDPTR
-from sparsetir.lower.coverage import covers, has_steps
+from sparsetir.lower.coverage import Cover
 from sparsetir.lower.rewriting import mentions, same
 from sparsetir.lower.sites import Guard, Site, caches, common, loops_of_blocks, sites
+from sparsetir.lower.steps import has_steps
 
 
 class _Cache:
@@ -44,10 +45,9 @@ class _Cache:
         first = self.found[self.own[0]]
         if not first.is_store:
             self._refuse(first, "reads", "before anything is stored to it")
-        moving = {iv.var: iv.dom for realize in first.within(self.buffer) for iv in realize.block.iter_vars}
-        if not covers(first.indices, moving):
-            self._refuse(first, "stores only some elements of", "as the data say, and the others stay unset")
         for reader in (self.found[n] for n in self.readers):
+            if not Cover(self.buffer, first, reader).is_whole:
+                self._refuse(first, "stores only some elements of", "as the data say, and the others stay unset")
             self._check_reached(first, reader)
         self._check_fresh()
         self._check_kept()

@@ -19,9 +19,9 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.errors import ScheduleError
 from sparsetir.lower.balance_loops import INDPTR
-from sparsetir.lower.coverage import has_steps
 from sparsetir.lower.rewriting import collect, mentions
 from sparsetir.lower.sites import Site, caches, loops_of_blocks, sites
+from sparsetir.lower.steps import has_steps
 
 REDUCE = 2
 

@@ -1,124 +1,125 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether loops reach every element: they have a step where there is one, and no gap between the elements."""
+"""Whether the first store to a cache has set what a later load reads.
+
+What TVM computes of affine subscripts is trusted; where they depend on data it takes the whole buffer to be written::
+
+    c_global[indptr[vi] + vj] = ...        # the positions of one row, or of all rows if vi is every row
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
 
-import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
-from sparsetir.lower.rewriting import mentions, same, substitute
-
-LONGEST = 1 << 30
-
-
-class Atoms:
-    """Stands a variable for every load or cast, so that the arithmetic around them can be compared."""
-
-    def __init__(self) -> None:
-        self.known: list[tuple[ir.Expr, Var]] = []
-
-    def replace(self, expr: ir.Expr) -> ir.Expr:
-        """`expr` with its atoms as variables."""
-        callbacks = [(ir.TensorLoad, self._on_atom), (tirx.Cast, self._on_atom)]
-        return tvm_ffi.structural_mutate(expr, callbacks)
-
-    def of(self, expr: ir.Expr) -> list[Var]:
-        """The variables that stand for `expr`, of whatever width."""
-        plain = _uncast(expr)
-        own = [plain] if isinstance(plain, Var) else []
-        return own + [var for node, var in self.known if same(_uncast(node), plain)]
-
-    def _on_atom(self, node: ir.Expr, _mutator: Any) -> Var:
-        for expr, var in self.known:
-            if same(expr, node):
-                return var
-        self.known.append((node, Var("atom", ir.PrimType(str(node.ty.dtype)))))
-        return self.known[-1][1]
+from sparsetir.lower.rewriting import collect, mentions, substitute
+from sparsetir.lower.sites import Site, common
+from sparsetir.lower.steps import Atoms, uncast
 
 
-def _at_least_one(analyzer: sym.Analyzer, var: Var) -> None:
-    dtype = str(var.ty.dtype)
-    analyzer.bind(var, ir.Range.from_min_extent(const(1, dtype), const(LONGEST, dtype)))
+@dataclass(frozen=True, eq=False)
+class Cover:
+    """The elements of `buffer` that `first` stores, as seen from `reader`."""
 
+    buffer: Var
+    first: Site
+    reader: Site
 
-def _pairs(realize: s_tir.SBlockRealize) -> list[tuple[tirx.IterVar, ir.Expr]]:
-    return list(zip(realize.block.iter_vars, realize.iter_values, strict=True))
-
-
-def _is_unbounded(iter_var: tirx.IterVar) -> bool:
-    """Whether a block variable only hands in the variable of a loop of the program, whose length is not known here."""
-    return isinstance(iter_var.dom.extent, tirx.IntImm) and int(iter_var.dom.extent) > LONGEST
-
-
-def has_steps(loop: tirx.For, realize: s_tir.SBlockRealize) -> bool:
-    """Whether a loop around a block has a step wherever each of the block's variables has a value."""
-    moved = [(iv, v) for iv, v in _pairs(realize) if mentions(v, [loop.loop_var])]
-    if any(v.same_as(loop.loop_var) or _is_unbounded(iv) for iv, v in moved):
+    @property
+    def is_whole(self) -> bool:
+        """Whether `reader` finds every element set, each dimension by variables of its own."""
+        used: list[Var] = []
+        for index, read in zip(self.first.indices, self.reader.indices, strict=True):
+            index = self._without_units(uncast(index))
+            own = [v for v in self._moving if mentions(index, [v])]
+            if any(v in used for v in own) or not self._covers(index, read):
+                return False
+            used += own
         return True
-    atoms, analyzer = Atoms(), sym.Analyzer()
-    extent = atoms.replace(loop.extent)
-    for iv in realize.block.iter_vars:
-        domain = atoms.replace(_uncast(iv.dom.extent))
-        for var in atoms.of(iv.dom.extent):
-            _at_least_one(analyzer, var)
-        if isinstance(domain, tirx.Sub) and isinstance(domain.a, Var):
-            length = Var("length", domain.a.ty)
-            _at_least_one(analyzer, length)
-            extent = substitute(extent, {domain.a: domain.b + length})
-    return bool(analyzer.can_prove(analyzer.simplify(extent) >= const(1, str(extent.ty.dtype))))
 
+    @cached_property
+    def _moving(self) -> dict[Var, ir.Range]:
+        """The variables of the blocks below the allocation."""
+        return {iv.var: iv.dom for realize in self.first.within(self.buffer) for iv in realize.block.iter_vars}
 
-def covers(indices: Sequence[ir.Expr], moving: Mapping[Var, ir.Range]) -> bool:
-    """Whether subscripts reach every element between their ends, each dimension by variables of its own."""
-    used: list[Var] = []
-    for index in indices:
-        own = [v for v in moving if mentions(index, [v])]
-        if any(v in used for v in own) or not _is_dense(index, moving):
+    @cached_property
+    def _shared(self) -> int:
+        return common(self.first.path, self.reader.path)
+
+    @cached_property
+    def _depth(self) -> int:
+        """How many blocks are around both accesses."""
+        return sum(isinstance(n, s_tir.SBlockRealize) for n in self.first.path[: self._shared])
+
+    @cached_property
+    def _complete(self) -> list[Var]:
+        """The variables that take all their values before the reader's turn."""
+        held = [n.loop_var for n in self.first.path[: self._shared] if isinstance(n, tirx.For)]
+        inner = self.first.blocks[self._depth :]
+        pairs = [p for r in inner for p in zip(r.block.iter_vars, r.iter_values, strict=True)]
+        return [iv.var for iv, value in pairs if not mentions(value, held)]
+
+    def _without_units(self, index: ir.Expr) -> ir.Expr:
+        """The subscript without variables that have one value."""
+        units = {v: r.min for v, r in self._moving.items() if isinstance(r.extent, tirx.IntImm) and int(r.extent) == 1}
+        return sym.Analyzer().simplify(substitute(index, units)) if mentions(index, list(units)) else index
+
+    def _covers(self, index: ir.Expr, read: ir.Expr) -> bool:
+        moving = list(self._moving)
+        if not mentions(index, moving) or isinstance(index, Var):
+            return True
+        parts = _lane_and_base(index, moving)
+        if parts is None:
             return False
-        used += own
-    return True
+        lane, base = parts
+        if self._goes_on(base, self._moving[lane].extent):
+            return not collect(base, ir.TensorLoad) or lane in self._complete
+        return not mentions(base, moving) and self._is_same_fiber(base, read)
+
+    def _goes_on(self, base: ir.Expr, extent: ir.Expr) -> bool:
+        """Whether each step of `base` goes on where the `extent` elements of the step before end, first to last."""
+        base = uncast(base)
+        if isinstance(base, ir.TensorLoad) and len(base.indices) == 1:
+            row = uncast(base.indices[0])
+            length = tirx.BufferLoad(base.source, [row + const(1, str(row.ty.dtype))]) - base
+            rows = base.source.ty.shape[0] - const(1, str(base.source.ty.shape[0].ty.dtype))
+        elif isinstance(base, tirx.Mul):
+            row, length, rows = base.a, base.b, None
+        else:
+            return not collect(base, ir.TensorLoad) and not mentions(base, list(self._moving))
+        return _equal(length, extent) and self._is_every_row(row, rows)
+
+    def _is_every_row(self, row: ir.Expr, rows: ir.Expr | None) -> bool:
+        """Whether `row` takes all its values; those of row pointers go from 0 to their number."""
+        if rows is None:
+            return isinstance(row, Var)
+        if isinstance(row, Var):
+            return row in self._complete and _equal(self._moving[row].extent, rows)
+        parts = _lane_and_base(row, self._complete)
+        return parts is not None and self._goes_on(parts[1], self._moving[parts[0]].extent)
+
+    def _is_same_fiber(self, base: ir.Expr, read: ir.Expr) -> bool:
+        """Whether the reader looks at elements of the one fiber that starts at `base`."""
+        start = self.first.outwards(base, len(self.first.blocks), self._depth)
+        place = self.reader.outwards(read, len(self.reader.blocks), self._depth)
+        return not collect(sym.Analyzer().simplify(uncast(place) - start), ir.TensorLoad)
 
 
-def _is_dense(index: ir.Expr, moving: Mapping[Var, ir.Range]) -> bool:
-    """Whether a subscript takes every value of a range: ``v``, ``base + v``, or ``indptr[row] + v`` along the rows."""
-    if isinstance(index, tirx.Cast):
-        return _is_dense(index.value, moving)
-    if not mentions(index, list(moving)):
-        return True
-    if isinstance(index, Var):
-        return True
+def _lane_and_base(index: ir.Expr, moving: list[Var]) -> tuple[Var, ir.Expr] | None:
+    """The variable that walks and what it is added to."""
     if not isinstance(index, tirx.Add):
-        return False
-    for lane, base in ((index.b, index.a), (index.a, index.b)):
+        return None
+    for lane, base in ((uncast(index.b), index.a), (uncast(index.a), index.b)):
         if isinstance(lane, Var) and lane in moving and not mentions(base, [lane]):
-            return _continues(base, moving[lane].extent, moving)
-    return False
+            return lane, base
+    return None
 
 
-def _continues(base: ir.Expr, extent: ir.Expr, moving: Mapping[Var, ir.Range]) -> bool:
-    """Whether each step of `base` goes on where the `extent` elements of the step before end."""
-    if not mentions(base, list(moving)):
-        return True
-    if isinstance(base, tirx.Cast):
-        return _continues(base.value, extent, moving)
-    if isinstance(base, ir.TensorLoad) and len(base.indices) == 1:
-        row = base.indices[0]
-        length = tirx.BufferLoad(base.source, [row + const(1, str(row.ty.dtype))]) - base
-    elif isinstance(base, tirx.Mul):
-        row, length = base.a, base.b
-    elif isinstance(base, Var):
-        row, length = base, const(1, str(base.ty.dtype))
-    else:
-        return False
+def _equal(a: ir.Expr, b: ir.Expr) -> bool:
+    """Whether two numbers are the same, whatever their width."""
     atoms, analyzer = Atoms(), sym.Analyzer()
-    gap = analyzer.simplify(atoms.replace(length)) - analyzer.simplify(atoms.replace(_uncast(extent)))
-    return bool(analyzer.can_prove_equal(gap, const(0, str(gap.ty.dtype)))) and _is_dense(row, moving)
-
-
-def _uncast(expr: ir.Expr) -> ir.Expr:
-    return _uncast(expr.value) if isinstance(expr, tirx.Cast) else expr
+    gap = analyzer.simplify(atoms.replace(uncast(a))) - analyzer.simplify(atoms.replace(uncast(b)))
+    return bool(analyzer.can_prove_equal(gap, const(0, str(gap.ty.dtype))))

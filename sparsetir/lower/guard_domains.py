@@ -26,8 +26,8 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
 from sparsetir.lower.balance_loops import INDPTR
-from sparsetir.lower.coverage import Atoms
 from sparsetir.lower.rewriting import collect, conjunction, conjuncts
+from sparsetir.lower.steps import Atoms
 
 # A fused loop has as many steps as its parts together; the primitive that makes a subscript load guards it too.
 BEYOND = (tirx.FloorDiv, tirx.FloorMod, ir.TensorLoad)
@@ -50,8 +50,10 @@ def missing(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> list[ir.Expr
 
 def _implied(analyzer: sym.Analyzer, bound: ir.Expr, known: list[ir.Expr]) -> bool:
     """Whether the ranges of the loops, or one of the known conditions, hold a comparison."""
-    same = [c for c in known if isinstance(c, tirx.LT) and analyzer.can_prove_equal(c.a - c.b, bound.a - bound.b)]
-    return bool(same) or bool(analyzer.can_prove(bound))
+    if any(isinstance(c, tirx.LT) and analyzer.can_prove_equal(c.a - c.b, bound.a - bound.b) for c in known):
+        return True
+    with analyzer.constraint_scope(conjunction([*known, tirx.const(True, "bool")])):
+        return bool(analyzer.can_prove(bound))
 
 
 class _Walk:

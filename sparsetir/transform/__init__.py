@@ -4,5 +4,7 @@
 from __future__ import annotations
 
 from sparsetir.transform.rule import FormatRewriteRule
+from sparsetir.transform.schedule import Schedule
+from sparsetir.transform.trace import Step, Trace
 
-__all__ = ["FormatRewriteRule"]
+__all__ = ["FormatRewriteRule", "Schedule", "Step", "Trace"]

@@ -86,20 +86,18 @@ def update_of(store: tirx.BufferStore) -> tuple[str, list[ir.Expr]] | None:
     return None if terms is None else (_OPERATORS[kind], terms)
 
 
-def _terms(value: ir.Expr, kind: type, store: tirx.BufferStore) -> list[ir.Expr] | None:
+def _terms(value: Any, kind: type, store: tirx.BufferStore) -> list[ir.Expr] | None:
     """What is combined with the stored element in `value`; None if the element is not in it."""
     if isinstance(value, ir.TensorLoad):
         own = value.source.same_as(store.buffer) and all_same(list(value.indices), list(store.indices))
         return [] if own else None
-    if kind is tirx.Add and isinstance(value, tirx.Sub):
-        left = _terms(value.a, kind, store)
-        return None if left is None else [*left, value.b]
-    if not isinstance(value, kind):
+    is_difference = kind is tirx.Add and isinstance(value, tirx.Sub)
+    if not is_difference and not isinstance(value, kind):
         return None
     left = _terms(value.a, kind, store)
     if left is not None:
         return [*left, value.b]
-    right = _terms(value.b, kind, store)
+    right = None if is_difference else _terms(value.b, kind, store)
     return None if right is None else [value.a, *right]
 
 

@@ -374,7 +374,8 @@ def fiber_vars(place: Place, axis: Axis) -> dict[Axis, Var]:
     """The variables that hold the coordinates of an iterated axis and of its ancestors, whatever axes they iterate."""
     entries = [e for it in (*place.outer, place.iteration) for e in it.entries]
     entry = next(e for e in reversed(entries) if axis in e.axes)
-    found = dict(zip(entry.axes, entry.vars, strict=True))
+    chain = (*axis.ancestors, axis)
+    found = {a: v for a, v in zip(entry.axes, entry.vars, strict=True) if a in chain}
     if entry.is_fused or axis.parent is None:
         return found
     if entry.attached_to is None:

@@ -70,7 +70,17 @@ class Pieces:
             return False
         stores = [s for part in self.shared_init for s in collect(part, tirx.BufferStore)]
         by_row = all(any(i.same_as(row) for i in s.indices) for s in stores)
-        return by_row and all(made.rule.partitions_rows for made in self.structure.made)
+        return by_row and all(made.rule.partitions_rows and self._rows_first(made) for made in self.structure.made)
+
+    def _rows_first(self, made: Made) -> bool:
+        """Whether no axis that stays hangs from one that is summed over: its points exist without the sum's."""
+        letter = dict(zip(made.spliced.axes, self._letters(made), strict=True))
+        return not any(letter[a] == "S" and letter.get(up) == "R" for a in letter for up in a.ancestors)
+
+    def _letters(self, made: Made) -> list[str]:
+        """S or R for each axis of the piece: what the dimension is that it stands for."""
+        dimension = {name: d for d, group in made.rule.axis_map.items() for name in group}
+        return [self.kinds[self.old_vars[dimension[a.name]]] for a in made.rule.buffer.axes]
 
     def _init_iteration(self) -> tirx.Stmt:
         """An iteration over every spatial coordinate that the shared initial stores use."""
@@ -124,8 +134,7 @@ class Pieces:
 
     def _entries(self, made: Made, new_vars: list[Var], fresh: dict[Var, Var]) -> list[Entry]:
         """The new axes where the first of the old ones stood, and the other axes as they were."""
-        dimension = {name: d for d, group in made.rule.axis_map.items() for name in group}
-        letters = [self.kinds[self.old_vars[dimension[a.name]]] for a in made.rule.buffer.axes]
+        letters = self._letters(made)
         each = zip(made.spliced.axes, new_vars, letters, strict=True)
         pieces = _parents_first([Entry((a,), (v,), k) for a, v, k in each])
         out: list[Entry] = []

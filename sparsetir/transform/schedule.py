@@ -48,7 +48,7 @@ class Schedule:
     """
 
     def __init__(self, func: tirx.PrimFunc | ir.IRModule) -> None:
-        self._mod = as_module(func) if not isinstance(func, Schedule) else func.mod
+        self._mod = as_module(func)
         found = [gv for gv, f in self._mod.functions.items() if isinstance(f, tirx.PrimFunc)]
         if len(found) != 1:
             names = ", ".join(gv.name_hint for gv in found)
@@ -56,7 +56,7 @@ class Schedule:
         self._name = found[0]
         self.func: tirx.PrimFunc = func if isinstance(func, tirx.PrimFunc) else self._mod[found[0]]
         self.trace = Trace()
-        Editor(self.func)
+        self._decomposed: tuple[Any, int] | None = None  # a Decomposition, and how many steps led to it
 
     # ------------------------------------------------------------------ the program
 
@@ -75,7 +75,7 @@ class Schedule:
     def copy(self) -> Schedule:
         """A schedule at the same point that goes its own way."""
         made = Schedule(self._mod)
-        made.func, made.trace = self.func, self.trace
+        made.func, made.trace, made._decomposed = self.func, self.trace, self._decomposed
         return made
 
     def lower(self) -> s_tir.Schedule:
@@ -85,6 +85,20 @@ class Schedule:
         sch.work_on(next(iter(mod.functions)).name_hint)
         return sch
 
+    @property
+    def decomposition(self) -> Any:
+        """The decomposition this program comes from, with the steps since; None if there was none.
+
+        It tells how the parameters come from those of the program before: ``sparsetir.build(sch)`` makes a kernel that
+        is called like that one.
+        """
+        if self._decomposed is None:
+            return None
+        from sparsetir.transform.scheduled import scheduled
+
+        found, count = self._decomposed
+        return scheduled(found, self.func, self.trace.steps[count:])
+
     def __repr__(self) -> str:
         names = ", ".join(p.iteration.name for p in Editor(self.func).facts.places)
         return f"Schedule of {self._name.name_hint} ({names}) after {len(self.trace)} steps"
@@ -93,10 +107,24 @@ class Schedule:
 
     def take(self, step: Step) -> Any:
         """Apply one step and add it to the trace; returns what its primitive tells."""
-        made = step.run(self.func)
+        is_decomposing = step.primitive == "decompose"
+        made = step.run(self._to_decompose() if is_decomposing else self.func)
         self.func = made.func
         self.trace = Trace((*self.trace.steps, step))
+        if is_decomposing:
+            self._decomposed = (made.result, len(self.trace))
         return made.result
+
+    def _to_decompose(self) -> Any:
+        """The program, or the decomposition it is: its pieces can be decomposed again."""
+        if self._decomposed is None:
+            return self.func
+        found, count = self._decomposed
+        if count != len(self.trace):
+            raise ScheduleError(
+                "this program was decomposed and changed since; decompose its pieces before other steps"
+            )
+        return found
 
     def _do(self, primitive: str, *arguments: Any, **options: Any) -> Any:
         given = {k: plain(v) for k, v in options.items() if v is not None and v is not False}
@@ -166,7 +194,7 @@ class Schedule:
         return self._do("split_iteration", iteration, at=at)
 
     def decompose(self, formats: Mapping[str, Any]) -> Any:
-        """Store sparse buffers in other formats, by buffer name; see `sparsetir.transform.decompose`."""
+        """Store sparse buffers in other formats, by buffer name; see `sparsetir.decompose_format`."""
         return self._do("decompose", formats)
 
 

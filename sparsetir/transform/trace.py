@@ -24,8 +24,20 @@ from sparsetir.transform.to_dense import to_dense
 from sparsetir.verify import verify
 
 
-def decompose(func: tirx.PrimFunc, formats: Mapping[str, Any]) -> Edit:
-    """Store sparse buffers in other formats; see `sparsetir.transform.decompose.decompose_format`."""
+def decompose(func: Any, formats: Mapping[str, Any]) -> Edit:
+    """Store sparse buffers in other formats; see `sparsetir.transform.decompose.decompose_format`.
+
+    args:
+        func: the program, or a decomposition of one, whose pieces are buffers like any other
+        formats: the format of each buffer by name
+
+    rewrite:
+        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+            C[i, k] = C[i, k] + A[i, j] * B[j, k]
+        ->
+        with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "spmm_blocks") as [io, jo, ii, ji, k]:
+            C[io * 4 + ii, k] = C[io * 4 + ii, k] + A_blocks[io, jo, ii, ji] * B[jo * 4 + ji, k]
+    """
     from sparsetir.transform.decompose import decompose_format
 
     found = decompose_format(func, dict(formats))
@@ -68,7 +80,7 @@ class Step:
     arguments: list[Any] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
 
-    def run(self, func: tirx.PrimFunc) -> Edit:
+    def run(self, func: Any) -> Edit:
         """Apply the step, and verify what it made."""
         made = PRIMITIVES[self.primitive](func, *self.arguments, **self.options)
         verify(made.func)
@@ -143,8 +155,7 @@ class Trace:
         ScheduleError
             A step holds a format that cannot be made again by name.
         """
-        steps = [[s.primitive, _encoded(s.arguments), _encoded(s.options)] for s in self.steps]
-        return json.dumps(steps)
+        return json.dumps([[s.primitive, _encoded(s.arguments), _encoded(s.options)] for s in self.steps])
 
     @classmethod
     def from_json(cls, text: str) -> Trace:
@@ -200,13 +211,24 @@ def _encoded(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _encoded(v) for k, v in value.items()}
     if not _is_format(value):
-        return value
-    parameters = plain(value.parameters)
+        return _jsonable(value, value)
+    from sparsetir.formats import REGISTRY
+
+    if value.name not in REGISTRY:
+        raise ScheduleError(
+            f"format {value!r} cannot be written as JSON: no registered format is called {value.name!r}"
+        )
+    return {"format": value.name, "parameters": _jsonable(plain(value.parameters), value)}
+
+
+def _jsonable(value: Any, whole: Any) -> Any:
     try:
-        json.dumps(parameters)
+        json.dumps(value)
     except TypeError:
-        raise ScheduleError(f"format {value!r} cannot be written as JSON: a parameter is no number or string") from None
-    return {"format": value.name, "parameters": parameters}
+        raise ScheduleError(
+            f"{whole!r} cannot be written as JSON: it is made of more than numbers and strings"
+        ) from None
+    return value
 
 
 def _decoded(value: Any) -> Any:
@@ -215,7 +237,7 @@ def _decoded(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if set(value) == {"format", "parameters"}:
-        from sparsetir.formats.format import make
+        from sparsetir.formats import make
 
         return make(value["format"], **value["parameters"])
     return {k: _decoded(v) for k, v in value.items()}

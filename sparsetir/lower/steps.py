@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a loop around a block has a step wherever the block has an element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, sym, tirx
+from tvm.ir import Var
+
+from sparsetir.ir import const
+from sparsetir.lower.rewriting import mentions, same, substitute
+
+LONGEST = 1 << 30
+
+
+class Atoms:
+    """Stands a variable for every load or cast, so that the arithmetic around them can be compared."""
+
+    def __init__(self) -> None:
+        self.known: list[tuple[ir.Expr, Var]] = []
+
+    def replace(self, expr: ir.Expr) -> ir.Expr:
+        """`expr` with its atoms as variables."""
+        callbacks = [(ir.TensorLoad, self._on_atom), (tirx.Cast, self._on_atom)]
+        return tvm_ffi.structural_mutate(expr, callbacks)
+
+    def of(self, expr: ir.Expr) -> list[Var]:
+        """The variables that stand for `expr`, of whatever width."""
+        plain = uncast(expr)
+        own = [plain] if isinstance(plain, Var) else []
+        return own + [var for node, var in self.known if same(uncast(node), plain)]
+
+    def _on_atom(self, node: ir.Expr, _mutator: Any) -> Var:
+        for expr, var in self.known:
+            if same(expr, node):
+                return var
+        self.known.append((node, Var("atom", ir.PrimType(str(node.ty.dtype)))))
+        return self.known[-1][1]
+
+
+def _at_least_one(analyzer: sym.Analyzer, var: Var) -> None:
+    dtype = str(var.ty.dtype)
+    analyzer.bind(var, ir.Range.from_min_extent(const(1, dtype), const(LONGEST, dtype)))
+
+
+def _pairs(realize: s_tir.SBlockRealize) -> list[tuple[tirx.IterVar, ir.Expr]]:
+    return list(zip(realize.block.iter_vars, realize.iter_values, strict=True))
+
+
+def _is_unbounded(iter_var: tirx.IterVar) -> bool:
+    """Whether a block variable only hands in the variable of a loop of the program, whose length is not known here."""
+    return isinstance(iter_var.dom.extent, tirx.IntImm) and int(iter_var.dom.extent) > LONGEST
+
+
+def has_steps(loop: tirx.For, realize: s_tir.SBlockRealize) -> bool:
+    """Whether a loop around a block has a step wherever each of the block's variables has a value."""
+    moved = [(iv, v) for iv, v in _pairs(realize) if mentions(v, [loop.loop_var])]
+    if any(v.same_as(loop.loop_var) or _is_unbounded(iv) for iv, v in moved):
+        return True
+    atoms, analyzer = Atoms(), sym.Analyzer()
+    extent = atoms.replace(loop.extent)
+    for iv in realize.block.iter_vars:
+        domain = atoms.replace(uncast(iv.dom.extent))
+        for var in atoms.of(iv.dom.extent):
+            _at_least_one(analyzer, var)
+        if isinstance(domain, tirx.Sub) and isinstance(domain.a, Var):
+            length = Var("length", domain.a.ty)
+            _at_least_one(analyzer, length)
+            extent = substitute(extent, {domain.a: domain.b + length})
+    return bool(analyzer.can_prove(analyzer.simplify(extent) >= const(1, str(extent.ty.dtype))))
+
+
+def uncast(expr: ir.Expr) -> ir.Expr:
+    """What is converted, without the conversions."""
+    return uncast(expr.value) if isinstance(expr, tirx.Cast) else expr
