@@ -47,7 +47,7 @@ class Considered:
     objection: str | None = None
 
 
-# ------------------------------------------------------------------ rules for matrices
+# ------------------------------------------------------------------ rules for matrices that hold something
 
 
 def by_entry(p: MatrixPattern) -> Iterator[Sized]:

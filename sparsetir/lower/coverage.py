@@ -17,7 +17,7 @@ from tvm.ir import Var
 from sparsetir.ir import const
 from sparsetir.lower.rewriting import collect, mentions, substitute
 from sparsetir.lower.sites import Site, common
-from sparsetir.lower.steps import Atoms, uncast
+from sparsetir.lower.steps import equal, row_length, uncast
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +41,6 @@ class Cover:
         return True
 
     @cached_property
-    def _moving(self) -> dict[Var, ir.Range]:
-        """The variables of the blocks below the allocation."""
-        return {iv.var: iv.dom for realize in self.first.within(self.buffer) for iv in realize.block.iter_vars}
-
-    @cached_property
     def _shared(self) -> int:
         return common(self.first.path, self.reader.path)
 
@@ -55,12 +50,21 @@ class Cover:
         return sum(isinstance(n, s_tir.SBlockRealize) for n in self.first.path[: self._shared])
 
     @cached_property
+    def _inner(self) -> list[tuple[tirx.IterVar, ir.Expr]]:
+        """Variables and values of the store's blocks, but for those around the allocation or the reader."""
+        below = len(self.first.blocks) - len(self.first.within(self.buffer))
+        blocks = self.first.blocks[max(below, self._depth) :]
+        return [p for r in blocks for p in zip(r.block.iter_vars, r.iter_values, strict=True)]
+
+    @cached_property
+    def _moving(self) -> dict[Var, ir.Range]:
+        return {iv.var: iv.dom for iv, _ in self._inner}
+
+    @cached_property
     def _complete(self) -> list[Var]:
         """The variables that take all their values before the reader's turn."""
         held = [n.loop_var for n in self.first.path[: self._shared] if isinstance(n, tirx.For)]
-        inner = self.first.blocks[self._depth :]
-        pairs = [p for r in inner for p in zip(r.block.iter_vars, r.iter_values, strict=True)]
-        return [iv.var for iv, value in pairs if not mentions(value, held)]
+        return [iv.var for iv, value in self._inner if not mentions(value, held)]
 
     def _without_units(self, index: ir.Expr) -> ir.Expr:
         """The subscript without variables that have one value."""
@@ -81,23 +85,18 @@ class Cover:
 
     def _goes_on(self, base: ir.Expr, extent: ir.Expr) -> bool:
         """Whether each step of `base` goes on where the `extent` elements of the step before end, first to last."""
-        base = uncast(base)
-        if isinstance(base, ir.TensorLoad) and len(base.indices) == 1:
-            row = uncast(base.indices[0])
-            length = tirx.BufferLoad(base.source, [row + const(1, str(row.ty.dtype))]) - base
-            rows = base.source.ty.shape[0] - const(1, str(base.source.ty.shape[0].ty.dtype))
-        elif isinstance(base, tirx.Mul):
-            row, length, rows = base.a, base.b, None
-        else:
+        base, length = uncast(base), row_length(base)
+        if length is None:
             return not collect(base, ir.TensorLoad) and not mentions(base, list(self._moving))
-        return _equal(length, extent) and self._is_every_row(row, rows)
+        return equal(length, extent) and self._is_every_row(base)
 
-    def _is_every_row(self, row: ir.Expr, rows: ir.Expr | None) -> bool:
-        """Whether `row` takes all its values; those of row pointers go from 0 to their number."""
-        if rows is None:
-            return isinstance(row, Var)
+    def _is_every_row(self, base: ir.Expr) -> bool:
+        """Whether the row that starts at `base` takes all its values; those of row pointers go up to their number."""
+        if isinstance(base, tirx.Mul):
+            return isinstance(base.a, Var)
+        row, rows = uncast(base.indices[0]), base.source.ty.shape[0]
         if isinstance(row, Var):
-            return row in self._complete and _equal(self._moving[row].extent, rows)
+            return row in self._complete and equal(self._moving[row].extent + const(1, str(rows.ty.dtype)), rows)
         parts = _lane_and_base(row, self._complete)
         return parts is not None and self._goes_on(parts[1], self._moving[parts[0]].extent)
 
@@ -116,10 +115,3 @@ def _lane_and_base(index: ir.Expr, moving: list[Var]) -> tuple[Var, ir.Expr] | N
         if isinstance(lane, Var) and lane in moving and not mentions(base, [lane]):
             return lane, base
     return None
-
-
-def _equal(a: ir.Expr, b: ir.Expr) -> bool:
-    """Whether two numbers are the same, whatever their width."""
-    atoms, analyzer = Atoms(), sym.Analyzer()
-    gap = analyzer.simplify(atoms.replace(uncast(a))) - analyzer.simplify(atoms.replace(uncast(b)))
-    return bool(analyzer.can_prove_equal(gap, const(0, str(gap.ty.dtype))))

@@ -29,32 +29,55 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
+from sparsetir.ir import const
 from sparsetir.lower.balance_loops import INDPTR
 from sparsetir.lower.rewriting import collect, mentions, same
 from sparsetir.lower.sites import Site, caches, common, sites
+from sparsetir.lower.steps import Atoms, equal, row_length, uncast
+
+
+class _Range:
+    """What is known to exist where a copy is: block variables stay within their domains."""
+
+    def __init__(self, copy: Site) -> None:
+        self.atoms, self.analyzer = Atoms(), sym.Analyzer()
+        self.domains = {iv.var: iv.dom for realize in copy.blocks for iv in realize.block.iter_vars}
+        for var, dom in self.domains.items():
+            self.analyzer.bind(var, ir.Range.from_min_extent(dom.min, self.atoms.replace(dom.extent)))
+
+    def holds(self, index: ir.Expr, extent: ir.Expr) -> bool:
+        """Whether a subscript is within its dimension whatever the data: by its range, or a slot of its fiber."""
+        plain, least = self.atoms.replace(index), const(0, str(index.ty.dtype))
+        if self.analyzer.can_prove(plain >= least) and self.analyzer.can_prove(plain < self.atoms.replace(extent)):
+            return True
+        parts = [(index.a, index.b), (index.b, index.a)] if isinstance(index, tirx.Add) else []
+        return any(self._slot(uncast(base), uncast(slot), extent) for base, slot in parts)
+
+    def _slot(self, base: ir.Expr, slot: ir.Expr, extent: ir.Expr) -> bool:
+        """Whether a row's positions start at `base` and `slot` is one of its slots."""
+        length = row_length(base)
+        if length is None or slot not in self.domains or not equal(length, self.domains[slot].extent):
+            return False
+        if isinstance(base, ir.TensorLoad):
+            return True
+        return base.a in self.domains and equal(self.domains[base.a].extent * base.b, extent)
 
 
 def _always_in_range(copy: Site, lanes: list[Var]) -> bool:
     """Whether the elements that the copy's own loops walk over exist whatever the data."""
-    analyzer = sym.Analyzer()
-    for realize in copy.blocks:
-        for iv in realize.block.iter_vars:
-            analyzer.bind(iv.var, iv.dom)
-    realize = copy.blocks[-1]
+    known, realize = _Range(copy), copy.blocks[-1]
     pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
     lanes = [*lanes, *(iv.var for iv, value in pairs if mentions(value, lanes))]
     needed = [x for e in (copy.value, *realize.iter_values) for x in collect(e, ir.TensorLoad)]
     subscripts = [p for x in needed for p in zip(x.indices, x.source.ty.shape, strict=True) if mentions(p[0], lanes)]
-    return all(analyzer.can_prove(i >= 0) and analyzer.can_prove(i < extent) for i, extent in subscripts)
+    return all(known.holds(index, extent) for index, extent in subscripts)
 
 
-def _conditions(copy: Site, reader: Site) -> list[ir.Expr]:
-    """What holds at the reader and not yet at the copy, in the variables visible to both."""
-    shared = common(copy.path, reader.path)
+def _outwards(copy: Site, site: Site) -> list[ir.Expr]:
+    """The conditions of an access in the variables that the copy sees too, outermost first."""
+    shared = common(copy.path, site.path)
     depth = sum(isinstance(n, s_tir.SBlockRealize) for n in copy.path[:shared])
-    known = [copy.outwards(g.condition, g.depth, depth) for g in copy.guards]
-    found = [reader.outwards(g.condition, g.depth, depth) for g in reader.guards]
-    return [c for c in found if not any(same(c, other) for other in known)]
+    return [site.outwards(g.condition, g.depth, depth) for g in site.guards]
 
 
 def _visible(condition: ir.Expr, copy: Site, reader: Site) -> bool:
@@ -65,34 +88,53 @@ def _visible(condition: ir.Expr, copy: Site, reader: Site) -> bool:
     return not mentions(condition, hidden)
 
 
+def _holds(condition: ir.Expr, known: list[ir.Expr]) -> bool:
+    return any(same(condition, other) for other in known)
+
+
 def guards_of(copy: Site, readers: list[Site]) -> list[ir.Expr]:
     """The conditions all readers have in common; raises where a copy needs one that it cannot have."""
-    first, *others = [(_conditions(copy, reader), reader) for reader in readers]
-    shared = [c for c in first[0] if all(any(same(c, d) for d in found) for found, _ in others)]
-    visible = [c for c in shared if _visible(c, copy, first[1])]
-    missing = [c for found, _ in (first, *others) for c in found if not any(same(c, v) for v in visible)]
-    lanes = [n.loop_var for n in copy.path[common(copy.path, first[1].path) :] if isinstance(n, tirx.For)]
+    every = [_outwards(copy, reader) for reader in readers]
+    guards = [c for c in every[0] if _visible(c, copy, readers[0]) and all(_holds(c, other) for other in every)]
+    known = _outwards(copy, copy) + [c for c in guards]
+    missing = [c for conditions in every for c in conditions if not _holds(c, known)]
+    lanes = [n.loop_var for n in copy.path[common(copy.path, readers[0].path) :] if isinstance(n, tirx.For)]
     if missing and not _always_in_range(copy, lanes):
         message = f"block {copy.block} copies elements that may not exist: they are read only where {missing[-1]}"
-        raise ScheduleError(f"{message}; place the copy at a loop inside, or do not cache {_original(copy).name}")
-    return visible
+        raise ScheduleError(f"{message}; place the copy at a loop inside, or do not cache {copy.value.source.name}")
+    # All of them in their order, for one may only have a value where those before it hold.
+    return [] if all(_holds(c, _outwards(copy, copy)) for c in guards) else guards
 
 
-def _original(copy: Site) -> Var:
-    return copy.value.source  # type: ignore[union-attr]
+class _Caches:
+    """The copies to the caches of a function, and who uses them in the end."""
 
+    def __init__(self, func: tirx.PrimFunc) -> None:
+        self.names = caches(func)
+        self.found = sites(func) if self.names else []
 
-def _copies(found: list[Site], cache: Var) -> list[Site]:
-    return [s for s in found if s.buffer.same_as(cache) and isinstance(s.value, ir.TensorLoad) and s.blocks]
+    def copies(self, cache: Var) -> list[Site]:
+        """The stores to a cache that copy an element."""
+        own = [s for s in self.found if s.buffer.same_as(cache) and s.blocks]
+        return [s for s in own if isinstance(s.value, ir.TensorLoad)]
+
+    def readers(self, cache: Var) -> list[Site]:
+        """The loads of a cache, or of a copy of it."""
+        out: list[Site] = []
+        for site in self.found:
+            if site.buffer.same_as(cache) and not site.is_store:
+                further = [c for c in self.names if any(s.is_beside(site) for s in self.copies(c))]
+                out += [r for c in further for r in self.readers(c)] or [site]
+        return out
 
 
 def guard_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Put the copies of a function under the conditions of their readers."""
+    every = _Caches(func)
     wanted: dict[s_tir.SBlockRealize, list[ir.Expr]] = {}
-    for cache in caches(func):
-        found = sites(func)
-        readers = [s for s in found if s.buffer.same_as(cache) and not s.is_store]
-        for copy in _copies(found, cache) if readers else []:
+    for cache in every.names:
+        readers = every.readers(cache)
+        for copy in every.copies(cache) if readers else []:
             wanted[copy.blocks[-1]] = guards_of(copy, readers)
 
     def on_realize(node: s_tir.SBlockRealize, mutator: Any) -> tirx.Stmt:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a loop around a block has a step wherever the block has an element."""
+"""What can be said of extents that depend on data: whether a loop has a step, whether two lengths are the same."""
 
 from __future__ import annotations
 
@@ -75,3 +75,21 @@ def has_steps(loop: tirx.For, realize: s_tir.SBlockRealize) -> bool:
 def uncast(expr: ir.Expr) -> ir.Expr:
     """What is converted, without the conversions."""
     return uncast(expr.value) if isinstance(expr, tirx.Cast) else expr
+
+
+def equal(a: ir.Expr, b: ir.Expr) -> bool:
+    """Whether two numbers are the same, whatever their width."""
+    atoms, analyzer = Atoms(), sym.Analyzer()
+    gap = analyzer.simplify(atoms.replace(uncast(a))) - analyzer.simplify(atoms.replace(uncast(b)))
+    return bool(analyzer.can_prove_equal(gap, const(0, str(gap.ty.dtype))))
+
+
+def row_length(start: ir.Expr) -> ir.Expr | None:
+    """How many positions a row has that starts at ``indptr[row]`` or ``row * width``; None for other starts."""
+    start = uncast(start)
+    if isinstance(start, tirx.Mul):
+        return start.b
+    if not isinstance(start, ir.TensorLoad) or len(start.indices) != 1:
+        return None
+    row = start.indices[0]
+    return tirx.BufferLoad(start.source, [row + const(1, str(row.ty.dtype))]) - start

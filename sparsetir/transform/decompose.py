@@ -24,7 +24,7 @@ once here. Slots that a format adds between the entries are left out where they 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -81,8 +81,7 @@ class Rewriter:
         dropped = {b.view for b in self.structure.group} | {b.storage for b in self.structure.group}
 
         def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
-            kept = [mutator.mutate(s) for s in node.seq if not declares(s, dropped)]
-            return seq(*kept)
+            return seq(*(new for s in node.seq for new in self._statements(s, dropped, mutator)))
 
         def on_realize(node: s_tir.SBlockRealize, mutator: Any) -> tirx.Stmt:
             if not is_sp_iter(node):
@@ -93,10 +92,21 @@ class Rewriter:
         body = tvm_ffi.structural_mutate(
             self.program.func.body, [(tirx.SeqStmt, on_seq), (s_tir.SBlockRealize, on_realize)]
         )
+        lost = [v for v in dropped if mentions(body, [v])]
+        if lost:
+            fault = f"{lost[0].name} is used outside of an iteration over its axes"
+            raise VerifyError(f"cannot decompose {self.structure.name}: {fault}, which is a search in every piece")
         fresh = [s for made in self.structure.made for s in (*made.statements, *made.mask_statements)]
         body = with_declarations(body, fresh)
         func = without_unused(self.program.func, body, self._params())
         return with_sizes(func, self._exact_lengths()) if self.exact else func
+
+    def _statements(self, stmt: tirx.Stmt, dropped: set[Var], mutator: Any) -> list[tirx.Stmt]:
+        """A statement of the old program in the new one; a buffer's declaration becomes those of its pieces."""
+        if not declares(stmt, dropped):
+            return [mutator.mutate(stmt)]
+        bound = stmt.value.args[0] if isinstance(stmt, tirx.Evaluate) else None
+        return [] if bound is None else [s for made in self.structure.made for s in made.declarations[bound]]
 
     def _exact_lengths(self) -> dict[Var, ir.Expr]:
         """Lengths of the old axes where no block sticks out, in terms of the pieces' sizes."""
@@ -154,6 +164,10 @@ class Rewriter:
 
     def _check_others(self, it: SpIter) -> None:
         """No other axis of the iteration may hang from one that is replaced."""
+        attached = [e for e in it.entries if e.attached_to in self.structure.axes]
+        if attached:
+            fault = f"attaches {attached[0].axes[0].name} to an axis of it"
+            raise VerifyError(f"cannot decompose {self.structure.name}: iteration {it.name} {fault}", it.name)
         for axis in it.axes:
             below = [a for a in axis.ancestors if a in self.structure.axes]
             if axis not in self.structure.axes and below:
@@ -218,10 +232,14 @@ def _resolved(format: Any, axes: Sequence[Axis]) -> Any:
     return format.resolve(len(axes), format.idtype or ("int64" if wide else "int32"))
 
 
-def _rules(format: Any) -> list[FormatRewriteRule]:
-    if isinstance(format, FormatRewriteRule):
-        return [format]
-    return list(format.rules) if hasattr(format, "rules") else list(format)
+def _rules(format: Any, name: str) -> list[FormatRewriteRule]:
+    """The rules of a format, or those that are given; of a bare list it is not known that each has rows of its own."""
+    found = [format] if isinstance(format, FormatRewriteRule) else getattr(format, "rules", format)
+    if not isinstance(found, (list, tuple)) or not all(isinstance(r, FormatRewriteRule) for r in found):
+        hint = f"formats.make({format!r}, ...)" if isinstance(format, str) else "one of sparsetir.formats"
+        raise VerifyError(f"{name} must have a format or a list of rules, found {format!r}; try {hint}", name)
+    is_bare = found is format and len(found) > 1
+    return [replace(rule, partitions_rows=False) if is_bare else rule for rule in found]
 
 
 def decompose_format(func: Any, formats: Mapping[str, Any] | Any, *, exact: bool = False) -> Decomposition:
@@ -267,7 +285,7 @@ def decompose_format(func: Any, formats: Mapping[str, Any] | Any, *, exact: bool
     for name, format in wanted.items():
         program = decode(current)
         wanted[name] = format = _resolved(format, program.buffer(name).axes)
-        rewriter = Rewriter(program, name, _rules(format), exact=exact)
+        rewriter = Rewriter(program, name, _rules(format, name), exact=exact)
         with own_errors():
             current = rewriter.function()
         groups.append(rewriter.record(current))

@@ -29,8 +29,8 @@ def is_zero(expr: ir.Expr, clean: Set[Var], own: IsOwn) -> bool:
         return zero(expr.a) or zero(expr.b)
     if isinstance(expr, (tirx.Add, tirx.Sub, tirx.Max, tirx.Min)):
         return zero(expr.a) and zero(expr.b)
-    if isinstance(expr, tirx.Div):
-        return zero(expr.a)
+    if isinstance(expr, tirx.Div):  # by a number: what is between the entries may divide zero by zero
+        return zero(expr.a) and isinstance(expr.b, (tirx.FloatImm, tirx.IntImm)) and float(expr.b.value) != 0
     if isinstance(expr, tirx.Cast):
         return zero(expr.value)
     if isinstance(expr, tirx.Select):

@@ -10,8 +10,8 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import VerifyError
-from sparsetir.ir import INDEPENDENT, INIT, STORED, Entry, SpIter, cast, const
-from sparsetir.lower.rewriting import collect, mentions, seq
+from sparsetir.ir import INDEPENDENT, INIT, STORED, Entry, SpIter, accesses, cast, const
+from sparsetir.lower.rewriting import all_same, collect, conjunction, mentions, renewed, seq
 from sparsetir.transform.editing import make_iteration, notes_of
 from sparsetir.transform.neutral import is_neutral, still_clean
 from sparsetir.transform.structure import MASK_DTYPE, Made, Structure
@@ -34,6 +34,7 @@ class Pieces:
         own = self._is_own
         parts = [p for p in (self.it.block.init, self.it.block.body) if p is not None]
         clean = set(self.structure.padded)
+        self._check_order()
         neutral = is_neutral(self.it.block.body, set(self.views), clean, own)
         for view in self.views:
             if any(s.buffer.same_as(view) for p in parts for s in collect(p, tirx.BufferStore)):
@@ -47,6 +48,15 @@ class Pieces:
     def _refusal(self, fault: str) -> VerifyError:
         message = f"cannot decompose {self.structure.name}: iteration {self.it.name} {fault}"
         return VerifyError(message, self.it.name)
+
+    def _check_order(self) -> None:
+        """Entries may only be taken in another order where none needs the result of another."""
+        for store in collect(self.it.block.body, tirx.BufferStore):
+            loads = [x for x in collect(self.it.block.body, ir.TensorLoad) if x.source.same_as(store.buffer)]
+            moved = [x for x in loads if not all_same(list(x.indices), list(store.indices))]
+            if moved and mentions([*store.indices, *(i for x in moved for i in x.indices)], self.old_vars):
+                name = str(store.buffer.name)
+                raise self._refusal(f"reads {name} elsewhere than where it stores to it: the order of entries matters")
 
     # ------------------------------------------------------------------ initialisation
 
@@ -107,7 +117,9 @@ class Pieces:
         others = [(a, v) for a, v in zip(self.it.axes, self.it.vars, strict=True) if a not in self.structure.axes]
         fresh = {v: Var(str(v.name), v.ty) for _, v in others}
         mapping.update(fresh)
-        body = self._rewritten(self.it.block.body, made, new_vars, mapping)
+        body = renewed(self._rewritten(self.it.block.body, made, new_vars, mapping))
+        inside = self._inside(made, mapping)
+        body = tirx.IfThenElse(conjunction(inside), body, None) if inside else body
         if made.rule.fills and not neutral:
             mask = self.structure.mask(made)
             valid = tirx.NE(tirx.BufferLoad(mask.view, list(new_vars)), const(0, MASK_DTYPE))
@@ -122,6 +134,20 @@ class Pieces:
         entries = self._entries(made, new_vars, fresh)
         name, allocated = f"{self.it.name}_{made.rule.name}", list(self.it.block.alloc_buffers)
         return make_iteration(name, entries, body, init=init, notes=notes, allocated=allocated)
+
+    def _inside(self, made: Made, mapping: dict[Var, ir.Expr]) -> list[ir.Expr]:
+        """Bounds of the coordinates that subscript an ordinary array, where a piece may leave them."""
+        known = {b.view for b in self.structure.program.buffers.values()}
+        touched = [i for b, indices, _ in accesses(self.it.block) if b not in known for i in indices]
+        found: list[ir.Expr] = []
+        for var, axis in zip(self.old_vars, self.structure.axes, strict=True):
+            coord = mapping[var]
+            stands = [new for new in made.spliced.axes if new.name.lower() == str(getattr(coord, "name", ""))]
+            may_leave = not stands or stands[0].may_be_absent
+            if may_leave and mentions(touched, [var]):
+                dtype = str(coord.ty.dtype)
+                found += [coord >= const(0, dtype), coord < cast(axis.length, dtype)]
+        return found
 
     def _rows_are_apart(self, made: Made) -> bool:
         """Whether every store of the iteration is at its own row or its own slot."""

@@ -13,6 +13,7 @@ from sparsetir import op
 from sparsetir.effects import analyse
 from sparsetir.errors import VerifyError
 from sparsetir.ir import Axis, Program, SparseBuffer, cast, const
+from sparsetir.lower.rewriting import collect
 from sparsetir.transform.rule import FormatRewriteRule
 from sparsetir.transform.splice import Spliced, make_buffer, splice
 from sparsetir.transform.tidy import names_of
@@ -28,6 +29,7 @@ class Made:
     buffers: dict[Var, SparseBuffer]
     mask: SparseBuffer | None = None
     statements: list[tirx.Stmt] = field(default_factory=list)
+    declarations: dict[Var, list[tirx.Stmt]] = field(default_factory=dict)
     mask_statements: list[tirx.Stmt] = field(default_factory=list)
 
     @property
@@ -47,7 +49,8 @@ class Structure:
         self.rules = list(rules)
         self.names = names_of(program.func)
         self.group = self._group()
-        self.padded = {b.view for b in self.group if not _is_written_first(program, b)}
+        repeated = _stored_in_loops(program)
+        self.padded = {b.view for b in self.group if not _is_written_first(program, b) and b.view not in repeated}
         self._check()
         self.made = [self._make(rule) for rule in self.rules]
 
@@ -92,8 +95,8 @@ class Structure:
         spliced = splice(rule, self.axes, rename)
         made = Made(spliced, {}, statements=list(spliced.statements))
         for buffer in self.group:
-            made.buffers[buffer.view], declaration = make_buffer(buffer, self._axes_of(buffer, spliced), rename)
-            made.statements += declaration
+            axes = self._axes_of(buffer, spliced)
+            made.buffers[buffer.view], made.declarations[buffer.view] = make_buffer(buffer, axes, rename)
         return made
 
     def _axes_of(self, buffer: SparseBuffer, spliced: Spliced) -> tuple[Axis, ...]:
@@ -123,6 +126,12 @@ class Structure:
         value = op.call("dense_fixed", [cast(axis.length, axis.idtype)], axis.idtype)
         self.made[0].statements.append(tirx.Bind(var, value))
         return Axis(var, "dense_fixed", length=axis.length, count=axis.length)
+
+
+def _stored_in_loops(program: Program) -> set[Var]:
+    """Buffers that a loop around an iteration stores to: what it reads first may come from the round before."""
+    loops = collect(program.func.body, tirx.For)
+    return {store.buffer for loop in loops for store in collect(loop, tirx.BufferStore)}
 
 
 def _is_written_first(program: Program, buffer: SparseBuffer) -> bool:

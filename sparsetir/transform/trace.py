@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import ir
 
 from sparsetir.errors import ScheduleError
 from sparsetir.transform.annotate import annotate, set_search
