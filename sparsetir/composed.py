@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,13 +34,11 @@ MOST_CONVERTED = 8
 class Converted:
     """The structure of a sparse argument in the pieces of a group.
 
-    ``arguments`` are the index arrays, masks and sizes for the compiled function. ``parts`` are what the argument's
-    structure was read from: they live as long as this does, so that their identity means the same structure.
+    ``arguments`` are the index arrays, masks and sizes for the compiled function.
     """
 
     tensor: SparseTensor
     arguments: dict[str, Any]
-    parts: tuple[Any, ...]
 
     def held(self, source: Source) -> list[np.ndarray]:
         """The pieces' values for an argument of this structure, as they are now."""
@@ -95,7 +95,8 @@ class ComposedKernel:
         self.signature = Signature(self.program, set())
         self.groups = {name: g for g in decomposition.groups for name in g.buffers}
         self.converted: dict[Any, Converted] = {}
-        held = {str(p.name) for p in decomposition.func.params}
+        self.sizes = {p.name for p in self.signature.params if not p.is_array and p.dtype.startswith("int")}
+        held = self.sizes
         self.lengths = {
             (g.name, d): str(axis.length.name)
             for g in decomposition.groups
@@ -155,8 +156,22 @@ class ComposedKernel:
     def __call__(self, **arguments: Any) -> Any:
         """Run the kernel; see `Kernel.__call__`. A sparse argument is converted when its structure is new."""
         given, converted = self._translate(arguments)
+        self._check_complete(converted)
         kernel = self.kernel_for(converted)
-        return self._results(kernel, _taken(kernel, given), converted, arguments)
+        try:
+            return self._results(kernel, _taken(kernel, given), converted, arguments)
+        except ArgumentError:
+            if kernel is self.kernel:
+                raise
+        # Its sizes have the names of the original: the same fault in the caller's terms.
+        return self._results(self.kernel, _taken(self.kernel, given), converted, arguments)
+
+    def _check_complete(self, converted: Mapping[str, Converted]) -> None:
+        """Raise unless every decomposed structure has come with an argument."""
+        for group in self.decomposition.groups:
+            if group.name not in converted:
+                needed = next((n for n in group.buffers if n in self.signature.buffers), group.name)
+                raise ArgumentTypeError(f"missing argument {needed}")
 
     def bind(self, **arguments: Any) -> BoundComposedKernel:
         """Fix some arguments: sparse ones are converted once, their values too."""
@@ -178,7 +193,7 @@ class ComposedKernel:
 
     def convert(self, name: str, value: Any) -> SparseTensor:
         """A sparse argument in the format that the kernel has for it."""
-        return self._converted(self.groups[name], name, value).tensor
+        return self._converted(self.groups[name], name, value, open_source(value, name)).tensor
 
     # ------------------------------------------------------------------ arguments
 
@@ -195,6 +210,11 @@ class ComposedKernel:
         converted: dict[str, Converted] = {}
         for name, value in arguments.items():
             group = self._group_of(name)
+            if group is None and name in self.sizes and isinstance(value, (int, np.integer)):
+                _agree(given, name, SizeOf(int(value), "the argument"))
+                continue
+            if group is None and self.signature.storage_name(name) is None and name not in self.signature.by_name:
+                raise self.signature.unknown(name)
             if group is None:
                 given[name] = value
                 continue
@@ -204,12 +224,10 @@ class ComposedKernel:
             self._add(group, name, value, given, converted)
         return given, converted
 
-    def _add(
-        self, group: Group, name: str, value: Any, given: dict[str, Any], converted: dict[str, Converted]
-    ) -> None:
+    def _add(self, group: Group, name: str, value: Any, given: dict[str, Any], converted: dict[str, Converted]) -> None:
         buffer, source = self.program.buffer(name), open_source(value, name)
         check_dtype(source.values.dtype, buffer.dtype, name=name)
-        found = self._converted(group, name, value)
+        found = converted[name] = self._converted(group, name, value, source)
         known = converted.setdefault(group.name, found)
         if known is not found and not _same_structure(known.tensor, found.tensor):
             raise ArgumentError(f"{name} and another argument share axes but have different structures")
@@ -217,24 +235,33 @@ class ComposedKernel:
         given.update(found.values(group, str(buffer.storage.name), found.held(source)))
         for d, size in enumerate(found.tensor.shape):
             if (group.name, d) in self.lengths:
-                given[self.lengths[group.name, d]] = SizeOf(size, f"{name}.shape[{d}]")
+                _agree(given, self.lengths[group.name, d], SizeOf(size, f"{name}.shape[{d}]"))
 
-    def _converted(self, group: Group, name: str, value: Any) -> Converted:
-        """The structure of `value` in the group's format, converted when its index arrays are new."""
-        parts = _structure_of(value)
-        key = (group.name, *(id(part) for part in parts), tuple(value.shape))
+    def _converted(self, group: Group, name: str, value: Any, source: Source) -> Converted:
+        """The structure of `value` in the group's format; kept under a checksum of its index arrays."""
+        key = (group.name, type(value).__name__, tuple(value.shape), _checksum(source))
         if key in self.converted:
             return self.converted[key]
+        self._check_shape(group, name, tuple(value.shape))
         format = self.decomposition.formats[group.name]
-        if len(value.shape) != len(group.axes):
-            axes = ", ".join(a.name for a in group.axes)
-            raise ArgumentError(f"{name} has shape {tuple(value.shape)} but the buffer has the axes {axes}")
+        if not isinstance(format, Format):
+            raise ArgumentTypeError(f"{name} is decomposed by bare rules: use formats.tree, or pass the pieces by name")
         tensor = SparseTensor.from_any(value, format, idtype=format.index_type, check=checks_are_on())
-        found = Converted(tensor, _arguments(group, tensor), parts)
+        found = Converted(tensor, _arguments(group, tensor))
         if len(self.converted) >= MOST_CONVERTED:
             self.converted.pop(next(iter(self.converted)))
         self.converted[key] = found
         return found
+
+    def _check_shape(self, group: Group, name: str, shape: tuple[int, ...]) -> None:
+        """Whether a tensor of this shape can stand for the buffer."""
+        if len(shape) != len(group.axes):
+            axes = ", ".join(a.name for a in group.axes)
+            raise ArgumentError(f"{name} has shape {shape} but the buffer has the axes {axes}")
+        for d, axis in enumerate(group.axes):
+            fixed = sizes.Size(axis.length).value
+            if fixed is not None and fixed != shape[d]:
+                raise ArgumentError(f"{name}.shape[{d}] is {shape[d]} but this kernel is written for {fixed}")
 
     # ------------------------------------------------------------------ results
 
@@ -266,16 +293,19 @@ class ComposedKernel:
         given: dict[str, Any],
         converted: Mapping[str, Converted],
         arguments: Mapping[str, Any],
+        fixed: Mapping[str, Any] = MappingProxyType({}),
     ) -> Any:
         made = self._outputs(converted, given)
         out = kernel(**given, **made)
         inner = kernel.kernel.signature if isinstance(kernel, BoundKernel) else kernel.signature
         names = inner.outputs or inner.effects.updated
         results = dict(zip(names, out if len(names) > 1 else (out,), strict=True))
-        every = {**given, **made}
-        wanted = self.signature.outputs or self.signature.effects.updated
-        found = tuple(self._result(name, results, converted, every, arguments) for name in wanted)
-        return found[0] if len(found) == 1 else found
+        every = {**fixed, **given, **made}
+        effects = self.signature.effects
+        also = [n for n in effects.updated if self._group_of(n) is not None]
+        found = {n: self._result(n, results, converted, every, arguments) for n in [*self.signature.outputs, *also]}
+        wanted = tuple(found[n] if n in found else results[n] for n in self.signature.outputs or effects.updated)
+        return wanted[0] if len(wanted) == 1 else wanted
 
     def _result(
         self,
@@ -289,10 +319,10 @@ class ComposedKernel:
         group = self._group_of(name)
         if group is None:
             return results[name]
-        tensor = converted[group.name].tensor
-        held = [every[piece.values[name]] for piece in group.pieces]
-        out = tensor.restore(held)
-        passed = arguments.get(self.signature.shown(name))
+        shown = self.signature.shown(name)
+        tensor = converted.get(shown, converted[group.name]).tensor
+        out = tensor.restore([every[piece.values[name]] for piece in group.pieces])
+        passed = arguments.get(shown)
         return out if passed is None else _written(passed, out)
 
 
@@ -311,6 +341,14 @@ class BoundComposedKernel:
 
     def __call__(self, **arguments: Any) -> Any:
         """Run with the open arguments; see `Kernel.__call__`."""
+        try:
+            return self._run(arguments)
+        except ArgumentError:
+            if self.bound.kernel is self.kernel.kernel:
+                raise
+        return self.kernel(**self.fixed, **arguments)  # the same fault in the caller's terms
+
+    def _run(self, arguments: dict[str, Any]) -> Any:
         kernel = self.kernel
         if kernel.has_plain_results and not any(name in kernel.groups for name in arguments):
             return self.bound(**arguments)
@@ -319,7 +357,9 @@ class BoundComposedKernel:
             raise ArgumentTypeError(f"{clash[0]} is fixed by bind; do not pass it again")
         given, converted = kernel._translate(arguments)
         given = {n: v for n, v in _taken(self.bound.kernel, given).items() if n not in self.given}
-        return kernel._results(self.bound, given, {**self.converted, **converted}, arguments)
+        every = {**self.fixed, **arguments}
+        kernel._check_complete({**self.converted, **converted})
+        return kernel._results(self.bound, given, {**self.converted, **converted}, every, self.given)
 
     def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
         """Time repeated calls of the compiled function, all arguments ready."""
@@ -329,19 +369,18 @@ class BoundComposedKernel:
         return self.bound.kernel.time(seconds=seconds, **_taken(self.bound.kernel, every))
 
 
-def _structure_of(value: Any) -> tuple[Any, ...]:
-    """The objects whose identity stands for the structure of a sparse argument."""
-    if not sp.issparse(value):
-        return (value,)
-    if value.format in ("csr", "csc", "bsr"):
-        return (value.indptr, value.indices)
-    return tuple(value.coords) if value.format == "coo" else (value,)
+def _checksum(source: Source) -> tuple[int, ...]:
+    """Of the index arrays: a structure that was changed in place is another one."""
+    arrays = getattr(source, "indices", ())
+    listed = [
+        *(arrays if isinstance(arrays, tuple) else (arrays,)),
+        *([source.indptr] if hasattr(source, "indptr") else []),
+    ]
+    return tuple(zlib.crc32(np.ascontiguousarray(a).view(np.uint8)) for a in listed)
 
 
 def _same_structure(one: SparseTensor, other: SparseTensor) -> bool:
-    return one.shape == other.shape and all(
-        np.array_equal(a, b) for a, b in zip(one.coords, other.coords, strict=True)
-    )
+    return one.shape == other.shape and all(np.array_equal(a, b) for a, b in zip(one.coords, other.coords, strict=True))
 
 
 def _shaped(stored: Piece, flat: np.ndarray) -> np.ndarray:
@@ -359,6 +398,13 @@ def _arguments(group: Group, tensor: SparseTensor) -> dict[str, Any]:
         if piece.mask is not None:
             found[piece.mask] = _shaped(stored, stored.packed.values(np.ones(tensor.nnz, MASK_DTYPE)))
     return found
+
+
+def _agree(given: dict[str, Any], name: str, size: SizeOf) -> None:
+    """Note a size; two sources must say the same."""
+    known = given.setdefault(name, size)
+    if known != size:
+        raise ArgumentError(f"{name} is {known} from {known.source} but {size} from {size.source}")
 
 
 def _taken(kernel: Kernel, given: Mapping[str, Any]) -> dict[str, Any]:

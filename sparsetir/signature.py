@@ -124,7 +124,8 @@ class Signature:
         """What a user calls the parameter `storage`."""
         return self.holder[storage].name if storage in self.holder else storage
 
-    def _unknown(self, name: str) -> ArgumentTypeError:
+    def unknown(self, name: str) -> ArgumentTypeError:
+        """The error for an argument that the program does not have."""
         buffers = [*self.buffers, *(p.name for p in self.params if p.is_array and p.name not in self.holder)]
         scalars = [p.name for p in self.params if not p.is_array]
         hint = f"it takes the buffers {', '.join(buffers)}"
@@ -167,7 +168,7 @@ class Signature:
     def _array(self, args: Arguments, name: str, value: Any) -> None:
         storage = self.storage_name(name)
         if storage is None:
-            raise self._unknown(name)
+            raise self.unknown(name)
         if storage in args.given:
             raise ArgumentTypeError(f"{args.given[storage]} and {name} are the same argument; pass one of them")
         args.given[storage] = name

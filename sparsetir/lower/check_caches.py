@@ -78,7 +78,7 @@ class _Cache:
         """No element changes between a copy and its use."""
         for n in self.own:
             site = self.found[n]
-            if _is_copy(site):
+            if _is_copy(site) and not _is_load_of(site.value, self.buffer):
                 self._check_uses(n, site.value.source, self.buffer)
         for n, site in enumerate(self.found):
             if _is_load_of(site.value, self.buffer) and n > self.own[0]:

@@ -92,18 +92,24 @@ def _holds(condition: ir.Expr, known: list[ir.Expr]) -> bool:
     return any(same(condition, other) for other in known)
 
 
+def _own_loops(copy: Site, readers: list[Site]) -> list[tirx.For]:
+    """The loops around the copy and none of its readers."""
+    shared = max(common(copy.path, reader.path) for reader in readers)
+    return [n for n in copy.path[shared:] if isinstance(n, tirx.For)]
+
+
 def guards_of(copy: Site, readers: list[Site]) -> list[ir.Expr]:
     """The conditions all readers have in common; raises where a copy needs one that it cannot have."""
     every = [_outwards(copy, reader) for reader in readers]
     guards = [c for c in every[0] if _visible(c, copy, readers[0]) and all(_holds(c, other) for other in every)]
-    known = _outwards(copy, copy) + [c for c in guards]
-    missing = [c for conditions in every for c in conditions if not _holds(c, known)]
-    lanes = [n.loop_var for n in copy.path[common(copy.path, readers[0].path) :] if isinstance(n, tirx.For)]
-    if missing and not _always_in_range(copy, lanes):
+    known, loops = _outwards(copy, copy), _own_loops(copy, readers)
+    missing = [c for conditions in every for c in conditions if not _holds(c, [*known, *guards])]
+    if missing and not _always_in_range(copy, [loop.loop_var for loop in loops]):
         message = f"block {copy.block} copies elements that may not exist: they are read only where {missing[-1]}"
         raise ScheduleError(f"{message}; place the copy at a loop inside, or do not cache {copy.value.source.name}")
+    is_needed = any(collect(loop.extent, ir.TensorLoad) for loop in loops) or not all(_holds(c, known) for c in guards)
     # All of them in their order, for one may only have a value where those before it hold.
-    return [] if all(_holds(c, _outwards(copy, copy)) for c in guards) else guards
+    return guards if is_needed else []
 
 
 class _Caches:
@@ -128,25 +134,33 @@ class _Caches:
         return out
 
 
+def _nest(copy: Site, readers: list[Site]) -> Var | s_tir.SBlockRealize:
+    """The variable of the outermost loop that only does the copy, or the copy's block."""
+    alone = [n for n in _own_loops(copy, readers) if len(collect(n, s_tir.SBlockRealize)) == 1]
+    return alone[0].loop_var if alone else copy.blocks[-1]
+
+
 def guard_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Put the copies of a function under the conditions of their readers."""
     every = _Caches(func)
-    wanted: dict[s_tir.SBlockRealize, list[ir.Expr]] = {}
+    wanted: dict[Any, list[ir.Expr]] = {}
     for cache in every.names:
         readers = every.readers(cache)
         for copy in every.copies(cache) if readers else []:
-            wanted[copy.blocks[-1]] = guards_of(copy, readers)
+            wanted[_nest(copy, readers)] = guards_of(copy, readers)
 
-    def on_realize(node: s_tir.SBlockRealize, mutator: Any) -> tirx.Stmt:
-        out = mutator.default_mutate(node)
-        for condition in reversed(wanted.get(node, [])):
-            out = tirx.IfThenElse(condition, out, None)
-        return out
+    def under(stmt: tirx.Stmt, conditions: list[ir.Expr]) -> tirx.Stmt:
+        for condition in reversed(conditions):
+            stmt = tirx.IfThenElse(condition, stmt, None)
+        return stmt
 
+    callbacks = [
+        (tirx.For, lambda n, m: under(m.default_mutate(n), wanted.get(n.loop_var, []))),
+        (s_tir.SBlockRealize, lambda n, m: under(m.default_mutate(n), wanted.get(n, []))),
+    ]
     if not any(wanted.values()):
         return func
-    body = tvm_ffi.structural_mutate(func.body, [(s_tir.SBlockRealize, on_realize)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return tirx.PrimFunc(func.params, tvm_ffi.structural_mutate(func.body, callbacks), func.ret_type, func.attrs)
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.GuardCopies")
