@@ -20,12 +20,20 @@ from sparsetir.errors import LoweringError, ScheduleError
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
 from sparsetir.lower.balance_loops import CHUNKS, PARALLEL_MARK, BalanceLoops
 from sparsetir.lower.bound_locals import BoundLocals
+from sparsetir.lower.check_caches import CheckCaches
+from sparsetir.lower.check_scratch import CheckScratch
+from sparsetir.lower.check_writes import CheckWrites
+from sparsetir.lower.decompose_init import DecomposeInit
+from sparsetir.lower.guard_copies import GuardCopies
+from sparsetir.lower.guard_domains import GuardDomains
+from sparsetir.lower.hoist_scratch import HoistScratch
 from sparsetir.lower.insert_prefetch import InsertPrefetch
 from sparsetir.lower.keep_accumulators import KeepAccumulators
 from sparsetir.lower.lower_find import LowerFind
 from sparsetir.lower.peel_tiles import PeelTiles
 from sparsetir.lower.promote_halves import PromoteHalves
-from sparsetir.lower.rewriting import collect
+from sparsetir.lower.rewriting import collect, renewed
+from sparsetir.lower.serialize_lanes import SerializeLanes
 from sparsetir.lower.unroll_ragged import UnrollRagged
 from sparsetir.schedules import Choices, schedule
 
@@ -65,6 +73,8 @@ def test_every_pass_leaves_well_formed_functions(name: str, choices: Choices) ->
     mod = schedule(mod, choices).mod
     for step in TO_STAGE_3:
         mod = run([step], mod)
+        if step in (UnrollRagged, InsertPrefetch):
+            continue  # ConvertSSA comes next: the rest of an unrolled loop still has the loop variables of its groups
         for func in mod.functions.values():
             assert s_tir.analysis.verify_well_formed(func), step.info.name
 
@@ -78,11 +88,17 @@ def plain(x: tir.Buffer((8,), "float32"), y: tir.Buffer((8,), "float32")) -> Non
 FLAT = [
     BalanceLoops,
     BoundLocals,
+    CheckScratch,
+    DecomposeInit,
+    GuardCopies,
+    GuardDomains,
+    HoistScratch,
     InsertPrefetch,
     KeepAccumulators,
     LowerFind,
     PeelTiles,
     PromoteHalves,
+    SerializeLanes,
     UnrollRagged,
 ]
 
@@ -207,6 +223,275 @@ def test_only_independent_loops_are_shared() -> None:
 
     with pytest.raises(ScheduleError, match=r"sparsetir\.chunks"):
         applied(main, BalanceLoops)
+
+
+# ---------------------------------------------------------------- DecomposeInit
+
+
+def _same(func: tirx.PrimFunc, expected: tirx.PrimFunc) -> None:
+    """Equal, whatever the functions are called."""
+    first, second = (f.with_attr("global_symbol", "main") for f in (func, expected))
+    tvm.ir.assert_structural_equal(first, second)
+
+
+def test_an_initialisation_keeps_the_guards_of_its_own_loops() -> None:
+    """Lane `l` of the last group may have no element, but it has a partial sum; column 12 of 12 is none."""
+
+    @tir.prim_func(s_tir=True)
+    def before(starts: tir.Buffer((2,), "int32"), x: tir.Buffer((64,), "float32"), y: tir.Buffer((4, 12), "float32")):
+        for g, l, k_0, k_1 in tir.grid((starts[1] - starts[0] + 3) // 4, 4, 2, 7):
+            with tir.sblock("sum"):
+                vg, vl = tir.axis.remap("RS", [g, l])
+                vk = tir.axis.spatial(12, k_0 * 7 + k_1)
+                tir.where(g * 4 + l < starts[1] - starts[0] and k_0 * 7 + k_1 < 12)
+                tir.reads(x[vg * 4 + vl])
+                tir.writes(y[vl, vk])
+                with tir.init():
+                    y[vl, vk] = tir.float32(0)
+                y[vl, vk] = y[vl, vk] + x[vg * 4 + vl]
+
+    @tir.prim_func(s_tir=True)
+    def after(starts: tir.Buffer((2,), "int32"), x: tir.Buffer((64,), "float32"), y: tir.Buffer((4, 12), "float32")):
+        for l, k_0, k_1 in tir.grid(4, 2, 7):
+            with tir.sblock("sum_init"):
+                vl = tir.axis.spatial(4, l)
+                vk = tir.axis.spatial(12, k_0 * 7 + k_1)
+                tir.where(k_0 * 7 + k_1 < 12)
+                tir.reads()
+                tir.writes(y[vl, vk])
+                y[vl, vk] = tir.float32(0)
+        for g, l, k_0, k_1 in tir.grid((starts[1] - starts[0] + 3) // 4, 4, 2, 7):
+            with tir.sblock("sum_update"):
+                vg, vl = tir.axis.remap("RS", [g, l])
+                vk = tir.axis.spatial(12, k_0 * 7 + k_1)
+                tir.where(g * 4 + l < starts[1] - starts[0] and k_0 * 7 + k_1 < 12)
+                tir.reads(y[vl, vk], x[vg * 4 + vl])
+                tir.writes(y[vl, vk])
+                y[vl, vk] = y[vl, vk] + x[vg * 4 + vl]
+
+    _same(applied(before, DecomposeInit), after)
+
+
+# ---------------------------------------------------------------- GuardDomains
+
+
+def test_block_variables_are_held_in_their_domains() -> None:
+    @tir.prim_func(s_tir=True)
+    def before(y: tir.Buffer((12,), "float32")) -> None:
+        tir.func_attr({"sparsetir.indptr": []})
+        for k_0, k_1 in tir.grid(2, 7):
+            with tir.sblock("set"):
+                vk = tir.axis.spatial(12, k_0 * 7 + k_1)
+                y[vk] = tir.float32(0)
+
+    @tir.prim_func(s_tir=True)
+    def after(y: tir.Buffer((12,), "float32")) -> None:
+        tir.func_attr({"sparsetir.indptr": []})
+        for k_0, k_1 in tir.grid(2, 7):
+            with tir.sblock("set"):
+                vk = tir.axis.spatial(12, k_0 * 7 + k_1)
+                tir.where(k_0 * 7 + k_1 < 12)
+                y[vk] = tir.float32(0)
+
+    _same(applied(before, GuardDomains), after)
+    _same(applied(after, GuardDomains), after)
+
+
+# ---------------------------------------------------------------- GuardCopies
+
+
+def test_a_copy_is_made_only_where_it_is_read() -> None:
+    @tir.prim_func(s_tir=True)
+    def before(starts: tir.Buffer((2,), "int32"), x: tir.Buffer((64,), "float32"), y: tir.Buffer((64,), "float32")):
+        tir.func_attr({"sparsetir.indptr": ["starts"]})
+        held = tir.sblock_alloc_buffer((64,), "float32")
+        for g, l in tir.grid((starts[1] - starts[0] + 3) // 4, 4):
+            with tir.sblock("held"):
+                v = tir.axis.spatial(64, starts[0] + g * 4 + l)
+                held[v] = x[v]
+            with tir.sblock("use"):
+                v = tir.axis.spatial(starts[1] - starts[0], g * 4 + l)
+                tir.where(g * 4 + l < starts[1] - starts[0])
+                y[v] = held[starts[0] + v]
+
+    @tir.prim_func(s_tir=True)
+    def after(starts: tir.Buffer((2,), "int32"), x: tir.Buffer((64,), "float32"), y: tir.Buffer((64,), "float32")):
+        tir.func_attr({"sparsetir.indptr": ["starts"]})
+        held = tir.sblock_alloc_buffer((64,), "float32")
+        for g, l in tir.grid((starts[1] - starts[0] + 3) // 4, 4):
+            if g * 4 + l < starts[1] - starts[0]:
+                with tir.sblock("held"):
+                    v = tir.axis.spatial(64, starts[0] + g * 4 + l)
+                    held[v] = x[v]
+            with tir.sblock("use"):
+                v = tir.axis.spatial(starts[1] - starts[0], g * 4 + l)
+                tir.where(g * 4 + l < starts[1] - starts[0])
+                y[v] = held[starts[0] + v]
+
+    _same(applied(before, GuardCopies), after)
+
+
+# ---------------------------------------------------------------- CheckWrites and CheckCaches
+
+
+def _block_program(body: str) -> tirx.PrimFunc:
+    """Blocks over `x` and `y` with a cache `c` of one row of `x`."""
+    head = """
+@T.prim_func(s_tir=True)
+def main(starts: T.Buffer((2,), "int32"), x: T.Buffer((8,), "float32"), y: T.Buffer((8,), "float32")):
+    T.func_attr({"sparsetir.indptr": ["starts"]})
+    with T.sblock("root"):
+        c = T.sblock_alloc_buffer((8,), "float32")
+"""
+    lines = "".join(f"        {line}\n" for line in body.strip().splitlines())
+    return sparsetir.parse(head + lines)
+
+
+def _block(name: str, store: str, loop: str = "range(8)") -> str:
+    return f"""
+for i in {loop}:
+    with T.sblock("{name}"):
+        v = T.axis.spatial(8, i)
+        {store}"""
+
+
+@pytest.mark.parametrize(
+    ("blocks", "words"),
+    [
+        (
+            [_block("copy", "c[v] = x[v]"), _block("change", "x[v] = T.float32(0)"), _block("use", "y[v] = c[v]")],
+            "block change changes x while block use reads the copy c of it; use x itself",
+        ),
+        (
+            [_block("set", "c[v] = T.float32(1)"), _block("use", "y[v] = x[v]"), _block("back", "x[v] = c[v]")],
+            "block use reads x, of which the cache c holds the new elements; use x itself",
+        ),
+        (
+            [_block("copy", "c[v] = x[v]"), _block("update", "c[v] = c[v] + y[v]")],
+            "what block update stores to the cache c is never copied back",
+        ),
+        (
+            [_block("set", "c[starts[0] + v] = T.float32(1)"), _block("use", "y[v] = c[v]")],
+            "block set stores only some elements of the cache c as the data say",
+        ),
+        (
+            [_block("set", "c[v * 2 % 8] = T.float32(1)"), _block("use", "y[v] = c[v]")],
+            "block set stores only some elements of the cache c",
+        ),
+        (
+            [_block("set", "if x[v] > T.float32(0): c[v] = x[v]"), _block("use", "y[v] = c[v]")],
+            "block set stores to the cache c only where x",
+        ),
+        ([_block("use", "y[v] = c[v]"), _block("set", "c[v] = x[v]")], "block use reads the cache c before anything"),
+    ],
+)
+def test_caches_that_would_be_read_unset_or_stale(blocks: list[str], words: str) -> None:
+    with pytest.raises(ScheduleError, match=words):
+        applied(_block_program("".join(blocks)), CheckCaches)
+
+
+def test_sound_caches_pass() -> None:
+    sound = [_block("copy", "c[v] = x[v]"), _block("update", "c[v] = c[v] + y[v]"), _block("back", "x[v] = c[v]")]
+    func = _block_program("".join(sound))
+    assert tvm_ffi.structural_equal(applied(func, CheckCaches), as_module(func)["main"])
+
+
+def test_a_dense_row_is_not_set_in_the_loop_of_a_ragged_one() -> None:
+    func = _block_program(
+        """
+for i in range((starts[1] - starts[0]) * 8):
+    with T.sblock("set"):
+        v = T.axis.spatial(8, i % 8)
+        y[v] = T.float32(0)
+"""
+    )
+    with pytest.raises(ScheduleError, match="block set writes y below loop i, which has no step for an empty row"):
+        applied(func, CheckWrites)
+
+
+# ---------------------------------------------------------------- HoistScratch, CheckScratch and SerializeLanes
+
+
+def test_scratch_of_unknown_size_leaves_serial_loops() -> None:
+    @tir.prim_func(s_tir=True)
+    def before(x: tir.handle, m: tir.int32, n: tir.int32) -> None:
+        X = tir.match_buffer(x, (m, n), "float32")
+        for i in tir.parallel(m):
+            for _ in range(3):
+                row = tir.alloc_buffer((n,), "float32")
+                cell = tir.alloc_buffer((1,), "float32")
+                for j in range(n):
+                    row[j] = X[i, j]
+                cell[0] = row[0]
+                X[i, 0] = cell[0]
+
+    @tir.prim_func(s_tir=True)
+    def after(x: tir.handle, m: tir.int32, n: tir.int32) -> None:
+        X = tir.match_buffer(x, (m, n), "float32")
+        for i in tir.parallel(m):
+            row = tir.alloc_buffer((n,), "float32")
+            for _ in range(3):
+                cell = tir.alloc_buffer((1,), "float32")
+                for j in range(n):
+                    row[j] = X[i, j]
+                cell[0] = row[0]
+                X[i, 0] = cell[0]
+
+    _same(applied(before, HoistScratch, tirx.transform.StmtSimplify()), applied(after, tirx.transform.StmtSimplify()))
+
+
+def test_scratch_that_tvm_cannot_place_is_refused() -> None:
+    @tir.prim_func(s_tir=True)
+    def main(x: tir.handle, m: tir.int32) -> None:
+        tir.func_attr({"sparsetir.indptr": []})
+        X = tir.match_buffer(x, (m + 1,), "int32")
+        for i in tir.parallel(m):
+            copy = tir.alloc_buffer((m + 1,), "int32")
+            for j in range(m + 1):
+                copy[j] = X[j]
+            X[i] = copy[i + 1]
+
+    with pytest.raises(ScheduleError, match="cannot place the scratch copy of unknown size inside a parallel loop"):
+        applied(main, CheckScratch)
+
+
+def _lanes(extent: str, body: str) -> tirx.PrimFunc:
+    text = """
+@T.prim_func(s_tir=True)
+def main(starts: T.Buffer((9,), "int32"), x: T.Buffer((8,), "float32"), n: T.int32):
+    for i in T.vectorized(8):
+        for j in range({extent}):
+            {body}
+"""
+    return sparsetir.parse(text.format(extent=extent, body=body))
+
+
+@pytest.mark.parametrize(
+    ("extent", "body", "kept"),
+    [
+        ("n", "x[i] = x[i] + T.float32(1)", 1),
+        ("starts[i + 1] - starts[i]", "x[i] = x[i] + T.float32(1)", 0),
+        ("n", "for k in T.vectorized(4): x[k] = T.float32(1)", 1),
+    ],
+)
+def test_lanes_that_differ_take_turns(extent: str, body: str, kept: int) -> None:
+    func = applied(_lanes(extent, body), SerializeLanes)
+    assert len(loops(func, VECTORIZED)) == kept
+    assert len(loops(func)) == len(loops(_lanes(extent, body)))
+
+
+def test_copies_define_their_own_variables() -> None:
+    @tir.prim_func(s_tir=True)
+    def main(x: tir.Buffer((8,), "float32")) -> None:
+        held = tir.alloc_local((8,), "float32")
+        for i in range(8):
+            held[i] = x[i]
+        for i in range(8):
+            x[i] = held[7 - i]
+
+    twice = tirx.PrimFunc(main.params, tirx.SeqStmt([main.body, renewed(main.body)]), main.ret_type, main.attrs)
+    assert s_tir.analysis.verify_well_formed(twice)
+    assert tvm_ffi.structural_equal(renewed(main.body), main.body)
 
 
 # ---------------------------------------------------------------- PeelTiles
@@ -482,6 +767,31 @@ def test_a_local_array_without_a_bound_is_refused() -> None:
 
     with pytest.raises(LoweringError, match=r"held has no fixed size.*tile the loop by a constant"):
         applied(main, BoundLocals)
+
+
+def test_only_known_dimensions_shrink() -> None:
+    """A gathered row: one of `m`, as wide as it is; another array says which."""
+
+    @tir.prim_func(s_tir=True)
+    def before(x: tir.handle, which: tir.handle, m: tir.int32, n: tir.int32) -> None:
+        X = tir.match_buffer(x, (m, n), "float32")
+        W = tir.match_buffer(which, (m,), "int32")
+        for i in range(m):
+            place = tir.alloc_buffer((m,), "int32")
+            place[i] = W[i]
+            for _ in range(2):
+                row = tir.alloc_buffer((m, n), "float32")
+                for j in range(n):
+                    row[place[i], j] = X[place[i], j]
+                X[i, 0] = row[place[i], n - 1]
+
+    func = applied(before, BoundLocals)
+    shapes = {str(a.buffer.name): [str(d) for d in a.buffer.ty.shape] for a in collect(func.body, tirx.AllocBuffer)}
+    assert shapes == {"place": ["1"], "row": ["1", "n"]}
+    func = applied(func, tirx.transform.FlattenBuffer())
+    held, rows = np.arange(6, dtype="float32").reshape(3, 2), np.array([2, 0, 1], "int32")
+    compiled(func)(held, rows, 3, 2)
+    np.testing.assert_array_equal(held, [[5, 1], [1, 3], [3, 5]])
 
 
 def test_elements_without_a_use_are_dropped() -> None:

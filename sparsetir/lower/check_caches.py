@@ -81,7 +81,8 @@ class _Cache:
             if _is_copy(site) and not _is_load_of(site.value, self.buffer):
                 self._check_uses(n, site.value.source, self.buffer)
         for n, site in enumerate(self.found):
-            if _is_load_of(site.value, self.buffer) and n > self.own[0]:
+            back = _is_load_of(site.value, self.buffer) and not site.buffer.same_as(self.buffer)
+            if back and n > self.own[0]:
                 self._check_returned(n)
 
     def _check_kept(self) -> None:

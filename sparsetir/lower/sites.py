@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
@@ -17,7 +17,7 @@ from sparsetir.ir import const
 from sparsetir.lower.declare_regions import SCRATCH
 from sparsetir.lower.rewriting import collect, conjuncts, substitute
 
-Node = tirx.For | s_tir.SBlockRealize | tirx.IfThenElse
+Node: TypeAlias = "tirx.For | s_tir.SBlockRealize | tirx.IfThenElse"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Site:
 
     buffer: Var
     indices: list[ir.Expr]
-    value: ir.Expr | None
+    value: Any
     path: tuple[Node, ...]
     guards: tuple[Guard, ...]
 
