@@ -376,7 +376,7 @@ def _checksum(source: Source) -> tuple[int, ...]:
         *(arrays if isinstance(arrays, tuple) else (arrays,)),
         *([source.indptr] if hasattr(source, "indptr") else []),
     ]
-    return tuple(zlib.crc32(memoryview(np.ascontiguousarray(a)).cast("B")) for a in listed)
+    return tuple(zlib.crc32(np.ascontiguousarray(a).data.cast("B")) for a in listed)
 
 
 def _same_structure(one: SparseTensor, other: SparseTensor) -> bool:
