@@ -49,13 +49,11 @@ def _ahead(load: ir.TensorLoad, step: Var, distance: int) -> list[ir.Expr]:
 
     def on_load(node: ir.TensorLoad, mutator: Any) -> ir.Expr:
         indices = [mutator.mutate(i) for i in node.indices]
-        if not mentions(node, [step]):
-            return node
         return tirx.BufferLoad(node.source, [_clamp(i, d) for i, d in zip(indices, node.source.ty.shape, strict=True)])
 
     further = {step: step + const(distance, str(step.ty.dtype))}
     moved = [substitute(i, further) for i in load.indices]
-    # Substitution keeps `step` in the expression, so that the loads that moved are recognised.
+    # Also those that do not move: the body may load them under a condition that does not hold here.
     return [tvm_ffi.structural_mutate(i, [(ir.TensorLoad, on_load)]) for i in moved]
 
 

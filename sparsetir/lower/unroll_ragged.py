@@ -25,7 +25,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
-from sparsetir.lower.rewriting import substitute
+from sparsetir.lower.rewriting import renewed, substitute
 
 UNROLL = "sparsetir.unroll"
 
@@ -43,7 +43,7 @@ def unroll(loop: tirx.For) -> tirx.Stmt:
     inner = substitute(loop.body, {var: group * step + lane})
     unrolled = tirx.For(lane, zero, step, tirx.ForKind.UNROLLED, inner)
     main = tirx.For(group, zero, groups, tirx.ForKind.SERIAL, unrolled, None, notes)
-    tail = substitute(loop.body, {var: groups * step + rest})
+    tail = renewed(substitute(loop.body, {var: groups * step + rest}))
     return tirx.SeqStmt([main, tirx.For(rest, zero, tirx.floormod(loop.extent, step), tirx.ForKind.SERIAL, tail)])
 
 
