@@ -189,7 +189,7 @@ class NestEmitter:
             init_at = len(levels) - 1
         body = self.rewrite(iteration.block.body)
         inner_init = self.rewrite(iteration.block.init) if split.inside else None
-        if iteration.block.init is None or split.inside is False:
+        if not split.inside and not _may_miss_points(iteration):
             inner_init = old_value(body, levels)
         if self.search == "hoist" and self.depth == 1 and not self.outer_loops:
             hoister = Hoister(iteration, self.scope)
@@ -272,6 +272,11 @@ class NestEmitter:
         if parent is None or entry.attached_to is not None:
             return parent is None
         return parent in self.scope.by_axis
+
+
+def _may_miss_points(iteration: SpIter) -> bool:
+    """Whether a spatial point may be absent: then neither the element nor its old value exists."""
+    return any(a.may_be_absent for e in iteration.entries if "R" not in e.kinds for a in e.axes)
 
 
 def old_value(body: tirx.Stmt, levels: list[Level]) -> tirx.Stmt | None:

@@ -45,18 +45,35 @@ class Hoister:
         self.found: list[tuple[Call, ir.Expr]] = []
         self.buffers: list[Var] = []
         self.nests: list[tirx.Stmt] = []
+        self.conditional = 0
 
     def replace(self, body: tirx.Stmt) -> tirx.Stmt:
         """`body` with its searches read from buffers, where they may be."""
         stored = [s.buffer for s in collect(body, tirx.BufferStore)]
 
         def on_call(call: Call, mutator: Any) -> Any:
+            if op.is_if_then_else(call):
+                test = mutator.mutate(call.args[0])
+                return tirx.if_then_else(test, *(self._below_condition(mutator, x) for x in call.args[1:]))
             inner = mutator.default_mutate(call)
             if not op.is_call(inner, "find", "find_rule") or self._reads(inner, stored):
                 return inner
             return self._hoisted(inner)
 
-        return tvm_ffi.structural_mutate(body, [(Call, on_call)])
+        def on_if(node: tirx.IfThenElse, mutator: Any) -> tirx.Stmt:
+            test = mutator.mutate(node.condition)
+            branches = (node.then_case, node.else_case)
+            yes, no = (None if x is None else self._below_condition(mutator, x) for x in branches)
+            return tirx.IfThenElse(test, yes, no)
+
+        return tvm_ffi.structural_mutate(body, [(Call, on_call), (tirx.IfThenElse, on_if)])
+
+    def _below_condition(self, mutator: Any, node: Any) -> Any:
+        """Rewrite what does not always run: a search that is only done there stays, its operands may not exist."""
+        self.conditional += 1
+        out = mutator.mutate(node)
+        self.conditional -= 1
+        return out
 
     def _reads(self, call: Call, stored: list[Var]) -> bool:
         return any(load.source.same_as(b) for load in collect(call, ir.TensorLoad) for b in stored)
@@ -65,7 +82,7 @@ class Hoister:
         for known, result in self.found:
             if same(known, call):
                 return result
-        entries = self._needed(call)
+        entries = None if self.conditional else self._needed(call)
         if entries is None:
             return call
         result = self._emit(call, entries)

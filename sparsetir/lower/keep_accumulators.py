@@ -112,9 +112,23 @@ def _sites(loop: tirx.For) -> list[Site] | None:
         moving = [v for v in (*bound, *finder.local) if v not in [f.loop_var for f in lanes]]
         if loop in lanes or mentions(store.indices, [*moving, store.buffer]) or _is_too_wide(lanes, inner):
             return None
-        guards = [c for c in conditions if not mentions(c, [*moving, store.buffer])]
+        runs = _runs([f for f in loops if f not in lanes and f is not loop], [f.loop_var for f in lanes], moving)
+        if runs is None:
+            return None
+        guards = [c for c in [*runs, *conditions] if not mentions(c, [*moving, store.buffer])]
         sites.append(Site(store, lanes, guards))
     return sites
+
+
+def _runs(loops: list[tirx.For], lanes: list[Var], moving: list[Var]) -> list[ir.Expr] | None:
+    """Conditions for the loops around a store to have steps, where that differs from lane to lane; None if mixed."""
+    found = []
+    for loop in loops:
+        if mentions(loop.extent, lanes):
+            if mentions(loop.extent, moving):
+                return None
+            found.append(loop.extent > const(0, str(loop.extent.ty.dtype)))
+    return found
 
 
 def _is_too_wide(lanes: list[tirx.For], inner: list[Var]) -> bool:
