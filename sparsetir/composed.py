@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,10 +16,11 @@ from tvm import tirx
 
 from sparsetir import sizes
 from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.formats.format import Format
 from sparsetir.formats.tensor import Piece, SparseTensor
 from sparsetir.interop import aligned_contiguous, check_dtype, is_sparse
-from sparsetir.interop.sources import Source, open_source
+from sparsetir.interop.sources import Compressed, Source, open_source
 from sparsetir.ir import Program, decode
 from sparsetir.kernel import BoundKernel, Kernel, Timing
 from sparsetir.signature import Signature, SizeOf, checks_are_on
@@ -46,6 +46,12 @@ class Converted:
         object.__setattr__(origin, "source", replace(origin.source, values=aligned_contiguous(source.values)[0]))
         values = origin.values()
         return [piece.packed.values(values) for piece in self.tensor.pieces]
+
+    def is_intact(self, source: Source, hashed: str) -> bool:
+        """Whether the argument it was made of, whose arrays it may share, still has the structure of `source`."""
+        own = self.tensor.origin.source
+        pairs = zip(_index_arrays(own), _index_arrays(source), strict=True)
+        return all(a is b for a, b in pairs) or _hash(own) == hashed
 
     def is_exact(self, group: Group) -> bool:
         """Whether no block sticks out of the tensor."""
@@ -96,14 +102,12 @@ class ComposedKernel:
         self.groups = {name: g for g in decomposition.groups for name in g.buffers}
         self.converted: dict[Any, Converted] = {}
         self.sizes = {p.name for p in self.signature.params if not p.is_array and p.dtype.startswith("int")}
-        held = self.sizes
         self.lengths = {
             (g.name, d): str(axis.length.name)
             for g in decomposition.groups
             for d, axis in enumerate(g.axes)
-            if hasattr(axis.length, "name") and str(axis.length.name) in held
+            if hasattr(axis.length, "name") and str(axis.length.name) in self.sizes
         }
-
         if decomposition.exact is None:
             _ = self.kernel
 
@@ -239,9 +243,10 @@ class ComposedKernel:
 
     def _converted(self, group: Group, name: str, value: Any, source: Source) -> Converted:
         """The structure of `value` in the group's format; kept under a checksum of its index arrays."""
-        key = (group.name, type(value).__name__, tuple(value.shape), _checksum(source))
-        if key in self.converted:
-            return self.converted[key]
+        key = (group.name, type(value).__name__, _hash(source))
+        known = self.converted.get(key)
+        if known is not None and known.is_intact(source, key[-1]):
+            return known
         self._check_shape(group, name, tuple(value.shape))
         format = self.decomposition.formats[group.name]
         if not isinstance(format, Format):
@@ -268,8 +273,8 @@ class ComposedKernel:
     @property
     def has_plain_results(self) -> bool:
         """Whether no result is stored in pieces."""
-        names = self.signature.outputs or self.signature.effects.updated
-        return all(self._group_of(name) is None for name in names)
+        written = [*self.signature.outputs, *self.signature.effects.updated]
+        return all(self._group_of(name) is None for name in written)
 
     def _outputs(self, converted: Mapping[str, Converted], given: Mapping[str, Any]) -> dict[str, Any]:
         """New arrays for the results that are stored in pieces."""
@@ -369,14 +374,14 @@ class BoundComposedKernel:
         return self.bound.kernel.time(seconds=seconds, **_taken(self.bound.kernel, every))
 
 
-def _checksum(source: Source) -> tuple[int, ...]:
-    """Of the index arrays: a structure that was changed in place is another one."""
-    arrays = getattr(source, "indices", ())
-    listed = [
-        *(arrays if isinstance(arrays, tuple) else (arrays,)),
-        *([source.indptr] if hasattr(source, "indptr") else []),
-    ]
-    return tuple(zlib.crc32(np.ascontiguousarray(a).data.cast("B")) for a in listed)
+def _index_arrays(source: Source) -> list[np.ndarray]:
+    return [source.indptr, source.indices] if isinstance(source, Compressed) else list(source.coords())
+
+
+def _hash(source: Source) -> str:
+    """Of the contents: a structure that was changed in place is another one."""
+    major = source.major if isinstance(source, Compressed) else None
+    return hash_arrays(f"{source.shape} {source.block} {major}", _index_arrays(source))
 
 
 def _same_structure(one: SparseTensor, other: SparseTensor) -> bool:

@@ -49,8 +49,7 @@ class Structure:
         self.rules = list(rules)
         self.names = names_of(program.func)
         self.group = self._group()
-        repeated = _stored_in_loops(program)
-        self.padded = {b.view for b in self.group if not _is_written_first(program, b) and b.view not in repeated}
+        self.padded = {b.view for b in self.group} - _made_here(program) - _stored_in_loops(program)
         self._check()
         self.made = [self._make(rule) for rule in self.rules]
 
@@ -134,9 +133,10 @@ def _stored_in_loops(program: Program) -> set[Var]:
     return {store.buffer for loop in loops for store in collect(loop, tirx.BufferStore)}
 
 
-def _is_written_first(program: Program, buffer: SparseBuffer) -> bool:
-    effects = analyse(program)
-    return buffer.allocated or str(buffer.storage.name) in effects.outputs
+def _made_here(program: Program) -> set[Var]:
+    """Buffers that hold nothing before the program runs."""
+    outputs = analyse(program).outputs
+    return {b.view for b in program.buffers.values() if b.allocated or str(b.storage.name) in outputs}
 
 
 __all__ = ["MASK_DTYPE", "Made", "Structure"]
