@@ -11,7 +11,7 @@ from sparsetir.formats.arrays import CHUNK, Array, index_dtype, take
 from sparsetir.formats.description import describe
 from sparsetir.formats.format import Entries, Format, Packed, register
 from sparsetir.formats.layouts import Layout
-from sparsetir.formats.pieces import describe_by_table, lengths_of, row_numbers
+from sparsetir.formats.pieces import lengths_of, row_numbers
 from sparsetir.formats.splits import DensePart
 from sparsetir.transform.rule import FormatRewriteRule
 
@@ -134,12 +134,11 @@ class WholeColumns(Layout):
     name = "whole_columns"
 
     def rule(self) -> FormatRewriteRule:
-        description = describe_by_table(
+        description = describe(
             "whole_columns",
             self.index_type,
             arrays="",
-            table="columns",
-            extent="nc",
+            table="columns nc",
             sizes="m n nc",
             axes="""
                 I = dense_fixed(m)

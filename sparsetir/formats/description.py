@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 from tvm import tirx
 
 from sparsetir.script.printer import parse
@@ -18,7 +19,9 @@ def axis_name(dimension: int) -> str:
 
 
 @cache
-def describe(name: str, idtype: str, *, arrays: str, sizes: str, axes: str, buffer: str) -> tirx.PrimFunc:
+def describe(
+    name: str, idtype: str, *, arrays: str, sizes: str, axes: str, buffer: str, table: str = ""
+) -> tirx.PrimFunc:
     """The description of a piece.
 
     Parameters
@@ -33,6 +36,8 @@ def describe(name: str, idtype: str, *, arrays: str, sizes: str, axes: str, buff
         One axis a line, ``name = constructor(arguments)`` without ``T.`` and without the index type.
     buffer : str
         The axes of the buffer A in subscript order.
+    table : str
+        Name and number of elements of an array that formulas of the axes may subscript.
 
     Examples
     --------
@@ -49,9 +54,20 @@ def describe(name: str, idtype: str, *, arrays: str, sizes: str, axes: str, buff
         I = T.dense_fixed(m)
         J = T.dense_variable(I, (n, nnz), indptr, "int32")
         A = T.match_sparse_buffer(a, (I, J), "float32")
+    >>> func = describe("corner", "int32", arrays="", sizes="m n", table="shift m", buffer="I, J", axes='''
+    ...     I = dense_fixed(m)
+    ...     J = sparse_fixed(I, (n, 2), lambda i, s: shift[i] + s)
+    ... ''')
+    >>> [axis.name for axis in sparsetir.ir.decode(func).axes.values()]
+    ['I', 'J']
     """
-    params = [f"{p}: T.handle" for p in ("a", *arrays.split())] + [f"{p}: T.{idtype}" for p in sizes.split()]
+    held, _, extent = table.partition(" ")
+    handles = ["a", *arrays.split(), *([f"{held}_data"] if held else [])]
+    params = [f"{p}: T.handle" for p in handles] + [f"{p}: T.{idtype}" for p in sizes.split()]
     lines = [_declaration(line.strip(), idtype) for line in axes.strip().splitlines()]
+    if held:
+        size = np.dtype(idtype).itemsize
+        lines.insert(0, f'{held} = T.match_buffer({held}_data, ({extent},), "{idtype}", align={size})')
     body = "\n".join(f"    {line}" for line in [*lines, f"A = T.match_sparse_buffer(a, ({buffer},))"])
     return parse(f"@T.prim_func\ndef {name}({', '.join(params)}):\n{body}\n")
 

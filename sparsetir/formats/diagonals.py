@@ -13,7 +13,7 @@ from sparsetir.formats.arrays import Array, index_dtype
 from sparsetir.formats.description import describe
 from sparsetir.formats.format import Entries, Packed, register
 from sparsetir.formats.layouts import Layout
-from sparsetir.formats.pieces import describe_by_table, row_numbers
+from sparsetir.formats.pieces import row_numbers
 from sparsetir.transform.rule import FormatRewriteRule
 
 
@@ -40,12 +40,11 @@ class DIA(Layout):
     name = "dia"
 
     def rule(self) -> FormatRewriteRule:
-        description = describe_by_table(
+        description = describe(
             "dia",
             self.index_type,
             arrays="",
-            table="offsets",
-            extent="nd",
+            table="offsets nd",
             sizes="m n nd",
             axes="""
                 I = dense_fixed(m)

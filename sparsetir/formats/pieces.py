@@ -1,53 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the packers of special layouts and partitions share: runs of entries, padded fibers, descriptions."""
+"""What the packers of special layouts and partitions share: runs of entries and padded fibers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
-from tvm import tirx
 
 from sparsetir.formats.arrays import CHUNK, Array, index_dtype
 from sparsetir.formats.format import Entries
-from sparsetir.script.printer import parse
-
-
-@cache
-def describe_by_table(
-    name: str, idtype: str, *, arrays: str, table: str, extent: str, sizes: str, axes: str, buffer: str
-) -> tirx.PrimFunc:
-    """The description of a piece in which a formula of an axis reads an array.
-
-    Parameters
-    ----------
-    table, extent : str
-        The array that formulas may subscript by this name, and its number of elements.
-    name, idtype, arrays, sizes, axes, buffer : str
-        As for `description.describe`.
-
-    Examples
-    --------
-    >>> import sparsetir
-    >>> func = describe_by_table("corner", "int32", arrays="", table="shift", extent="m", sizes="m n",
-    ...     buffer="I, J", axes='''
-    ...     I = dense_fixed(m)
-    ...     J = sparse_fixed(I, (n, 2), lambda i, s: shift[i] + s)
-    ... ''')
-    >>> [axis.name for axis in sparsetir.ir.decode(func).axes.values()]
-    ['I', 'J']
-    """
-    params = [f"{p}: T.handle" for p in ("a", *arrays.split(), f"{table}_data")]
-    params += [f"{p}: T.{idtype}" for p in sizes.split()]
-    lines = [f'{table} = T.match_buffer({table}_data, ({extent},), "{idtype}", align={np.dtype(idtype).itemsize})']
-    for line in axes.strip().splitlines():
-        axis, _, call = line.strip().partition(" = ")
-        lines.append(f'{axis} = T.{call[:-1]}, idtype="{idtype}")')
-    lines.append(f"A = T.match_sparse_buffer(a, ({buffer},))")
-    body = "".join(f"    {line}\n" for line in lines)
-    return parse(f"@T.prim_func\ndef {name}({', '.join(params)}):\n{body}")
 
 
 def row_chunks(indptr: Array, step: int = 1) -> Iterator[tuple[int, int]]:
@@ -118,7 +80,6 @@ def lengths_of(entries: Entries) -> Array:
 
 __all__ = [
     "choose",
-    "describe_by_table",
     "lengths_of",
     "padded",
     "row_chunks",

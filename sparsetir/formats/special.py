@@ -13,7 +13,7 @@ from sparsetir.formats.blocks import number_blocks
 from sparsetir.formats.description import describe
 from sparsetir.formats.format import Entries, Packed, check_positive, register
 from sparsetir.formats.layouts import Layout
-from sparsetir.formats.pieces import describe_by_table, lengths_of, padded, row_chunks, row_numbers, strided
+from sparsetir.formats.pieces import lengths_of, padded, row_chunks, row_numbers, strided
 from sparsetir.transform.rule import FormatRewriteRule
 
 
@@ -64,12 +64,11 @@ class SELL(Layout):
         check_positive(self.name, C=self.C, sigma=self.sigma)
 
     def rule(self) -> FormatRewriteRule:
-        description = describe_by_table(
+        description = describe(
             "sell",
             self.index_type,
             arrays="slice_ptr indices",
-            table="rows",
-            extent=f"slices * {self.C}",
+            table=f"rows slices * {self.C}",
             sizes="m n slices width total",
             axes=f"""
                 S = dense_fixed(slices)
