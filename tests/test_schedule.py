@@ -26,6 +26,7 @@ from tvm.script import sparsetir as T
 import sparsetir
 from corpus import BY_NAME, CASES, Case
 from corpus.running import draw
+from fences import fenced
 from sparsetir import formats
 from sparsetir.errors import ScheduleError, VerifyError
 from sparsetir.ir import decode
@@ -897,6 +898,18 @@ def test_a_sum_is_padded_inside_one_store() -> None:
     _, inner = second.split(second.get_loops(block)[-1], [None, 16])
     assert int(second.get(inner).extent) == 16
     assert "T.where" not in str(second.mod)
+
+
+def test_padded_rows_have_no_row_pointers() -> None:
+    """Shared by nonzeros among threads, the rows beyond the last one must not be looked up."""
+    sch = schedule("square_sum")
+    sch.sparse_split(sch.sp_iters[0], "J", 4)
+    sch.pad(sch.sp_iters[0], "I", 4)
+    kernel, plain = sparsetir.build(sch), sparsetir.build(BY_NAME["square_sum"].make("float32", "int32"))
+    for kind in BY_NAME["square_sum"].kinds:
+        args = BY_NAME["square_sum"].inputs(np.random.default_rng(0), kind, "float32", "int32")
+        held = {n: fenced(v) if isinstance(v, np.ndarray) else v for n, v in args.items()}
+        np.testing.assert_allclose(kernel(**held), plain(**args), rtol=1e-5)
 
 
 def test_spatial_axes_are_padded_with_a_guard() -> None:

@@ -31,7 +31,7 @@ from tvm.ir import Var
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import cast, const
 from sparsetir.lower.lower_find import binary_search
-from sparsetir.lower.rewriting import alloc, cell, get, put, seq, substitute
+from sparsetir.lower.rewriting import alloc, cell, collect, get, put, seq, substitute
 
 CHUNKS = "sparsetir.chunks"
 INDPTR = "sparsetir.indptr"
@@ -77,12 +77,20 @@ def _walk_outside_in(node: Any, on_for: Any) -> None:
     tvm_ffi.structural_mutate(node, [(tirx.For, visit)])
 
 
+def _at(work: ir.Expr, row: Var, index: ir.Expr, rows: ir.Expr) -> ir.Expr:
+    """`work` before row `index`; all of it before rows that a padded loop has beyond the row pointers."""
+    pointers = next(x for x in collect(work, ir.TensorLoad) if not collect(x.indices, ir.TensorLoad))
+    last = cast(pointers.source.ty.shape[0], str(row.ty.dtype)) - const(1, str(row.ty.dtype))
+    within = sym.Analyzer().can_prove(rows <= last)
+    return substitute(work, {row: index if within else tirx.min(index, last)})
+
+
 def balance(loop: tirx.For, chunks: int, pointers: set[str]) -> tirx.Stmt:
     """Split the rows of `loop` into `chunks` parallel pieces of equal work."""
     row, wide = loop.loop_var, "int64"
     dtype = str(row.ty.dtype)
     work = work_before(loop, pointers)
-    weight = lambda i: cast(i, wide) + (cast(substitute(work, {row: i}), wide) if work is not None else 0)  # noqa: E731
+    weight = lambda i: cast(i, wide) + (cast(_at(work, row, i, loop.extent), wide) if work is not None else 0)  # noqa: E731
     chunk = Var("chunk", ir.PrimType("int32"))
     total = weight(loop.extent)
     first, last, high = cell("first", dtype), cell("last", dtype), cell("high", dtype)

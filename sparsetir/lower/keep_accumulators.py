@@ -198,12 +198,11 @@ def keep(loop: tirx.For) -> tirx.Stmt | None:
     for lane in lanes:
         size *= _bound(lane.extent) or 1
     acc = tirx.decl_buffer([size], str(target.ty.dtype), name="acc", scope="local", layout=None)
-    by_store = {id(s.store): s for s in sites}
 
     def on_store(store: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
         if not store.buffer.same_as(target):
             return mutator.default_mutate(store)
-        site = next(s for s in sites if s.store.same_as(store)) if id(store) not in by_store else by_store[id(store)]
+        site = next(s for s in sites if s.store.same_as(store))
         at = _element(acc, site.lanes)
         on_load = lambda x, m: tirx.BufferLoad(acc, at) if x.source.same_as(target) else m.default_mutate(x)  # noqa: E731
         return tirx.BufferStore(acc, tvm_ffi.structural_mutate(store.value, [(ir.TensorLoad, on_load)]), at)
