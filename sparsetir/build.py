@@ -23,7 +23,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from sparsetir import op
-from sparsetir.errors import ArgumentError, VerifyError
+from sparsetir.errors import ArgumentError, ScheduleError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.kernel import Kernel
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
@@ -119,12 +119,30 @@ def scheduled(mod: ir.IRModule, schedule: Any) -> ir.IRModule:
 
     names = [gv.name_hint for gv in mod.functions]
     if isinstance(schedule, s_tir.Schedule):
-        return _renamed(schedule.mod, names)
+        return _same_params(mod, _renamed(schedule.mod, names))
     if callable(schedule):
         sch = s_tir.Schedule(mod)
         sch.work_on(names[0])
-        return (schedule(sch) or sch).mod
+        return _same_params(mod, (schedule(sch) or sch).mod)
     return schedules.schedule(mod, schedule).mod
+
+
+def _same_params(before: ir.IRModule, after: ir.IRModule) -> ir.IRModule:
+    """The scheduled module, once its parameters are laid out as those of the program: callers pass them as they are."""
+    for gv, func in after.functions.items():
+        old = next((f for v, f in before.functions.items() if v.name_hint == gv.name_hint), None)
+        for was, now in zip(getattr(old, "params", []), getattr(func, "params", []), strict=False):
+            if _layout(was) != _layout(now):
+                found = f"the schedule changes parameter {was.name} from {_layout(was)} to {_layout(now)}"
+                raise ScheduleError(f"{found}, but callers pass it as the program declares it: transform a copy of it")
+    return after
+
+
+def _layout(param: Any) -> str:
+    """Shape and type of a parameter."""
+    if not tirx.is_buffer_var(param):
+        return str(param.ty)
+    return f"({', '.join(str(extent) for extent in param.ty.shape)}) {param.ty.dtype}"
 
 
 def _renamed(mod: ir.IRModule, names: list[str]) -> ir.IRModule:
@@ -294,15 +312,27 @@ def build(func: Any, target: Any = None, *, schedule: Any = None) -> Kernel:
         The target is not a CPU.
     """
     get_num_threads()
-    if hasattr(func, "decomposition"):  # a stage-I Schedule
-        func = func.decomposition or func.func
-    if hasattr(func, "original") and hasattr(func, "formats"):  # a Decomposition
+    if not isinstance(func, (tirx.PrimFunc, ir.IRModule, s_tir.Schedule)):
+        func = _transformed(func)
+    if not isinstance(func, (tirx.PrimFunc, ir.IRModule, s_tir.Schedule)):
         return _composed(func, target, schedule)
     if isinstance(func, s_tir.Schedule):
         func, schedule = func.mod, func
     program = single(func)
     verify(program)
     return Kernel(program, compile_cached(program, make_target(target, program), schedule))
+
+
+def _transformed(func: Any) -> Any:
+    """The decomposition or the program that a stage-I schedule or a decomposition stands for."""
+    from sparsetir.transform import Schedule
+    from sparsetir.transform.decompose import Decomposition
+
+    found = (func.decomposition or func.func) if isinstance(func, Schedule) else func
+    if isinstance(found, (tirx.PrimFunc, Decomposition)):
+        return found
+    expected = "a PrimFunc, an IRModule, a schedule or a decomposition"
+    raise VerifyError(f"build takes {expected}, found {type(func).__name__}")
 
 
 def _composed(decomposition: Any, target: Any, schedule: Any) -> Any:

@@ -898,3 +898,26 @@ def test_drawn_schedules_are_right_or_refused(seed: int) -> None:
     sch = drawn_schedule(name, seed)
     with contextlib.suppress(ScheduleError, LoweringError):
         is_right(name, sch)
+
+
+def test_parameters_keep_their_layout() -> None:
+    """Callers pass arrays as the program declares them, whatever a schedule would like."""
+
+    def turned(sch: s_tir.Schedule) -> None:
+        sch.transform_layout(sch.get_sblock("scale"), ("write", 0), lambda i, k: (k, i))
+
+    func = sparsetir.parse(
+        """
+@T.prim_func
+def scale(x: T.handle, y: T.handle, m: T.int32, n: T.int32):
+    I = T.dense_fixed(m)
+    K = T.dense_fixed(n)
+    X = T.match_sparse_buffer(x, (I, K))
+    Y = T.match_sparse_buffer(y, (I, K))
+    with T.sp_iter([I, K], "SS", "scale") as [i, k]:
+        Y[i, k] = X[i, k] * 2
+"""
+    )
+    changed = r"changes parameter y from \(m, n\) float32 to \(n, m\) float32, but callers pass it"
+    with pytest.raises(ScheduleError, match=changed):
+        sparsetir.build(func, schedule=turned)
