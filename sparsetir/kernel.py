@@ -271,8 +271,8 @@ class BoundKernel:
         signature.allocate(args)
         _check_overlap(args, signature, arguments)
         self.kernel._run(args)
-        if key is not None and not args.copy_back and all(a.size for a in args.arrays.values()):
-            base = self.args
+        base = self.args
+        if key is not None and not args.copy_back and all(a.size for n, a in args.arrays.items() if n not in base.arrays):
             finish = lambda ready, values: kernel._finish(ready, {**self.fixed, **values}, args, base)  # noqa: E731
             plan = make_plan(*kernel._called(args, arguments), finish=finish, serial=kernel.serial)
             kernel._remember(self.plans, key, plan)
