@@ -8,16 +8,13 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.error import InternalError
-from tvm.runtime import DataType
 
 from sparsetir.lower.balance_loops import INDPTR
-from sparsetir.lower.rewriting import collect
 from sparsetir.schedules.choices import Choices
+from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import share_rows, tile_row
 
-__all__ = ["Choices", "leaves", "schedule", "share_rows", "tile_row"]
-
-TILE_BITS = 8 * 256
+__all__ = ["Choices", "Registers", "leaves", "schedule", "share_rows", "tile_row"]
 
 
 def leaves(func: tirx.PrimFunc) -> list[str]:
@@ -34,26 +31,23 @@ def leaves(func: tirx.PrimFunc) -> list[str]:
     return found
 
 
-def _untuned(sch: s_tir.Schedule, block: Any) -> Choices:
-    """A tile of eight 32-byte registers, whatever the element type."""
-    stores = collect(sch.get(block).body, tirx.BufferStore)
-    bits = max((int(DataType(str(s.buffer.ty.dtype)).bits) for s in stores), default=32)
-    return Choices(tile=TILE_BITS // max(bits, 32))
-
-
-def _try(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices | None) -> s_tir.Schedule:
+def _try(
+    sch: s_tir.Schedule, func_name: str, name: str, choices: Choices | None, registers: Registers
+) -> s_tir.Schedule:
     """The schedule with the sketch applied to one block, or as it was where a primitive refuses."""
     trial = sch.copy()
     trial.work_on(func_name)
     block = trial.get_sblock(name)
     try:
-        fits = tile_row(trial, block, choices or _untuned(trial, block))
+        fits = tile_row(trial, block, choices, registers)
     except (s_tir.ScheduleError, InternalError):
         return sch
     return trial if fits else sch
 
 
-def schedule(mod: ir.IRModule, choices: Choices | None = None) -> s_tir.Schedule:
+def schedule(
+    mod: ir.IRModule, choices: Choices | None = None, *, registers: Registers | None = None
+) -> s_tir.Schedule:
     """Apply the first rule that fits to every innermost block of a stage-II module.
 
     Parameters
@@ -62,6 +56,8 @@ def schedule(mod: ir.IRModule, choices: Choices | None = None) -> s_tir.Schedule
         Lowered to stage II; functions that are not of the dialect are left alone.
     choices : Choices, optional
         Tile, chunks, unroll and prefetch; the defaults suit most matrices.
+    registers : Registers, optional
+        Of the target; by default 16 of 256 bits.
 
     Returns
     -------
@@ -74,5 +70,5 @@ def schedule(mod: ir.IRModule, choices: Choices | None = None) -> s_tir.Schedule
             continue
         share_rows(sch, gv.name_hint, choices or Choices())
         for name in leaves(func):
-            sch = _try(sch, gv.name_hint, name, choices)
+            sch = _try(sch, gv.name_hint, name, choices, registers or Registers())
     return sch

@@ -27,17 +27,19 @@ import math
 from typing import Any
 
 from tvm import ir, s_tir, tirx
+from tvm.runtime import DataType
 
+from sparsetir.ir import SWEEP
 from sparsetir.lower.balance_loops import CHUNKS, PARALLEL_MARK
 from sparsetir.lower.decompose_init import keeps_old
 from sparsetir.lower.insert_prefetch import PREFETCH
 from sparsetir.lower.rewriting import all_same, collect
 from sparsetir.lower.unroll_ragged import UNROLL
 from sparsetir.schedules.choices import Choices
+from sparsetir.schedules.registers import Registers
 
 SPATIAL, REDUCE = 0, 2
-MOST_ROWS = 16
-NARROWEST = 8
+MOST_ROWS = 32
 
 
 def _vector_loop(sch: s_tir.Schedule, block: Any) -> int | None:
@@ -76,10 +78,10 @@ def _tile_of(extent: Any, wanted: int) -> int:
     return tile
 
 
-def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices) -> bool:
+def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers) -> bool:
     """Tile one reduction block; False (and no change) where the sketch does not fit.
 
-    args: the schedule, an innermost block with an initialisation, tile, unroll and prefetch.
+    args: the schedule, an innermost block with an initialisation, tile, unroll and prefetch, the target's registers.
     rewrite: see the module's before and after.
     """
     at, node = _vector_loop(sch, block), sch.get(block)
@@ -94,11 +96,17 @@ def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices) -> bool:
     spatial = [lp for lp, k in zip(own, kinds, strict=True) if k == SPATIAL and lp is not vector]
     reduced = [lp for lp, k in zip(own, kinds, strict=True) if k == REDUCE]
     rows = [lp for lp in spatial if _is_short(sch.get(lp).extent)]
-    tile = _tile_of(sch.get(vector).extent, _shared_by(choices.tile, [int(sch.get(lp).extent) for lp in rows]))
+    others = [lp for lp in spatial if lp not in rows]
+    bits = int(DataType(str(_store(node.body).buffer.ty.dtype)).bits)
+    choices = choices or Choices(tile=registers.tile(bits))
+    groups, rows = _grouped(sch, rows, registers)
+    held = math.prod(int(sch.get(lp).extent) for lp in rows)
+    wanted = min(choices.tile, registers.lanes(held, bits=bits)) if rows else choices.tile
+    tile = _tile_of(sch.get(vector).extent, wanted)
     if tile < 2:
         return False
     outer, lanes = sch.split(vector, [None, tile])
-    sch.reorder(*(lp for lp in spatial if lp not in rows), outer, *reduced, *rows, lanes)
+    sch.reorder(*others, *groups, outer, *reduced, *rows, lanes)
     is_fresh = node.init is not None and not keeps_old(node.init)
     if not rows and is_fresh and isinstance(node.body, tirx.BufferStore):
         _hold_result(sch, block, outer)
@@ -122,14 +130,18 @@ def _is_short(extent: Any) -> bool:
     return isinstance(extent, tirx.IntImm) and 1 <= int(extent) <= MOST_ROWS
 
 
-def _shared_by(tile: int, rows: list[int]) -> int:
-    """The part of a tile's registers that each of several rows gets, but at least one vector."""
-    if not rows:
-        return tile
-    held = NARROWEST
-    while 2 * held * math.prod(rows) <= tile + tile // 2:
-        held *= 2
-    return held
+def _grouped(sch: s_tir.Schedule, rows: list[Any], registers: Registers) -> tuple[list[Any], list[Any]]:
+    """Loops over groups of rows, and those over the rows of a group, which registers can hold."""
+    groups, kept, room = [], [], registers.most_rows
+    for loop in rows:
+        extent = int(sch.get(loop).extent)
+        size = max(n for n in range(1, max(min(extent, room), 1) + 1) if extent % n == 0)
+        if size < extent:
+            group, loop = sch.split(loop, [None, size])
+            groups.append(group)
+        kept.append(loop)
+        room //= size
+    return groups, kept
 
 
 def _annotate_steps(sch: s_tir.Schedule, loop: Any, choices: Choices) -> None:
@@ -154,6 +166,8 @@ def share_rows(sch: s_tir.Schedule, func_name: str, choices: Choices) -> None:
         own = [str(iv.var.name) for iv in node.iter_vars].index(str(node.annotations[PARALLEL_MARK]))
         loop = sch.get_loops(block)[own - len(node.iter_vars)]  # nothing is split yet
         sch.annotate(loop, CHUNKS, choices.chunks)
+        if SWEEP in node.annotations:
+            sch.annotate(loop, SWEEP, node.annotations[SWEEP])
 
 
 def _independent_blocks(func: tirx.PrimFunc) -> list[str]:

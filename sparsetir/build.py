@@ -51,7 +51,7 @@ class Compiled:
     @cached_property
     def stages(self) -> dict[int, ir.IRModule]:
         """The scheduled stage-II module and the stage-III module."""
-        second = scheduled(run(TO_STAGE_2, as_module(self.func)), self.schedule)
+        second = scheduled(run(TO_STAGE_2, as_module(self.func)), self.schedule, self.target)
         return {2: second, 3: run(TO_STAGE_3, second)}
 
     def stage(self, stage: int) -> tirx.PrimFunc:
@@ -113,7 +113,7 @@ def searched_arrays(func: tirx.PrimFunc) -> set[str]:
     return found
 
 
-def scheduled(mod: ir.IRModule, schedule: Any) -> ir.IRModule:
+def scheduled(mod: ir.IRModule, schedule: Any, target: Any) -> ir.IRModule:
     """The stage-II module after a schedule: choices of the sketches, a stock schedule, or a function of one."""
     from sparsetir import schedules
 
@@ -124,7 +124,7 @@ def scheduled(mod: ir.IRModule, schedule: Any) -> ir.IRModule:
         sch = s_tir.Schedule(mod)
         sch.work_on(names[0])
         return _same_params(mod, (schedule(sch) or sch).mod)
-    return schedules.schedule(mod, schedule).mod
+    return schedules.schedule(mod, schedule, registers=schedules.Registers.of(target)).mod
 
 
 def _same_params(before: ir.IRModule, after: ir.IRModule) -> ir.IRModule:

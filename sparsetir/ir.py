@@ -24,6 +24,7 @@ SPARSE_ITER = "sparse_iter"
 SEARCH = "search"
 INIT, STORED = "init", "stored"  # initialise only the points that the iteration visits
 INDEPENDENT = "independent"  # a promise: steps of the outermost loop write different elements
+SWEEP = "sweep"  # neighbours of one sweep go over the rows together, a few at a time, before those of the next
 
 
 def const(value: int, dtype: str = "int32") -> ir.Expr:

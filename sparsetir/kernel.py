@@ -272,7 +272,8 @@ class BoundKernel:
         _check_overlap(args, signature, arguments)
         self.kernel._run(args)
         base = self.args
-        if key is not None and not args.copy_back and all(a.size for n, a in args.arrays.items() if n not in base.arrays):
+        has_empty = any(a.size == 0 for n, a in args.arrays.items() if n not in base.arrays)
+        if key is not None and not args.copy_back and not has_empty:
             finish = lambda ready, values: kernel._finish(ready, {**self.fixed, **values}, args, base)  # noqa: E731
             plan = make_plan(*kernel._called(args, arguments), finish=finish, serial=kernel.serial)
             kernel._remember(self.plans, key, plan)

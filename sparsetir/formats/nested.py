@@ -95,7 +95,7 @@ class _Probe:
 def _below(outer: FormatRewriteRule, inner: FormatRewriteRule) -> FormatRewriteRule:
     """The rule of a piece's piece."""
     alone = outer.partitions_rows and inner.partitions_rows
-    return replace(inner, name=f"{outer.name}_{inner.name}", partitions_rows=alone)
+    return replace(inner, name=f"{outer.name}_{inner.name}", partitions_rows=alone, sweep=outer.sweep or inner.sweep)
 
 
 def _renumbered(packed: Packed, held: Array) -> Packed:

@@ -23,11 +23,13 @@ from sparsetir.transform.rule import FormatRewriteRule
 class Partition(Format):
     """Entries shared out to parts. A subclass says `parts` and `share`.
 
-    The rules of a part are named after both: ``c0_csr`` is the rule csr of part c0.
+    The rules of a part are named after both: ``c0_csr`` is the rule csr of part c0. `keeps_rows` says that each row is
+    in one part, `sweeps` that each part is gone over as a whole.
     """
 
     idtype: str | None = field(default=None, kw_only=True)
     keeps_rows = False
+    sweeps = False
 
     def __post_init__(self) -> None:
         check_idtype(self.idtype)
@@ -46,7 +48,9 @@ class Partition(Format):
         return tuple(self._renamed(part, rule) for part, stored in self.parts for rule in stored.rules)
 
     def _renamed(self, part: str, rule: FormatRewriteRule) -> FormatRewriteRule:
-        return replace(rule, name=f"{part}_{rule.name}", partitions_rows=rule.partitions_rows and self.keeps_rows)
+        keeps = rule.partitions_rows and self.keeps_rows
+        sweep = part if self.sweeps else rule.sweep
+        return replace(rule, name=f"{part}_{rule.name}", partitions_rows=keeps, sweep=sweep)
 
     def pack(self, entries: Entries) -> list[Packed]:
         found: list[Packed] = []
@@ -109,6 +113,7 @@ class Columns(Partition):
     c: int = 2
     each: str | Format = "csr"
     name = "columns"
+    sweeps = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

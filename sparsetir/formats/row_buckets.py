@@ -56,7 +56,7 @@ class RowList(Layout):
 
     def listed(self, entries: Entries, rows: Array, lengths: Array) -> Packed:
         """The piece of these rows, given how many entries each has."""
-        count = self.check_count(len(rows) * self.width)
+        count = self.check_count(len(rows) * self.width, indices=len(rows) * self.width)
         begin = np.arange(len(rows)) * self.width
         arrays, index, slots = self._laid_out(entries, rows, lengths, begin, count)
         if not self.width:
@@ -107,7 +107,7 @@ class SplitRows(RowList):
         slices = -(-lengths // self.width)
         split_ptr = begins(slices)
         total = int(split_ptr[-1])
-        count = self.check_count(total * self.width)
+        count = self.check_count(total * self.width, indices=total * self.width)
         arrays, index, slots = self._laid_out(entries, rows, lengths, split_ptr[:-1] * self.width, count)
         arrays |= self.arrays(split_ptr=split_ptr)
         sizes = self._sizes(entries, rows) | {"most": int(slices.max(initial=0)), "total": total}
@@ -210,6 +210,7 @@ class Hyb(Partition):
     c: int = 1
     widths: Sequence[int] = WIDTHS
     name = "hyb"
+    sweeps = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,8 +22,10 @@ from sparsetir.lower.compact_scratch import CompactScratch, RefuseRagged
 from sparsetir.lower.declare_regions import DeclareRegions
 from sparsetir.lower.decompose_init import DecomposeInit
 from sparsetir.lower.emit_nest import EmitNest
+from sparsetir.lower.fuse_rows import FuseRows
 from sparsetir.lower.guard_copies import GuardCopies
 from sparsetir.lower.guard_domains import GuardDomains
+from sparsetir.lower.hoist_guards import HoistGuards
 from sparsetir.lower.hoist_scratch import HoistScratch
 from sparsetir.lower.insert_prefetch import InsertPrefetch
 from sparsetir.lower.keep_accumulators import KeepAccumulators
@@ -32,6 +34,7 @@ from sparsetir.lower.peel_tiles import PeelTiles
 from sparsetir.lower.promote_halves import PromoteHalves
 from sparsetir.lower.serialize_lanes import SerializeLanes
 from sparsetir.lower.unroll_ragged import UnrollRagged
+from sparsetir.lower.version_edges import VersionEdges
 from sparsetir.verify import verify
 
 TO_STAGE_2 = [
@@ -59,12 +62,15 @@ TO_STAGE_3 = [
     CheckParallel,  # parallel loops write apart
     BoundLocals,  # fixed sizes for arrays inside loops
     RefuseRagged,  # no scratch as long as a row
+    FuseRows,  # neighbouring row loops -> parallel chunks of the same rows
     BalanceLoops,  # annotated rows -> parallel chunks of equal work
     PeelTiles,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
     UnrollRagged,  # annotated ragged loops -> unrolled groups and a rest
     InsertPrefetch,  # annotated gather loops -> prefetch ahead
     tirx.transform.ConvertSSA(),
+    VersionEdges,  # rows whose blocks lie inside without bounds checks
     KeepAccumulators,  # running values in registers
+    HoistGuards,  # guarded terms -> guarded loops
     SerializeLanes,  # vector loops whose lanes differ -> serial loops
     HoistScratch,  # scratch of unknown size outside the loops
     PromoteHalves,  # 16-bit floats computed and accumulated in float32

@@ -25,6 +25,7 @@ from tvm.ir import Var
 from sparsetir.ir import decode
 from sparsetir.lower.balance_loops import INDPTR
 from sparsetir.lower.declare_regions import STRUCTURE
+from sparsetir.lower.fuse_rows import ASCENDING
 
 NOALIAS = "tirx.noalias"
 
@@ -67,5 +68,7 @@ def AlignParams(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
         return func
     pointers = [str(a.indptr.name) for a in program.axes.values() if a.indptr is not None]
     indices = [str(a.indices.name) for a in program.axes.values() if a.indices is not None]
+    lists = [a for a in program.axes.values() if a.parent is None and a.kind == "sparse_variable" and a.sorted]
+    ascending = [str(a.indices.name) for a in lists if a.indices is not None]
     out = realign(func).with_attr(NOALIAS, True).with_attr(INDPTR, pointers)
-    return out.with_attr(STRUCTURE, sorted({*pointers, *indices}))
+    return out.with_attr(STRUCTURE, sorted({*pointers, *indices})).with_attr(ASCENDING, ascending)

@@ -21,6 +21,7 @@ row. Rows without a ragged loop are shared evenly.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -29,9 +30,9 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir import cast, const
+from sparsetir.ir import SWEEP, cast, const
 from sparsetir.lower.lower_find import binary_search
-from sparsetir.lower.rewriting import alloc, cell, collect, get, put, seq, substitute
+from sparsetir.lower.rewriting import alloc, cell, collect, get, mentions, put, seq, substitute
 
 CHUNKS = "sparsetir.chunks"
 INDPTR = "sparsetir.indptr"
@@ -85,6 +86,35 @@ def _at(work: ir.Expr, row: Var, index: ir.Expr, rows: ir.Expr) -> ir.Expr:
     return substitute(work, {row: index if within else tirx.min(index, last)})
 
 
+def work_before_step(loop: tirx.For, pointers: set[str]) -> Callable[[ir.Expr], ir.Expr]:
+    """The work before a step of `loop`, in inner steps: one a row, and those of the loops that do not move along it."""
+    row, wide = loop.loop_var, "int64"
+    work, each = work_before(loop, pointers), _steps_each(loop)
+
+    def before(step: ir.Expr) -> ir.Expr:
+        ragged = cast(step, wide) if work is None else cast(_at(work, row, step, loop.extent), wide)
+        return cast(step, wide) + ragged * each
+
+    return before
+
+
+def _steps_each(loop: tirx.For) -> ir.Expr:
+    """Steps of the loops below `loop` whose number is the same in every row, but for those along a row of a result."""
+    along = [f for f in collect(loop.body, tirx.For) if _is_along(f, loop)]
+    inner = [f.loop_var for f in collect(loop.body, tirx.For)] + [b.var for b in collect(loop.body, tirx.Bind)]
+    each: ir.Expr = const(1, "int64")
+    for f in collect(loop.body, tirx.For):
+        if f not in along and not mentions(f.extent, [loop.loop_var, *inner]) and not collect(f.extent, ir.TensorLoad):
+            each = each * cast(f.extent, "int64")
+    return each
+
+
+def _is_along(inner: tirx.For, loop: tirx.For) -> bool:
+    """Whether a loop moves the last of several subscripts of a result."""
+    stores = [s for s in collect(inner.body, tirx.BufferStore) if len(s.indices) > 1]
+    return any(mentions(s.indices[-1], [inner.loop_var]) for s in stores)
+
+
 def balance(loop: tirx.For, chunks: int, pointers: set[str]) -> tirx.Stmt:
     """Split the rows of `loop` into `chunks` parallel pieces of equal work."""
     row, wide = loop.loop_var, "int64"
@@ -102,7 +132,7 @@ def balance(loop: tirx.For, chunks: int, pointers: set[str]) -> tirx.Stmt:
 
     shifted = Var(str(row.name), row.ty)
     body = substitute(loop.body, {row: get(first) + shifted})
-    kept = {k: v for k, v in loop.annotations.items() if k not in (CHUNKS, PARALLEL_MARK)}
+    kept = {k: v for k, v in loop.annotations.items() if k not in (CHUNKS, PARALLEL_MARK, SWEEP)}
     count = get(last) - get(first)
     inner = tirx.For(shifted, const(0, dtype), count, tirx.ForKind.SERIAL, body, None, kept)
     steps = [*alloc(first, last, high), *bound(first, chunk), *bound(last, chunk + 1), inner]
@@ -129,4 +159,4 @@ def BalanceLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
 
-__all__ = ["CHUNKS", "INDPTR", "BalanceLoops", "balance", "work_before"]
+__all__ = ["CHUNKS", "INDPTR", "BalanceLoops", "balance", "work_before", "work_before_step"]

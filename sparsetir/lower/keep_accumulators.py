@@ -22,7 +22,8 @@ after::
             c[io * 4 + ii, k] = acc[ii * 16 + k]
 
 A *lane* is an inner loop that moves the element; all others repeat it. What does not depend on the repeating loops
-and guards the element guards its first load and last store too.
+and guards the element guards its first load and last store too. Where the statement before the loop initialises just
+these elements, the registers begin with that.
 """
 
 from __future__ import annotations
@@ -185,14 +186,46 @@ def _around(lanes: list[tirx.For], body: tirx.Stmt, guards: list[ir.Expr]) -> ti
     return body
 
 
-def keep(loop: tirx.For) -> tirx.Stmt | None:
-    """`loop` with its running values in local cells; None where it is no reduction of a few elements."""
+def _initial(stmt: tirx.Stmt, site: Site) -> ir.Expr | None:
+    """What `stmt` sets every element of a site to, in terms of the site's lanes; None where it does something else."""
+    lanes: list[tirx.For] = []
+    guards: list[ir.Expr] = []
+    while isinstance(stmt, (tirx.For, tirx.IfThenElse)):
+        if isinstance(stmt, tirx.For):
+            lanes.append(stmt)
+            stmt = stmt.body
+        elif stmt.else_case is None:
+            guards += conjuncts(stmt.condition)
+            stmt = stmt.then_case
+        else:
+            return None
+    if not isinstance(stmt, tirx.BufferStore) or not stmt.buffer.same_as(site.store.buffer):
+        return None
+    if len(lanes) != len(site.lanes) or collect(stmt.value, ir.TensorLoad):
+        return None
+    if not all(same(a.extent, b.extent) and same(a.min, b.min) for a, b in zip(lanes, site.lanes, strict=True)):
+        return None
+    other = Site(stmt, lanes, guards)
+    indices = [other.at(site.lanes, i) for i in stmt.indices]
+    held = [other.at(site.lanes, g) for g in guards]
+    agree = all_same(indices, list(site.store.indices)) and all_same(held, site.guards)
+    return other.at(site.lanes, stmt.value) if agree else None
+
+
+def keep(loop: tirx.For, before: tirx.Stmt | None = None) -> tirx.Stmt | None:
+    """`loop` with its running values in local cells; None where it is no reduction of a few elements.
+
+    Where the statement `before` it is given, the result stands for both, and is None unless that initialises the cells.
+    """
     if loop.kind != SERIAL or any(f.kind == PARALLEL for f in collect(loop.body, tirx.For)):
         return None
     sites = _sites(loop)
     if not sites or not _agree(sites, loop):
         return None
     first = sites[0]
+    start = None if before is None else _initial(before, first)
+    if before is not None and start is None:
+        return None
     target, lanes = first.store.buffer, first.lanes
     size = 1
     for lane in lanes:
@@ -209,11 +242,25 @@ def keep(loop: tirx.For) -> tirx.Stmt | None:
 
     inner = tvm_ffi.structural_mutate(loop, [(tirx.BufferStore, on_store)])
     at, indices = _element(acc, lanes), list(first.store.indices)
-    begin = _around(lanes, tirx.BufferStore(acc, tirx.BufferLoad(target, indices), at), first.guards)
     end = _around(lanes, tirx.BufferStore(target, tirx.BufferLoad(acc, at), indices), first.guards)
+    if start is not None:
+        return seq(*alloc(acc), _around(lanes, tirx.BufferStore(acc, start, at), []), inner, end)
+    begin = _around(lanes, tirx.BufferStore(acc, tirx.BufferLoad(target, indices), at), first.guards)
     # An empty loop must not touch the element: it may lie behind a condition of its own.
     runs = loop.extent > const(0, str(loop.extent.ty.dtype))
     return tirx.IfThenElse(runs, seq(*alloc(acc), begin, inner, end), None)
+
+
+def _keep_pairs(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
+    """The statements of a sequence, an initialisation and the loop behind it as one."""
+    out: list[tirx.Stmt] = []
+    for stmt in stmts:
+        both = keep(stmt, out[-1]) if out and isinstance(stmt, tirx.For) else None
+        if both is None:
+            out.append(stmt)
+        else:
+            out[-1] = both
+    return out
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.KeepAccumulators")
@@ -224,5 +271,8 @@ def KeepAccumulators(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.
         kept = keep(node)
         return mutator.default_mutate(node) if kept is None else kept
 
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
+    def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
+        return seq(*(mutator.mutate(s) for s in _keep_pairs(list(node.seq))))
+
+    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)

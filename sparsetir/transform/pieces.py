@@ -10,7 +10,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import VerifyError
-from sparsetir.ir import INDEPENDENT, INIT, STORED, Entry, SpIter, accesses, cast, const
+from sparsetir.ir import INDEPENDENT, INIT, STORED, SWEEP, Entry, SpIter, accesses, cast, const
 from sparsetir.lower.rewriting import all_same, collect, conjunction, mentions, renewed, seq
 from sparsetir.transform.editing import make_iteration, notes_of
 from sparsetir.transform.neutral import is_neutral, still_clean
@@ -131,6 +131,8 @@ class Pieces:
             notes[INIT] = STORED
         if made.rule.independent and self._rows_are_apart(made):
             notes[INDEPENDENT] = 1
+        if made.rule.sweep is not None:
+            notes[SWEEP] = made.rule.sweep
         entries = self._entries(made, new_vars, fresh)
         name, allocated = f"{self.it.name}_{made.rule.name}", list(self.it.block.alloc_buffers)
         return make_iteration(name, entries, body, init=init, notes=notes, allocated=allocated)

@@ -43,6 +43,9 @@ class FormatRewriteRule:
         is in some piece, so that each piece can initialise its own results.
     independent : bool
         Whether steps of the first new axis never meet in a first coordinate although its formula does not show it.
+    sweep : str, optional
+        Pieces of one sweep are gone over together, a few rows at a time; a thread has done all its rows in one sweep
+        before it begins the next. For pieces that use a part of an operand each, which should stay in cache.
 
     Examples
     --------
@@ -73,6 +76,7 @@ class FormatRewriteRule:
     fills: bool = False
     partitions_rows: bool = False
     independent: bool = False
+    sweep: str | None = None
 
     def __post_init__(self) -> None:
         names = [axis.name for axis in self.buffer.axes]

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vector registers of a target, which bound how much of a result a loop can hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tvm.target import codegen
+
+UNTUNED = 8  # registers with a row's results: enough to hide the latency of the multiply-add units
+
+
+@dataclass(frozen=True)
+class Registers:
+    """Number and width of a target's vector registers.
+
+    Parameters
+    ----------
+    count : int
+    bits : int
+
+    Examples
+    --------
+    >>> Registers(16, 256).lanes(4, bits=32)
+    16
+    >>> Registers(32, 512).lanes(4, bits=32)
+    64
+    """
+
+    count: int = 16
+    bits: int = 256
+
+    @classmethod
+    def of(cls, target: Any) -> Registers:
+        """Those of an LLVM target."""
+        return _registers(target)
+
+    def tile(self, bits: int) -> int:
+        """Elements of `bits` bits that an untuned row kernel holds."""
+        return UNTUNED * self.bits // max(bits, 32)
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that can be held beside each other, one register each, with an operand and a factor."""
+        return self.count - 2
+
+    def lanes(self, rows: int, *, bits: int) -> int:
+        """Elements of each of `rows` rows that fit beside as many of the operand and one factor; a power of two."""
+        held = 1
+        while (rows + 1) * 2 * held + 1 <= self.count:
+            held *= 2
+        return held * self.bits // max(bits, 32)
+
+
+@cache
+def _registers(target: Any) -> Registers:
+    for feature, found in (("avx512f", Registers(32, 512)), ("avx", Registers(16, 256)), ("neon", Registers(32, 128))):
+        if codegen.target_has_features(feature, target):
+            return found
+    return Registers(16, 128)
+
+
+__all__ = ["Registers"]
