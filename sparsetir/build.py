@@ -113,7 +113,7 @@ def searched_arrays(func: tirx.PrimFunc) -> set[str]:
     return found
 
 
-def scheduled(mod: ir.IRModule, schedule: Any, target: Any) -> ir.IRModule:
+def scheduled(mod: ir.IRModule, schedule: Any, target: Any = None) -> ir.IRModule:
     """The stage-II module after a schedule: choices of the sketches, a stock schedule, or a function of one."""
     from sparsetir import schedules
 
@@ -124,7 +124,7 @@ def scheduled(mod: ir.IRModule, schedule: Any, target: Any) -> ir.IRModule:
         sch = s_tir.Schedule(mod)
         sch.work_on(names[0])
         return _same_params(mod, (schedule(sch) or sch).mod)
-    return schedules.schedule(mod, schedule, registers=schedules.Registers.of(target)).mod
+    return schedules.schedule(mod, schedule, registers=schedules.Registers.of(target or native_target())).mod
 
 
 def _same_params(before: ir.IRModule, after: ir.IRModule) -> ir.IRModule:
@@ -360,7 +360,7 @@ def pipeline() -> tuple[Any, Any, Any]:
 
     @tvm.transform.module_pass(opt_level=0, name="sparsetir.Pipeline")
     def lower_all(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
-        second = scheduled(run(TO_STAGE_2, mod), None)
+        second = scheduled(run(TO_STAGE_2, mod), None, tvm.target.Target.current(allow_none=True))
         ours = any(f.attrs is not None and INDPTR in f.attrs for f in second.functions.values())
         return stock(run(TO_STAGE_3, second) if ours else second)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -53,16 +52,6 @@ class Converted:
         pairs = zip(_index_arrays(own), _index_arrays(source), strict=True)
         return all(a is b for a, b in pairs) or _hash(own) == hashed
 
-    def is_exact(self, group: Group) -> bool:
-        """Whether no block sticks out of the tensor."""
-        for piece, stored in zip(group.pieces, self.tensor.pieces, strict=True):
-            if piece.rule.fills:
-                lengths = [sizes.Size(a.length).known(stored.sizes) or 0 for a in piece.rule.buffer.axes]
-                last = piece.rule.old_coords([n - 1 for n in lengths])
-                if tuple(int(n) + 1 for n in last) != self.tensor.shape:
-                    return False
-        return True
-
     def values(self, group: Group, storage: str, held: list[np.ndarray]) -> dict[str, np.ndarray]:
         """The arrays of one buffer by the names of the compiled function."""
         found = {}
@@ -80,8 +69,7 @@ class ComposedKernel:
     decomposition : Decomposition
         The program over the pieces, and how its parameters come from those of the original.
     compile : callable
-        Makes a `Kernel` of a program. A tensor whose shape its blocks divide has a program of its own, without guards
-        at the edges: each of the two is compiled when it is first needed.
+        Makes a `Kernel` of a program.
 
     Examples
     --------
@@ -96,7 +84,7 @@ class ComposedKernel:
     """
 
     def __init__(self, decomposition: Decomposition, compile: Callable[[tirx.PrimFunc], Kernel]) -> None:
-        self.decomposition, self.compile = decomposition, compile
+        self.decomposition = decomposition
         self.program: Program = decode(decomposition.original)
         self.signature = Signature(self.program, set())
         self.groups = {name: g for g in decomposition.groups for name in g.buffers}
@@ -108,25 +96,7 @@ class ComposedKernel:
             for d, axis in enumerate(g.axes)
             if hasattr(axis.length, "name") and str(axis.length.name) in self.sizes
         }
-        if decomposition.exact is None:
-            _ = self.kernel
-
-    @cached_property
-    def kernel(self) -> Kernel:
-        """The compiled program over the pieces, for tensors of every shape."""
-        return self.compile(self.decomposition.func)
-
-    @cached_property
-    def exact(self) -> Kernel | None:
-        """The one for tensors whose shape the blocks divide."""
-        found = self.decomposition.exact
-        return None if found is None else self.compile(found.func)
-
-    def kernel_for(self, converted: Mapping[str, Converted]) -> Kernel:
-        """The compiled program that fits the arguments."""
-        wanted = {group.name: group for group in self.groups.values()}
-        fits = all(n in converted and converted[n].is_exact(group) for n, group in wanted.items())
-        return (self.exact or self.kernel) if fits else self.kernel
+        self.kernel = compile(decomposition.func)
 
     @property
     def name(self) -> str:
@@ -161,14 +131,12 @@ class ComposedKernel:
         """Run the kernel; see `Kernel.__call__`. A sparse argument is converted when its structure is new."""
         given, converted = self._translate(arguments)
         self._check_complete(converted)
-        kernel = self.kernel_for(converted)
-        try:
-            return self._results(kernel, _taken(kernel, given), converted, arguments)
-        except ArgumentError:
-            if kernel is self.kernel:
-                raise
-        # Its sizes have the names of the original: the same fault in the caller's terms.
-        return self._results(self.kernel, _taken(self.kernel, given), converted, arguments)
+        return self._results(self.kernel, self._taken(given), converted, arguments)
+
+    def _taken(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments without those sizes of the original that the compiled program has no use for."""
+        known = self.kernel.signature.by_name
+        return {n: v for n, v in given.items() if n in known or not isinstance(v, SizeOf)}
 
     def _check_complete(self, converted: Mapping[str, Converted]) -> None:
         """Raise unless every decomposed structure has come with an argument."""
@@ -184,8 +152,7 @@ class ComposedKernel:
     def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
         """Time repeated calls of the compiled function itself, arguments converted and ready."""
         given, converted = self._translate(arguments)
-        kernel = self.kernel_for(converted)
-        return kernel.time(seconds=seconds, **_taken(kernel, given), **self._outputs(converted, given))
+        return self.kernel.time(seconds=seconds, **self._taken(given), **self._outputs(converted, given))
 
     def script(self, stage: int = 1) -> str:
         """The program over the pieces at a stage; see `Kernel.script`."""
@@ -337,23 +304,14 @@ class BoundComposedKernel:
     def __init__(self, kernel: ComposedKernel, arguments: Mapping[str, Any]) -> None:
         self.kernel, self.fixed = kernel, dict(arguments)
         given, self.converted = kernel._translate(arguments)
-        inner = kernel.kernel_for(self.converted)
-        self.given = _taken(inner, given)
-        self.bound = inner.bind(**self.given)
+        self.given = kernel._taken(given)
+        self.bound = kernel.kernel.bind(**self.given)
 
     def __repr__(self) -> str:
         return f"{self.kernel!r} with {', '.join(self.fixed)} fixed"
 
     def __call__(self, **arguments: Any) -> Any:
         """Run with the open arguments; see `Kernel.__call__`."""
-        try:
-            return self._run(arguments)
-        except ArgumentError:
-            if self.bound.kernel is self.kernel.kernel:
-                raise
-        return self.kernel(**self.fixed, **arguments)  # the same fault in the caller's terms
-
-    def _run(self, arguments: dict[str, Any]) -> Any:
         kernel = self.kernel
         if kernel.has_plain_results and not any(name in kernel.groups for name in arguments):
             return self.bound(**arguments)
@@ -361,7 +319,7 @@ class BoundComposedKernel:
         if clash:
             raise ArgumentTypeError(f"{clash[0]} is fixed by bind; do not pass it again")
         given, converted = kernel._translate(arguments)
-        given = {n: v for n, v in _taken(self.bound.kernel, given).items() if n not in self.given}
+        given = {n: v for n, v in kernel._taken(given).items() if n not in self.given}
         every = {**self.fixed, **arguments}
         kernel._check_complete({**self.converted, **converted})
         return kernel._results(self.bound, given, {**self.converted, **converted}, every, self.given)
@@ -371,7 +329,7 @@ class BoundComposedKernel:
         given, converted = self.kernel._translate(arguments)
         made = self.kernel._outputs({**self.converted, **converted}, {**self.given, **given})
         every = {**given, **made, **self.given}
-        return self.bound.kernel.time(seconds=seconds, **_taken(self.bound.kernel, every))
+        return self.bound.kernel.time(seconds=seconds, **self.kernel._taken(every))
 
 
 def _index_arrays(source: Source) -> list[np.ndarray]:
@@ -410,12 +368,6 @@ def _agree(given: dict[str, Any], name: str, size: SizeOf) -> None:
     known = given.setdefault(name, size)
     if known != size:
         raise ArgumentError(f"{name} is {known} from {known.source} but {size} from {size.source}")
-
-
-def _taken(kernel: Kernel, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments without those sizes of the original that the compiled program has no use for."""
-    known = kernel.signature
-    return {n: v for n, v in given.items() if n in known.by_name or not isinstance(v, SizeOf)}
 
 
 def _written(passed: Any, out: Any) -> Any:

@@ -64,11 +64,11 @@ TO_STAGE_3 = [
     RefuseRagged,  # no scratch as long as a row
     FuseRows,  # neighbouring row loops -> parallel chunks of the same rows
     BalanceLoops,  # annotated rows -> parallel chunks of equal work
+    VersionEdges,  # rows whose blocks lie inside without bounds checks
     PeelTiles,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
     UnrollRagged,  # annotated ragged loops -> unrolled groups and a rest
     InsertPrefetch,  # annotated gather loops -> prefetch ahead
     tirx.transform.ConvertSSA(),
-    VersionEdges,  # rows whose blocks lie inside without bounds checks
     KeepAccumulators,  # running values in registers
     HoistGuards,  # guarded terms -> guarded loops
     SerializeLanes,  # vector loops whose lanes differ -> serial loops

@@ -17,7 +17,7 @@ after::
                 for k in T.vectorized(16):
                     c[io * 4 + ii, k] = ...
         else:
-            ...  # as it was
+            ...  # as it was, in plain loops: it runs for the last row
 
 Only bounds count that depend on nothing but loops of constant length below the row loop.
 """
@@ -36,8 +36,12 @@ from sparsetir.lower.rewriting import collect, conjunction, conjuncts, mentions,
 
 
 def _lanes(loop: tirx.For) -> dict[Var, int]:
-    """Variables of the loops below `loop` that have a constant number of steps, and that number."""
-    return {f.loop_var: int(f.extent) for f in collect(loop.body, tirx.For) if isinstance(f.extent, tirx.IntImm)}
+    """Variables of the loops below `loop` that have a constant number of steps, and that number.
+
+    Not of vector loops: what they exceed is a tile's affair.
+    """
+    loops = [f for f in collect(loop.body, tirx.For) if f.kind != tirx.ForKind.VECTORIZED]
+    return {f.loop_var: int(f.extent) for f in loops if isinstance(f.extent, tirx.IntImm)}
 
 
 def _hull(bound: ir.Expr, lanes: dict[Var, int]) -> ir.Expr | None:
@@ -89,6 +93,16 @@ def _without(body: tirx.Stmt, bounds: list[ir.Expr]) -> tirx.Stmt:
     return tvm_ffi.structural_mutate(body, [(tirx.IfThenElse, on_if)])
 
 
+def _plain(body: tirx.Stmt) -> tirx.Stmt:
+    """`body` in serial loops, which are less to compile."""
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        inner = mutator.mutate(node.body)
+        return tirx.For(node.loop_var, node.min, node.extent, tirx.ForKind.SERIAL, inner)
+
+    return tvm_ffi.structural_mutate(body, [(tirx.For, on_for)])
+
+
 def version(loop: tirx.For) -> tirx.For:
     """`loop` with a body of its own for rows whose blocks lie inside; unchanged where it tests no lane."""
     if loop.kind != tirx.ForKind.SERIAL:
@@ -100,7 +114,7 @@ def version(loop: tirx.For) -> tirx.For:
     hulls: list[ir.Expr] = []
     for _, hull in edges:
         hulls += [] if any(same(hull, h) for h in hulls) else [hull]
-    body = tirx.IfThenElse(conjunction(hulls), inside, renewed(loop.body))
+    body = tirx.IfThenElse(conjunction(hulls), inside, _plain(renewed(loop.body)))
     return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, None, loop.annotations)
 
 

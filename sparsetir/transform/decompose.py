@@ -25,20 +25,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, s_tir, sym, tirx
+from tvm import s_tir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import VerifyError, own_errors
-from sparsetir.ir import Axis, Program, SpIter, accesses, cast, const, decode, is_sp_iter
+from sparsetir.ir import Axis, Program, SpIter, accesses, decode, is_sp_iter
 from sparsetir.lower.rewriting import mentions, seq
 from sparsetir.transform.pieces import Pieces
 from sparsetir.transform.rule import FormatRewriteRule
 from sparsetir.transform.structure import Structure
-from sparsetir.transform.tidy import declares, with_declarations, with_sizes, without_unused
+from sparsetir.transform.tidy import declares, with_declarations, without_unused
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +69,8 @@ class Group:
 class Rewriter:
     """Rewrites one structure of one program."""
 
-    def __init__(self, program: Program, name: str, rules: Sequence[FormatRewriteRule], *, exact: bool) -> None:
-        self.program, self.exact = program, exact
+    def __init__(self, program: Program, name: str, rules: Sequence[FormatRewriteRule]) -> None:
+        self.program = program
         self.structure = Structure(program, name, rules)
 
     # ------------------------------------------------------------------ the function
@@ -98,8 +97,7 @@ class Rewriter:
             raise VerifyError(f"cannot decompose {self.structure.name}: {fault}, which is a search in every piece")
         fresh = [s for made in self.structure.made for s in (*made.statements, *made.mask_statements)]
         body = with_declarations(body, fresh)
-        func = without_unused(self.program.func, body, self._params())
-        return with_sizes(func, self._exact_lengths()) if self.exact else func
+        return without_unused(self.program.func, body, self._params())
 
     def _statements(self, stmt: tirx.Stmt, dropped: set[Var], mutator: Any) -> list[tirx.Stmt]:
         """A statement of the old program in the new one; a buffer's declaration becomes those of its pieces."""
@@ -107,17 +105,6 @@ class Rewriter:
             return [mutator.mutate(stmt)]
         bound = stmt.value.args[0] if isinstance(stmt, tirx.Evaluate) else None
         return [] if bound is None else [s for made in self.structure.made for s in made.declarations[bound]]
-
-    def _exact_lengths(self) -> dict[Var, ir.Expr]:
-        """Lengths of the old axes where no block sticks out, in terms of the pieces' sizes."""
-        found: dict[Var, ir.Expr] = {}
-        for made in self.structure.made:
-            last = [cast(a.length, a.idtype) - const(1, a.idtype) for a in made.spliced.axes]
-            for axis, coord in zip(self.structure.axes, made.rule.old_coords(last), strict=True):
-                whole = sym.Analyzer().simplify(coord + 1)
-                if isinstance(axis.length, Var) and made.rule.fills and not mentions(whole, [axis.length]):
-                    found.setdefault(axis.length, cast(whole, str(axis.length.ty.dtype)))
-        return found
 
     def _params(self) -> list[Var]:
         out: list[Var] = list(self.program.func.params)
@@ -191,14 +178,6 @@ class Decomposition:
     formats: dict[str, Any]
     groups: tuple[Group, ...]
 
-    @cached_property
-    def exact(self) -> Decomposition | None:
-        """The same for tensors whose shape the blocks divide, without guards; None where nothing sticks out."""
-        if not any(piece.rule.fills and piece.rule.inverse is not None for g in self.groups for piece in g.pieces):
-            return None
-        found = decompose_format(self.original, self.formats, exact=True)
-        return None if tvm_ffi.structural_equal(found.func, self.func) else found
-
     def with_formats(self, formats: Any) -> dict[str, Any]:
         """The formats of the original's buffers when more are given, some for pieces by their buffers' names."""
         if not isinstance(formats, Mapping):
@@ -242,7 +221,7 @@ def _rules(format: Any, name: str) -> list[FormatRewriteRule]:
     return [replace(rule, partitions_rows=False) if is_bare else rule for rule in found]
 
 
-def decompose_format(func: Any, formats: Mapping[str, Any] | Any, *, exact: bool = False) -> Decomposition:
+def decompose_format(func: Any, formats: Mapping[str, Any] | Any) -> Decomposition:
     """Rewrite a program so that sparse buffers are stored in other formats.
 
     Parameters
@@ -253,8 +232,6 @@ def decompose_format(func: Any, formats: Mapping[str, Any] | Any, *, exact: bool
         For each buffer by name; every buffer over the same axes is stored alike. A single format stands for the
         program's first sparse buffer. The pieces of a decomposed buffer are buffers like any other: decompose them
         again by name (``A_rest``).
-    exact : bool
-        Write the program for tensors whose shape the format's blocks divide: it needs no guards at the edges.
 
     Returns
     -------
@@ -279,13 +256,13 @@ def decompose_format(func: Any, formats: Mapping[str, Any] | Any, *, exact: bool
     Composable formats are those of SparseTIR (Ye et al., ASPLOS 2023).
     """
     if isinstance(func, Decomposition):
-        return decompose_format(func.original, func.with_formats(formats), exact=exact)
+        return decompose_format(func.original, func.with_formats(formats))
     current, groups = func, []
     wanted = dict(formats) if isinstance(formats, Mapping) else {_first_sparse(func): formats}
     for name, format in wanted.items():
         program = decode(current)
         wanted[name] = format = _resolved(format, program.buffer(name).axes)
-        rewriter = Rewriter(program, name, _rules(format, name), exact=exact)
+        rewriter = Rewriter(program, name, _rules(format, name))
         with own_errors():
             current = rewriter.function()
         groups.append(rewriter.record(current))

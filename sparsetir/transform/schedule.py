@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tvm import ir, s_tir, tirx
@@ -94,10 +95,7 @@ class Schedule:
         """
         if self._decomposed is None:
             return None
-        from sparsetir.transform.scheduled import scheduled
-
-        found, count = self._decomposed
-        return scheduled(found, self.func, self.trace.steps[count:])
+        return replace(self._decomposed[0], func=self.func)
 
     def __repr__(self) -> str:
         names = ", ".join(p.iteration.name for p in Editor(self.func).facts.places)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.ir import Var
 
 from sparsetir import op
-from sparsetir.lower.rewriting import collect, mentions, seq
+from sparsetir.lower.rewriting import collect, seq
 
 
 def replaced_vars(node: Any, mapping: Mapping[Var, Any]) -> Any:
@@ -64,25 +64,6 @@ def _without_bindings(body: tirx.Stmt, dead: list[Var]) -> tirx.Stmt:
     return tvm_ffi.structural_mutate(body, [(tirx.SeqStmt, on_seq)])
 
 
-def with_sizes(func: tirx.PrimFunc, sizes: dict[Var, ir.Expr]) -> tirx.PrimFunc:
-    """The function with size parameters replaced by formulas of others."""
-    if not sizes:
-        return func
-    params = [p for p in func.params if p not in sizes]
-    replaced: dict[Var, Any] = dict(sizes)
-    for param in [p for p in params if tirx.is_buffer_var(p) and any(mentions(e, list(sizes)) for e in p.ty.shape)]:
-        shape = [replaced_vars(e, sizes) for e in param.ty.shape]
-        options = {"layout": None, "data_alignment": int(param.ty.data_alignment)}
-        replaced[param] = tirx.decl_buffer(shape, str(param.ty.dtype), str(param.name), **options)
-    views = {}
-    for decl in collect(func.body, tirx.DeclBuffer):
-        shape = [replaced_vars(e, sizes) for e in decl.buffer.ty.shape]
-        options = {"layout": None, "data_alignment": int(decl.buffer.ty.data_alignment)}
-        views[decl.buffer] = tirx.decl_buffer(shape, str(decl.buffer.ty.dtype), str(decl.buffer.name), **options)
-    body = tvm_ffi.structural_map(func.body, with_def_region_kind=(Var, lambda v, _: views.get(v, replaced.get(v, v))))
-    return tirx.PrimFunc([replaced.get(p, p) for p in params], body, func.ret_type, func.attrs)
-
-
 def _used(body: tirx.Stmt, params: Sequence[Var]) -> set[Var]:
     """Parameters that occur in the body or in the shape of one that does."""
     used: set[Var] = set()
@@ -102,4 +83,4 @@ def names_of(func: tirx.PrimFunc) -> set[str]:
     return found | {str(p.name) for p in func.params}
 
 
-__all__ = ["declares", "names_of", "replaced_vars", "with_declarations", "with_sizes", "without_unused"]
+__all__ = ["declares", "names_of", "replaced_vars", "with_declarations", "without_unused"]
