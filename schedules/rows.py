@@ -62,6 +62,12 @@ def _store(body: tirx.Stmt) -> tirx.BufferStore | None:
     return body if isinstance(body, tirx.BufferStore) else None
 
 
+def _width(body: tirx.Stmt) -> int:
+    """Bits of an element of the result."""
+    store = _store(body)
+    return 32 if store is None else int(DataType(str(store.buffer.ty.dtype)).bits)
+
+
 def _updates(store: tirx.BufferStore) -> bool:
     """Whether the stored value starts from the element's own."""
     loads = [x for x in collect(store.value, ir.TensorLoad) if x.source.same_as(store.buffer)]
@@ -97,7 +103,7 @@ def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices | None, registers
     reduced = [lp for lp, k in zip(own, kinds, strict=True) if k == REDUCE]
     rows = [lp for lp in spatial if _is_short(sch.get(lp).extent)]
     others = [lp for lp in spatial if lp not in rows]
-    bits = int(DataType(str(_store(node.body).buffer.ty.dtype)).bits)
+    bits = _width(node.body)
     choices = choices or Choices(tile=registers.tile(bits))
     groups, rows = _grouped(sch, rows, registers)
     held = math.prod(int(sch.get(lp).extent) for lp in rows)

@@ -6,9 +6,11 @@ A format is compiled once for each program and meets every matrix, from no rows 
 
 from __future__ import annotations
 
-import os
+import re
 import subprocess
 import sys
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import permutations, product
 from pathlib import Path
@@ -28,6 +30,7 @@ from corpus.data import coordinates
 from corpus.running import draw
 from sparsetir import CooTensor, SparseTensor, formats
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, VerifyError
+from sparsetir.formats import memory
 from sparsetir.ir import decode
 from sparsetir.sizes import Size
 from sparsetir.transform import FormatRewriteRule
@@ -917,6 +920,22 @@ def test_a_piece_is_decomposed_again() -> None:
         check_call(kernel, "spmm", MATRICES[kind], "float32", 7)
 
 
+@pytest.mark.parametrize(
+    ("outer", "piece", "inner"),
+    [
+        (formats.rows(2), "A_r1_csr", "ell"),
+        (formats.rows(2), "A_r1_csr", "buckets"),
+        (formats.hyb(1, (1, 2, 4)), "A_c0_w2", "ell"),
+    ],
+    ids=repr,
+)
+def test_a_piece_of_some_rows_is_decomposed_again(outer: Any, piece: str, inner: str) -> None:
+    A = _sparse([[1, 0, 0], [1, 1, 0], [1, 1, 1], [0, 0, 0], [0, 1, 0]])
+    first = sparsetir.decompose_format(sparsetir.ops.spmv("float64"), {"A": outer})
+    kernel = compiled(sparsetir.decompose_format(first, {piece: formats.make(inner)}))
+    close(kernel(A=A, x=np.ones(3)), A @ np.ones(3), "float64")
+
+
 # ---------------------------------------------------------------- rules of a user's own
 
 
@@ -1338,40 +1357,344 @@ def test_drawn_formats(chosen: Any, found: list[Any], op: str, feat: int) -> Non
             np.testing.assert_array_equal(O.toarray(), A.toarray() * (X @ Y.T))
 
 
-# ---------------------------------------------------------------- real matrices
+# ---------------------------------------------------------------- numbers that are not finite
 
-DATA = Path(os.environ.get("SPARSETIR_DATA", ""))
-HERE = bool(os.environ.get("SPARSETIR_DATA")) and DATA.is_dir()
-FILES = sorted(f for f in DATA.rglob("*.npz") if "tensors" not in f.parts) if HERE else []
-REAL: dict[str, dict[str, Any]] = {
-    "bsr": {"r": 4, "c": 4},
-    "hyb": {"c": 1},
-    "sell": {"C": 8, "sigma": 64},
-    "blocks": {"r": 4, "c": 4, "density": 0.5},
-    "rows": {"p": 2},
+#: formats that multiply what lies between the entries: as in every library of blocks, infinity times zero is NaN
+FILLING = {name for name in FORMATS if any(rule.fills for rule in made(name).resolve(2, "int32").rules)}
+TESTING = tuple(name for name in FORMATS if name not in FILLING)
+SPECIAL = (np.nan, np.inf, -np.inf)
+NESTED = {
+    "columns of ell": lambda: formats.columns(2, each="ell"),
+    "columns of buckets": lambda: formats.columns(3, each=formats.buckets((1, 2))),
+    "ell_rest of ell": lambda: formats.ell_rest(2, rest="ell"),
 }
-MOST_NONZEROS = 1_000_000
 
 
-@cache
-def _real_kernel(name: str) -> Any:
-    format = formats.make(name, **REAL[name])
-    return sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": format}))
+def by_entries(A: Any, B: np.ndarray) -> np.ndarray:
+    """The product in double precision, of the entries alone."""
+    C, rows = np.zeros((A.shape[0], B.shape[1])), np.repeat(np.arange(A.shape[0]), np.diff(A.indptr))
+    with np.errstate(invalid="ignore", over="ignore"):
+        np.add.at(C, rows, A.data[:, None].astype("float64") * B[A.indices].astype("float64"))
+    return C
 
 
-@pytest.mark.real
-@pytest.mark.parametrize("path", FILES, ids=lambda f: f.stem)
-def test_real_matrices(path: Path) -> None:
+def check_specials(kernel: Any, A: Any, dtype: str) -> None:
+    """NaN and infinity in the first, the last and an inner row of B reach the rows with entries there, no others."""
+    n, rng = A.shape[1], np.random.default_rng(0)
+    for number, at in product(SPECIAL, sorted({0, n // 2, n - 1})):
+        B = rng.uniform(0.5, 1, (n, 5)).astype(dtype)
+        B[at, :3] = number
+        np.testing.assert_allclose(kernel(A=A, B=B), by_entries(A, B), rtol=1e-4, atol=1e-4)
+
+
+def test_which_formats_fill() -> None:
+    assert {"ell", "sell", "padded_csr", "buckets", "hyb", "ell_rest", "nm"} < set(TESTING)
+    assert {"bsr", "dia", "band", "sr_bcrs", "ragged"} < FILLING
+
+
+@pytest.mark.parametrize("name", TESTING)
+def test_padding_spreads_neither_nan_nor_infinity(name: str) -> None:
+    dtype, idtype = types_of("spmm", name)
+    kernel = ready("spmm", name, dtype, idtype)[1]
+    for kind in ("random", "empty_rows", "one_row", "one_each", "explicit_zeros", "unsorted", "one_by_one"):
+        check_specials(kernel, typed(MATRICES[kind], dtype), dtype)
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_padding_within_a_format_spreads_nothing(name: str) -> None:
+    kernel = compiled(sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": NESTED[name]()}))
+    for kind in ("random", "one_row", "empty_rows"):
+        check_specials(kernel, typed(MATRICES[kind], "float32"), "float32")
+
+
+@pytest.mark.parametrize("name", sorted(FILLING))
+def test_filled_slots_spread_nothing_to_other_features(name: str) -> None:
+    dtype, idtype = types_of("spmm", name)
+    kernel = ready("spmm", name, dtype, idtype)[1]
+    for kind, number in product(("random", "divisible", "empty_rows"), SPECIAL):
+        A, _, B = operands(MATRICES[kind], dtype, 7)
+        B[[0, -1], 3] = number
+        expected = by_entries(A, B)
+        found, special = kernel(A=A, B=B), ~np.isfinite(expected)
+        close(np.delete(found, 3, 1), np.delete(expected, 3, 1), dtype)
+        assert not np.isfinite(found[special]).any()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_entries_that_are_not_finite(name: str) -> None:
+    """A value of an entry reaches its row; an entry that holds zero times infinity is NaN, for it is an entry."""
+    dtype, idtype = types_of("spmm", name)
+    A, _, B = operands(MATRICES["random"], dtype, 5)
+    A.data[::4], A.data[1::5], A.data[2::7] = np.nan, -np.inf, 0
+    kernel = ready("spmm", name, dtype, idtype)[1]
+    np.testing.assert_allclose(kernel(A=A, B=abs(B)), by_entries(A, abs(B)), rtol=1e-4, atol=1e-4)
+    A.data[...] = 0
+    B[5] = np.inf
+    expected = by_entries(A, B)
+    assert np.isnan(expected).any()
+    assert np.isnan(kernel(A=A, B=B)[np.isnan(expected)]).all()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_sampled_products_that_are_not_finite(name: str) -> None:
+    dtype, idtype = types_of("sddmm", name)
+    S, X, Y = operands(MATRICES["random"], dtype, 5)
+    X, Y = abs(X), abs(Y)
+    X[2], X[4], Y[0], Y[-1] = np.nan, np.inf, -np.inf, np.nan
+    rows = np.repeat(np.arange(17), np.diff(S.indptr))
+    with np.errstate(invalid="ignore"):
+        expected = S.data * np.einsum("pk,pk->p", X[rows], Y[S.indices])
+    O = ready("sddmm", name, dtype, idtype)[1](S=S, X=X, Y=Y)
+    np.testing.assert_allclose(O.data, expected, rtol=1e-4, atol=1e-4)
+
+
+# ---------------------------------------------------------------- shapes, indices and results of every kind
+
+THIN = [(1, 1), (1, 9), (9, 1), (1, 60), (40, 1), (2, 33), (33, 2), (0, 5), (5, 0), (0, 0), (1, 0), (0, 1)]
+
+
+@pytest.mark.parametrize("op", OPERANDS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_thin_matrices(name: str, op: str) -> None:
+    """One row, one column, none; full and half full; without features too."""
+    dtype, idtype = types_of(op, name)
+    kernel = ready(op, name, dtype, idtype)[1]
+    for shape, density in product(THIN, (1.1, 0.4)):
+        for feat in (7,) if op == "spmv" else (0, 7):
+            check_call(kernel, op, _random(11, *shape, density), dtype, feat)
+
+
+@pytest.mark.parametrize("op", OPERANDS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_lists_of_entries_in_any_order(name: str, op: str) -> None:
+    """Coordinates of any integer type, many of them twice; kernels count in the type of their own."""
+    dtype, idtype = types_of(op, name)
+    kernel, rng = ready(op, name, dtype, idtype)[1], np.random.default_rng(12)
+    for (m, n), given_as in product(((9, 7), (1, 6), (6, 1)), ("int32", "int64", "int16", "uint32", "uint8")):
+        coords = np.stack([rng.integers(0, extent, 60) for extent in (m, n)]).astype(given_as)
+        tensor = CooTensor(coords, rng.integers(-3, 4, 60).astype(dtype), (m, n))
+        X, Y = (rng.integers(-3, 4, (extent, 5)).astype(dtype) for extent in (m, n))
+        dense = np.zeros((m, n))
+        np.add.at(dense, tuple(coords), tensor.values)
+        if op == "sddmm":
+            O, found = kernel(S=tensor, X=X, Y=Y), np.zeros((m, n))
+            assert np.array_equal(O.coords, coords)
+            np.add.at(found, tuple(coords), O.values)
+            np.testing.assert_array_equal(found, dense * (X @ Y.T))
+        elif op == "spmm":
+            np.testing.assert_array_equal(kernel(A=tensor, B=Y), dense @ Y)
+        else:
+            np.testing.assert_array_equal(kernel(A=tensor, x=Y[:, 0].copy()), dense @ Y[:, 0])
+
+
+@pytest.mark.parametrize("given_as", ["int32", "int64"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_index_arrays_of_another_type(name: str, given_as: str) -> None:
+    dtype, idtype = types_of("spmm", name)
+    A, _, B = operands(MATRICES["random"], dtype, 5)
+    C = A @ B
+    A.indices, A.indptr = A.indices.astype(given_as), A.indptr.astype(given_as)
+    close(ready("spmm", name, dtype, idtype)[1](A=A, B=B), C, dtype)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_a_result_held_does_not_matter(name: str) -> None:
+    """Nothing of it is left, in any layout, and nothing is written beside it."""
+    dtype, idtype = types_of("spmm", name)
+    kernel = ready("spmm", name, dtype, idtype)[1]
+    for kind in ("random", "empty_rows", "zero_nnz"):
+        A, _, B = operands(MATRICES[kind], dtype, 5)
+        m, around = A.shape[0], np.full((2 * A.shape[0], 12), np.nan, dtype)
+        results = (around[:m, :5].copy(), around[:m, :5].copy("F"), around[::2, 1:11:2], around[m - 1 :: -1, 6:11])
+        for C in results:
+            C[...] = np.nan
+            assert kernel(A=A, B=B, C=C) is C
+            close(C, A.astype("float64") @ B, dtype)
+            C[...] = np.nan
+        assert np.isnan(around).all()
+
+
+def test_read_only_arguments(given_csr: Any) -> None:
+    A, _, B = given_csr
+    for array in (A.data, A.indices, A.indptr, B):
+        array.flags.writeable = False
+    close(blocked("spmm")(A=A, B=B), A @ B)
+    C = np.zeros((17, 7), "float32")
+    C.flags.writeable = False
+    with pytest.raises(sparsetir.SparseTIRError, match=r"C.*read-only"):
+        blocked("spmm")(A=A, B=B, C=C)
+    assert not C.any()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_bound_matrix_meets_many_operands(name: str) -> None:
+    """Of any width and layout; each result is an array of its own."""
+    dtype, idtype = types_of("spmm", name)
+    A = typed(MATRICES["random"], dtype)
+    bound, rng, wide = ready("spmm", name, dtype, idtype)[1].bind(A=A), np.random.default_rng(1), A.astype("float64")
+    layouts = (np.ascontiguousarray, np.asfortranarray, lambda B: B[::-1], lambda B: np.repeat(B, 2, 1)[:, ::2])
+    results = []
+    for feat, layout in product((5, 1, 0, 33, 5), layouts):
+        B = layout(rng.uniform(-1, 1, (23, feat)).astype(dtype))
+        results.append((bound(B=B), wide @ B))
+        C = np.full((17, feat), np.nan, dtype)
+        assert bound(B=B, C=C) is C
+        results.append((C, wide @ B))
+    with pytest.raises(ArgumentError, match=r"n is 23 from A.shape\[1\] but 22 from B.shape\[0\]"):
+        bound(B=B[1:])
+    for found, expected in results:
+        close(found, expected, dtype)
+
+
+@pytest.mark.parametrize("name", ["bsr", "ell", "hyb", "coo"])
+def test_a_bound_matrix_meets_operands_at_once(name: str) -> None:
+    dtype, idtype = types_of("spmm", name)
+    A = typed(MATRICES["random"], dtype)
+    bound, rng = ready("spmm", name, dtype, idtype)[1].bind(A=A), np.random.default_rng(1)
+    many = [rng.uniform(-1, 1, (23, 9)).astype(dtype) for _ in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        for B, found in zip(many, pool.map(lambda B: bound(B=B), many), strict=True):
+            close(found, A.astype("float64") @ B, dtype)
+
+
+@pytest.mark.parametrize("name", CUBES)
+def test_mttkrp_of_thin_tensors(name: str) -> None:
+    """Entries twice and in any order, coordinates of any type, a result that held something else."""
+    dtype, idtype = TYPES[list(CUBES).index(name) % len(TYPES)]
+    func = sparsetir.ops.mttkrp(dtype, idtype=idtype)
+    kernel, rng = compiled(sparsetir.decompose_format(func, {"T_": CUBES[name]()})), np.random.default_rng(0)
+    for shape, given_as in product(
+        ((1, 1, 1), (5, 1, 4), (1, 6, 1), (7, 5, 3), (0, 3, 2), (3, 0, 2), (3, 4, 0)), ("int32", "int64", "uint16")
+    ):
+        nnz = 40 if 0 not in shape else 0
+        coords = np.stack([rng.integers(0, max(n, 1), nnz) for n in shape]).astype(given_as)
+        tensor, dense = CooTensor(coords, rng.integers(-3, 4, nnz).astype(dtype), shape), np.zeros(shape)
+        np.add.at(dense, tuple(coords), tensor.values)
+        bound = kernel.bind(T_=tensor)
+        for feat in (1, 0, 9):
+            B, C = (rng.integers(-3, 4, (n, feat)).astype(dtype) for n in shape[1:])
+            D, expected = np.full((shape[0], feat), np.nan, dtype), np.einsum("ijk,jr,kr->ir", dense, B, C)
+            assert bound(B=B, C=C, D=D) is D
+            np.testing.assert_array_equal(D, expected)
+            np.testing.assert_array_equal(kernel(T_=tensor, B=B, C=C), expected)
+
+
+plain = st.sampled_from(("csr", "coo", "ell", "dcsr", "csc", "sell", "padded_csr"))
+DRAWN_TESTING = {name: DRAWN[name] for name in ("sell", "padded_csr", "ell_rest", "columns", "rows", "buckets", "hyb")}
+drawn_testing = st.sampled_from(sorted(DRAWN_TESTING)).flatmap(
+    lambda name: st.fixed_dictionaries(
+        {key: plain if drawn is nested else drawn for key, drawn in DRAWN_TESTING[name].items()}
+    ).map(lambda chosen: (name, chosen))
+)
+numbers = st.lists(st.sampled_from((-2.0, 0.0, 1.0, *SPECIAL)), min_size=1, max_size=24)
+
+
+@settings(
+    max_examples=6,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(drawn_testing, st.lists(st.tuples(matrices(), numbers), min_size=4, max_size=4), small)
+def test_drawn_numbers_that_are_not_finite(chosen: Any, found: list[Any], feat: int) -> None:
+    name, parameters = chosen
+    func = sparsetir.ops.spmm("float64")
+    kernel = compiled(sparsetir.decompose_format(func, {"A": formats.make(name, **parameters)}))
+    for A, values in found:
+        B = np.resize(np.array(values), (A.shape[1], feat))
+        np.testing.assert_array_equal(kernel(A=A, B=B), by_entries(A.tocsr(), B))
+
+
+# ---------------------------------------------------------------- more values than there is memory
+
+
+def _scattered(n: int, nnz: int) -> sp.csr_array:
+    rng = np.random.default_rng(0)
+    return sp.coo_array((np.ones(nnz, "float32"), rng.integers(0, n, (2, nnz))), (n, n)).tocsr()
+
+
+def _full_row(n: int) -> sp.csr_array:
+    return sp.csr_array((np.ones(n, "float32"), np.arange(n), np.append(0, np.full(n, n))), (n, n))
+
+
+def _far_down() -> sp.coo_array:
+    return sp.coo_array((np.ones(1, "float32"), (np.array([10**14 - 1]), np.array([0]))), (10**14, 5))
+
+
+SCATTERED, FULL_ROW, FAR_DOWN = _scattered(1_000_000, 50_000), _full_row(1_000_000), _far_down()
+HUGE: list[tuple[str, dict[str, Any], Any]] = [
+    ("dia", {}, SCATTERED),
+    ("dia_rest", {"density": 1e-9}, SCATTERED),
+    ("band", {"lower": 10**6, "upper": 10**6}, SCATTERED),
+    ("ell", {}, FULL_ROW),
+    ("ell", {"width": 10**6}, SCATTERED),
+    ("ell_rest", {"width": 10**6}, SCATTERED),
+    ("bsr", {"r": 1 << 12}, SCATTERED),
+    ("dbsr", {"r": 1 << 12}, SCATTERED),
+    ("blocks", {"r": 1 << 12, "density": 1e-9}, SCATTERED),
+    ("sell", {"C": 1 << 20, "sigma": 1}, FULL_ROW),
+    ("padded_csr", {"t": 1 << 20}, SCATTERED),
+    ("sr_bcrs", {"t": 8, "g": 1 << 20}, SCATTERED),
+    ("nm", {"n": 4, "m": 4}, SCATTERED),
+    ("ragged", {}, SCATTERED),
+    ("dense_rows", {"density": 1e-9}, SCATTERED),
+    ("dense_columns", {"density": 1e-9}, SCATTERED),
+    ("buckets", {"widths": (1 << 20,)}, SCATTERED),
+    ("hyb", {"c": 2, "widths": (1 << 20,)}, SCATTERED),
+    ("columns", {"c": 2, "each": "dia"}, SCATTERED),
+    ("rows", {"each": "ell"}, FULL_ROW),
+    ("csr", {}, FAR_DOWN),
+    ("csc", {}, FAR_DOWN.T),
+    ("bsr", {}, FAR_DOWN),
+    ("dia", {}, FAR_DOWN),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters", "A"), HUGE, ids=[f"{name} {given}" for name, given, _ in HUGE])
+def test_more_values_than_memory(name: str, parameters: Any, A: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said before anything is allocated for them."""
+    monkeypatch.setattr(memory, "memory_size", lambda: 1 << 30)
+    tracemalloc.start()
     try:
-        A = sparsetir.read(path)
-    except sparsetir.SparseTIRError:
-        pytest.skip("no matrix")
-    if not sp.issparse(A) or A.ndim != 2 or A.nnz >= MOST_NONZEROS:
-        pytest.skip("no matrix of a size for a test")
-    A = sp.csr_array(A).astype("float32")
-    B = np.random.default_rng(0).uniform(-1, 1, (A.shape[1], 32)).astype("float32")
-    wide = A.astype("float64")
-    expected, scale = wide @ B, abs(wide) @ abs(B)
-    for name in REAL:
-        found = _real_kernel(name)(A=A, B=B)
-        assert np.all(abs(found - expected) <= 200 * np.finfo("float32").eps * (scale + 1)), name
+        with pytest.raises(MemoryError) as caught:
+            SparseTensor.from_any(A, name, **parameters)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert isinstance(caught.value, StructureError)
+    assert peak < 1 << 28
+    shape, chosen = f"{A.shape[0]} x {A.shape[1]} with {A.nnz} entries", formats.make(name, **parameters)
+    found = rf"cannot store {shape} as {re.escape(repr(chosen))}: .+ would take \d+\.\d [GT]iB or more"
+    assert re.match(rf"{found}, but there are 1\.0 GiB of memory; take a format that stores less", str(caught.value))
+
+
+def test_a_call_with_more_values_than_memory() -> None:
+    """On this machine, whatever memory it has; the kernel goes on with other matrices."""
+    _, kernel = ready("spmm", "ell", *types_of("spmm", "ell"))
+    dtype = types_of("spmm", "ell")[0]
+    with pytest.raises(StructureError, match=r"ell\(.*1000000000000 values.*take one that stores less"):
+        kernel(A=typed(FULL_ROW, dtype), B=np.zeros((1_000_000, 1), dtype))
+    check_call(kernel, "spmm", MATRICES["random"], dtype, 7)
+
+
+def test_values_as_wide_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits as float32 may not fit as float64."""
+    A = _scattered(1000, 500)
+    stored = SparseTensor.from_any(A, "dia").pieces[0].values.nbytes
+    monkeypatch.setattr(memory, "memory_size", lambda: stored)
+    assert SparseTensor.from_any(A, "dia").nnz == A.nnz
+    with pytest.raises(memory.MemoryLimitError, match=f"{stored // 4} values would take"):
+        SparseTensor.from_any(A.astype("float64"), "dia")
+
+
+def test_what_a_container_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(memory, "CONTROL_GROUPS", (limit,))
+    sizes = []
+    for text in ("max\n", "4096\n", None):
+        limit.unlink() if text is None else limit.write_text(text, encoding="ascii")
+        sizes.append(memory.memory_size.__wrapped__())
+    assert sizes == [sizes[0], 4096, sizes[0]]
+    assert sizes[0] > 1 << 20

@@ -14,6 +14,7 @@ from sparsetir.formats.arrays import Array, begins, changes, index_dtype
 from sparsetir.formats.description import describe
 from sparsetir.formats.format import Entries, Packed, check_positive, register
 from sparsetir.formats.layouts import Layout
+from sparsetir.formats.memory import check_memory, check_values
 from sparsetir.interop.sources import Compressed
 from sparsetir.transform.rule import FormatRewriteRule
 
@@ -89,6 +90,7 @@ class BSR(Layout):
     def fill(self, entries: Entries, values: Array) -> list[tuple[Packed, Array]]:
         grid = _Grid(entries, *self.block)
         piece = self._piece(grid)
+        check_values(piece.count, values.dtype)
         out = np.zeros(piece.count, values.dtype)
         for part, slots in grid.slots():
             out[slots] = values[part]
@@ -108,6 +110,7 @@ class BSR(Layout):
         if self.rows_are_compressed:
             indptr = np.array([0, len(rows)])
             return self.arrays(indptr_o=indptr, indices_o=rows, indptr=begins(held)), {"rows": len(rows)}
+        check_memory(8 * mb, f"pointers to {mb} rows of blocks")
         counts = np.zeros(mb, np.int64)
         counts[rows] = held
         return self.arrays(indptr=begins(counts)), {}

@@ -11,6 +11,7 @@ from sparsetir.formats.arrays import CHUNK, Array, index_dtype, take
 from sparsetir.formats.description import describe
 from sparsetir.formats.format import Entries, Format, Packed, register
 from sparsetir.formats.layouts import Layout
+from sparsetir.formats.memory import check_memory
 from sparsetir.formats.pieces import lengths_of, row_numbers
 from sparsetir.formats.splits import DensePart
 from sparsetir.transform.rule import FormatRewriteRule
@@ -121,6 +122,7 @@ class DenseColumns(DensePart):
         return WholeColumns()
 
     def chosen(self, entries: Entries) -> Array:
+        check_memory(8 * entries.shape[1], f"numbers of {entries.shape[1]} columns")
         counts = np.zeros(entries.shape[1], index_dtype(entries.nnz))
         for begin in range(0, entries.nnz, CHUNK):
             np.add.at(counts, entries.last[begin : begin + CHUNK], counts.dtype.type(1))
@@ -150,6 +152,7 @@ class WholeColumns(Layout):
 
     def packed(self, entries: Entries) -> Packed:
         m, n = entries.shape
+        check_memory(8 * n, f"numbers of {n} columns")
         taken = np.zeros(n, np.bool_)
         taken[entries.last] = True
         columns = np.flatnonzero(taken)

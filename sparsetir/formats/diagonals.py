@@ -13,6 +13,7 @@ from sparsetir.formats.arrays import Array, index_dtype
 from sparsetir.formats.description import describe
 from sparsetir.formats.format import Entries, Packed, register
 from sparsetir.formats.layouts import Layout
+from sparsetir.formats.memory import check_memory
 from sparsetir.formats.pieces import row_numbers
 from sparsetir.transform.rule import FormatRewriteRule
 
@@ -59,6 +60,7 @@ class DIA(Layout):
 
     def packed(self, entries: Entries) -> Packed:
         m, n = entries.shape
+        check_memory(8 * (m + n), f"numbers of {m + n} diagonals")
         taken = np.zeros(max(m + n - 1, 0), np.bool_)
         for _, _, number in numbered(entries):
             taken[number] = True

@@ -13,6 +13,7 @@ import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.formats.arrays import Array, changes, put, take
+from sparsetir.formats.memory import check_memory, check_values, fits
 from sparsetir.transform.rule import FormatRewriteRule
 
 Lazy: TypeAlias = "Array | Callable[[], Array] | None"
@@ -51,8 +52,9 @@ class Entries:
 
     @cached_property
     def indptr(self) -> Array:
-        rows = self._inner[0]
-        return np.searchsorted(rows, np.arange(self.shape[0] + 1, dtype=rows.dtype)).astype(rows.dtype)
+        rows, m = self._inner[0], self.shape[0]
+        check_memory(m * rows.itemsize, f"pointers to {m} rows")
+        return np.searchsorted(rows, np.arange(m + 1, dtype=rows.dtype)).astype(rows.dtype)
 
     @property
     def coords(self) -> tuple[Array, ...]:
@@ -185,7 +187,9 @@ class Format:
 
     def fill(self, entries: Entries, values: Array) -> list[tuple[Packed, Array]]:
         """`pack`, and the flat values of each piece; a format that lays both out in one go overrides it."""
-        return [(piece, piece.values(values)) for piece in self.pack(entries)]
+        pieces = self.pack(entries)
+        check_values(sum(piece.count for piece in pieces), values.dtype)
+        return [(piece, piece.values(values)) for piece in pieces]
 
     def borrow(self, source: Any, slots: Callable[[], Array]) -> list[tuple[Packed, Array]] | None:
         """The arrays of an `interop` source as they are if its layout is this format's, else None.
@@ -216,17 +220,29 @@ class Format:
         """Of the index arrays; int32 until something else is chosen."""
         return self.idtype or "int32"
 
-    def check_count(self, count: int) -> int:
-        """`count` as an int, once the index type can count so many values.
+    def check_count(self, count: int, *, indices: int = 0) -> int:
+        """`count` as an int, once the index type can count so many values and they fit into memory.
+
+        Parameters
+        ----------
+        count : int
+            Values stored, padding included; a byte each at the least.
+        indices : int
+            Numbers of the index type that lie beside them.
 
         Raises
         ------
         CapacityError
-            When it cannot.
+            When the index type cannot count them.
+        MemoryLimitError
+            When they do not fit.
         """
+        nbytes = count + indices * np.dtype(self.index_type).itemsize
         if self.index_type == "int32" and count >= INT32_END:
             found = f"{self!r} would store {count} values, more than int32 indices can count"
-            raise CapacityError(f"{found}: leave idtype out or pass idtype='int64'")
+            remedy = "leave idtype out or pass idtype='int64'" if fits(nbytes) else "take one that stores less"
+            raise CapacityError(f"{found}: {remedy}")
+        check_memory(nbytes, f"{count} values")
         return int(count)
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ from sparsetir.errors import StructureError
 from sparsetir.formats.arrays import begins, counting, index_array, put, spread, stable_argsort, take, transpose
 from sparsetir.formats.description import describe
 from sparsetir.formats.format import Array, Entries, Format, Packed, check_idtype, check_positive, register
+from sparsetir.formats.memory import check_memory
 from sparsetir.interop.sources import Compressed
 from sparsetir.transform.rule import FormatRewriteRule
 
@@ -113,6 +114,7 @@ class CSC(Layout):
 
     def fill(self, entries: Entries, values: Array) -> list[tuple[Packed, Array]]:
         self.check_count(entries.nnz)
+        check_memory(8 * entries.shape[1], f"pointers to {entries.shape[1]} columns")
         indptr, indices, placed = _by_column(entries, values)
 
         def order() -> Array:
@@ -218,7 +220,7 @@ class ELL(Layout):
     def packed(self, entries: Entries) -> Packed:
         m, n = entries.shape
         width = self._width(entries)
-        count = self.check_count(m * width)
+        count = self.check_count(m * width, indices=m * width)
         slots = spread(np.arange(m, dtype=np.int64) * width, entries.indptr, self.index_type)
         indices = np.full(count, n, self.index_type)
         put(indices, slots, entries.last)

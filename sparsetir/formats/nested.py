@@ -57,7 +57,7 @@ class Nested(Format):
         found: list[FormatRewriteRule] = []
         for rule in self.base.rules:
             below = self.inner[rule.name].rules if rule.name in self.inner else None
-            found += [rule] if below is None else [_below(rule, inner) for inner in below]
+            found += [rule] if below is None else [_below(rule, inner, len(self.base.rules) == 1) for inner in below]
         return tuple(found)
 
     def pack(self, entries: Entries) -> list[Packed]:
@@ -92,9 +92,12 @@ class _Probe:
         self.axis = axis
 
 
-def _below(outer: FormatRewriteRule, inner: FormatRewriteRule) -> FormatRewriteRule:
-    """The rule of a piece's piece."""
-    alone = outer.partitions_rows and inner.partitions_rows
+def _below(outer: FormatRewriteRule, inner: FormatRewriteRule, is_whole: bool) -> FormatRewriteRule:
+    """The rule of a piece's piece, where the piece has all entries or a part of them.
+
+    A format of a part goes over rows of other parts too, or leaves out empty ones: it must not initialise them.
+    """
+    alone = is_whole and outer.partitions_rows and inner.partitions_rows
     return replace(inner, name=f"{outer.name}_{inner.name}", partitions_rows=alone, sweep=outer.sweep or inner.sweep)
 
 

@@ -13,6 +13,7 @@ from sparsetir.formats.blocks import number_blocks
 from sparsetir.formats.description import describe
 from sparsetir.formats.format import Entries, Packed, check_positive, register
 from sparsetir.formats.layouts import Layout
+from sparsetir.formats.memory import check_memory
 from sparsetir.formats.pieces import lengths_of, padded, row_chunks, row_numbers, strided
 from sparsetir.transform.rule import FormatRewriteRule
 
@@ -86,12 +87,13 @@ class SELL(Layout):
         (m, n), lengths = entries.shape, lengths_of(entries)
         order = longest_first(lengths, self.sigma)
         slices = -(-m // self.C)
+        check_memory(8 * slices * self.C, f"numbers of {slices * self.C} rows")
         held = np.zeros(slices * self.C, np.int64)
         held[:m] = lengths[order]
         widths = held.reshape(slices, self.C).max(axis=1, initial=0)
         slice_ptr = begins(widths)
         total = int(slice_ptr[-1])
-        count = self.check_count(total * self.C)
+        count = self.check_count(total * self.C, indices=total * self.C)
         begin, place = np.empty(m, np.int64), np.arange(m)
         begin[order] = slice_ptr[place // self.C] * self.C + place % self.C
         slots = strided(begin, entries.indptr, self.C, count)
@@ -170,7 +172,7 @@ class PaddedCSR(Layout):
         (m, n), groups = entries.shape, -(-lengths_of(entries) // self.t)
         indptr = begins(groups)
         total = int(indptr[-1])
-        count = self.check_count(total * self.t)
+        count = self.check_count(total * self.t, indices=total * self.t)
         slots = spread(indptr[:-1] * self.t, entries.indptr, index_dtype(count).name)
         arrays = self.arrays(indptr=indptr, indices=padded(count, n, self.index_type, slots, entries.last))
         sizes = {"m": m, "n": n, "most": int(groups.max(initial=0)), "total": total}
@@ -243,7 +245,7 @@ class SRBCRS(Layout):
         groups = -(-held // self.g)
         starts = begins(groups)
         total = int(starts[-1])
-        count = self.check_count(total * self.g * self.t)
+        count = self.check_count(total * self.g * self.t, indices=total * self.g)
         place = spread(starts[:-1] * self.g, begins(held), index_dtype(count).name)
         slots = vector if vector.dtype == place.dtype else np.empty(entries.nnz, place.dtype)
         for part, rows in row_numbers(indptr):
@@ -315,7 +317,8 @@ class NM(Layout):
     def packed(self, entries: Entries) -> Packed:
         rows, columns = entries.shape
         groups = -(-columns // self.m)
-        count = self.check_count(rows * groups * self.n)
+        count = rows * groups * self.n
+        count = self.check_count(count, indices=count)
         slots = np.empty(entries.nnz, index_dtype(count))
         indices = np.full(count, self.m, self.index_type)
         for begin, end in row_chunks(entries.indptr):

@@ -15,6 +15,7 @@ from sparsetir.formats.arrays import Array, index_dtype
 from sparsetir.formats.blocks import number_blocks
 from sparsetir.formats.diagonals import DIA, numbered
 from sparsetir.formats.format import Entries, Format, check_positive, make, register
+from sparsetir.formats.memory import check_memory
 from sparsetir.formats.partitions import Partition
 from sparsetir.formats.pieces import lengths_of, row_chunks
 
@@ -154,6 +155,7 @@ class DiaRest(DensePart):
         return DIA()
 
     def chosen(self, entries: Entries) -> Array:
+        check_memory(8 * sum(entries.shape), f"numbers of {sum(entries.shape)} diagonals")
         counts = np.zeros(max(sum(entries.shape) - 1, 0), index_dtype(entries.nnz))
         for _, _, number in numbered(entries):
             np.add.at(counts, number, counts.dtype.type(1))

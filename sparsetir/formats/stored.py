@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sparsetir.formats.arrays import Array
 from sparsetir.formats.format import Packed
+from sparsetir.formats.memory import readable
 from sparsetir.transform.rule import FormatRewriteRule
 
 
@@ -67,13 +68,7 @@ class Piece:
 
 def amounts(nnz: int, padding: float, nbytes: int) -> str:
     """How much is stored, in words."""
-    return f"{nnz} entries, {padding:.0%} padding, {_readable(nbytes)}"
-
-
-def _readable(nbytes: int) -> str:
-    power = next((k for k in range(3) if nbytes < 1024 ** (k + 1)), 3)
-    unit = ("bytes", "KiB", "MiB", "GiB")[power]
-    return f"{nbytes / 1024**power:.{min(power, 1)}f} {unit}"
+    return f"{nnz} entries, {padding:.0%} padding, {readable(nbytes)}"
 
 
 __all__ = ["Piece", "amounts"]

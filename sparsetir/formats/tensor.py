@@ -18,6 +18,7 @@ from sparsetir.formats import binsparse, export
 from sparsetir.formats import format as limits
 from sparsetir.formats.arrays import index_array
 from sparsetir.formats.format import Array, CapacityError, Entries, Format, make
+from sparsetir.formats.memory import MemoryLimitError
 from sparsetir.formats.origin import Origin, open_dense, open_origin
 from sparsetir.formats.stored import Piece, amounts
 from sparsetir.interop import CooTensor, aligned_contiguous, is_sparse
@@ -100,6 +101,8 @@ class SparseTensor:
             When the format or its parameters do not fit.
         StructureError
             When the argument's index arrays are broken, or `idtype` cannot hold what the format stores.
+        MemoryLimitError
+            When what the format stores does not fit into memory; it is a `StructureError` and a `MemoryError`.
 
         Examples
         --------
@@ -219,10 +222,13 @@ class SparseTensor:
 
     @classmethod
     def _packed(cls, origin: Origin, values: Array | None, format: Format, idtype: str) -> SparseTensor:
-        format = format.resolve(len(origin.source.shape), idtype)
+        given, format = format, format.resolve(len(origin.source.shape), idtype)
         filled = format.borrow(origin.source, origin.slots) if values is None and origin.is_ordered else None
         if filled is None:
-            filled = format.fill(origin.entries, origin.values() if values is None else values)
+            try:
+                filled = format.fill(origin.entries, origin.values() if values is None else values)
+            except MemoryLimitError as error:
+                raise _does_not_fit(origin, given, error) from None
         for packed, _ in filled:
             format.check_count(packed.count)
         pieces = zip(format.rules, filled, strict=True)
@@ -436,6 +442,12 @@ def _named(format: str | Format | None, ndim: int, parameters: dict[str, Any]) -
             raise ArgumentError(f"{format!r} has its parameters; {', '.join(parameters)} go with the name of a format")
         return format
     return make(format or ("csr" if ndim == 2 else "csf"), **parameters)
+
+
+def _does_not_fit(origin: Origin, format: Format, error: MemoryLimitError) -> MemoryLimitError:
+    shape, nnz = " x ".join(map(str, origin.source.shape)), origin.source.values.size
+    found = f"cannot store {shape} with {nnz} entries as {format!r}: {error}"
+    return MemoryLimitError(f"{found}; take a format that stores less beside the entries, such as dcsr or coo")
 
 
 def _is_large(*numbers: int) -> bool:

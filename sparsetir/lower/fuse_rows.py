@@ -19,7 +19,7 @@ after::
                 c[rows[at_1[0] + x], 0:feat] = c[rows[at_1[0] + x], 0:feat] + ...
 
 Rows of a result stay in cache from loop to loop, threads start once, and loops that add to the same rows never run
-beside each other. Loops with different notes ``"sweep"`` go over all rows of a chunk one after the other.
+beside each other. A loop with another note ``"sweep"`` than those before it begins a loop of its own.
 
 It takes loops in which every step has rows of its own wherever it touches what they share, in ascending order: step
 ``x`` has row ``x``, rows ``x * R`` to ``x * R + R - 1``, or the same of ``rows[x]`` for a sorted list.
@@ -64,12 +64,12 @@ def _rows_of(index: ir.Expr, loop: tirx.For, ascending: set[str]) -> Rows | None
     step, listed = loop.loop_var, None
     if loads:
         listed = loads[0]
-        if len(loads) > 1 or str(listed.source.name) not in ascending or not _advances(listed.indices[0], loop):
+        if str(listed.source.name) not in ascending or not _advances(listed.indices[0], loop):
             return None
         step = Var("listed", listed.ty)
-        on_load = lambda _x, _m: step  # noqa: E731
+        on_load = lambda x, _m: step if same(x, listed) else x  # noqa: E731
         index = tvm_ffi.structural_mutate(index, [(ir.TensorLoad, on_load)])
-        if mentions(index, [loop.loop_var]):
+        if mentions(index, [loop.loop_var]) or collect(index, ir.TensorLoad):
             return None
     analyzer, one = sym.Analyzer(), const(1, str(step.ty.dtype))
     size = analyzer.simplify(substitute(index, {step: step + one}) - index)
@@ -176,26 +176,12 @@ class Run:
         for n, place in enumerate(places):
             body += self._seek(n, place, stops[n], get(begin) * const(unit, WIDE))
         step = const(max(PART // unit, 1), WIDE)
-        for sweep in self._sweeps():
-            part = Var("part", ir.PrimType(WIDE))
-            limit = tirx.min(get(begin) + (part + const(1, WIDE)) * step, get(end)) * const(unit, WIDE)
-            inner = [s for n in sweep for s in self._part(n, places[n], stops[n], limit)]
-            parts = tirx.floordiv(get(end) - get(begin) + step - const(1, WIDE), step)
-            body.append(tirx.For(part, const(0, WIDE), parts, tirx.ForKind.SERIAL, seq(*inner)))
+        part = Var("part", ir.PrimType(WIDE))
+        limit = tirx.min(get(begin) + (part + const(1, WIDE)) * step, get(end)) * const(unit, WIDE)
+        inner = [s for n in range(len(self.loops)) for s in self._part(n, places[n], stops[n], limit)]
+        parts = tirx.floordiv(get(end) - get(begin) + step - const(1, WIDE), step)
+        body.append(tirx.For(part, const(0, WIDE), parts, tirx.ForKind.SERIAL, seq(*inner)))
         return tirx.For(chunk, const(0), const(chunks), tirx.ForKind.PARALLEL, seq(*body))
-
-    def _sweeps(self) -> list[list[int]]:
-        """The numbers of the loops that go over the rows together; one that belongs to no sweep joins any."""
-        found: list[list[int]] = []
-        current: str | None = None
-        for n, loop in enumerate(self.loops):
-            own = str(loop.annotations[SWEEP]) if SWEEP in loop.annotations else None
-            if found and (own is None or current in (None, own)):
-                found[-1].append(n)
-            else:
-                found.append([n])
-            current = own if own is not None else current
-        return found
 
     def _units(self, unit: int) -> ir.Expr:
         """How many groups of `unit` rows cover the rows of every loop."""
@@ -260,7 +246,7 @@ def fuse(stmts: list[tirx.Stmt], ascending: set[str], pointers: set[str]) -> lis
             out.append(run.fused(pointers) if len(run.loops) > 1 else run.loops[0])
 
     for stmt in stmts:
-        if run is not None and _may_join(stmt) and _chunks(stmt) == _chunks(run.loops[0]) and run.add(stmt):
+        if run is not None and _may_join(stmt) and _agree(run.loops, stmt) and run.add(stmt):
             continue
         close()
         run = None
@@ -273,8 +259,10 @@ def fuse(stmts: list[tirx.Stmt], ascending: set[str], pointers: set[str]) -> lis
     return out
 
 
-def _chunks(loop: tirx.For) -> int:
-    return int(loop.annotations[CHUNKS])
+def _agree(loops: list[tirx.For], loop: tirx.For) -> bool:
+    """Whether `loop` is shared out like the others, and belongs to their sweep or to none."""
+    sweeps = {str(f.annotations[SWEEP]) for f in (*loops, loop) if SWEEP in f.annotations}
+    return len(sweeps) <= 1 and int(loop.annotations[CHUNKS]) == int(loops[0].annotations[CHUNKS])
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.FuseRows")

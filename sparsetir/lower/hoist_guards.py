@@ -73,7 +73,8 @@ def _lifted(loop: tirx.For) -> tirx.Stmt:
         return loop
     fixed = [loop.loop_var, *(s.buffer for s in collect(body.then_case, tirx.BufferStore))]
     runs = isinstance(loop.extent, tirx.IntImm) and int(loop.extent) > 0
-    out, kept = [], []
+    out: list[ir.Expr] = []
+    kept: list[ir.Expr] = []
     for condition in conjuncts(body.condition):
         may_leave = not mentions(condition, fixed) and (runs or not collect(condition, ir.TensorLoad))
         # A condition may rely on those before it.

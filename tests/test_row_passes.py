@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes that bring the loops of several pieces together and take tests out of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import tvm
+from tvm import tirx
+from tvm.script import tirx as tir
+
+import sparsetir
+from sparsetir import formats
+from sparsetir.lower import as_module
+from sparsetir.lower.fuse_rows import FuseRows
+from sparsetir.lower.hoist_guards import HoistGuards
+from sparsetir.lower.rewriting import collect
+from sparsetir.lower.version_edges import VersionEdges
+from sparsetir.schedules import Choices
+
+PARALLEL = tirx.ForKind.PARALLEL
+PIECES = {
+    "dcsr": formats.dcsr(),
+    "columns": formats.columns(3),
+    "buckets": formats.buckets((1, 2, 4)),
+    "hyb": formats.hyb(2, (1, 3)),
+    "blocks": formats.blocks(2, 3),
+    "ell_rest": formats.ell_rest(width=2),
+    "dia_rest": formats.dia_rest(0.2),
+    "sr_bcrs": formats.sr_bcrs(2, 2),
+}
+
+
+SWEEPS = {"columns": 3, "hyb": 2}
+
+
+def decomposed(format: Any, choices: Choices | None = None) -> Any:
+    """SpMM over a format, one compiled kernel."""
+    return sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": format}), schedule=choices)
+
+
+def flat(kernel: Any) -> tirx.PrimFunc:
+    """Its loops."""
+    return kernel.kernel.compiled.stage(3)
+
+
+def parallel_loops(func: tirx.PrimFunc) -> list[tirx.For]:
+    return [f for f in collect(func.body, tirx.For) if f.kind == PARALLEL]
+
+
+def matrices() -> dict[str, Any]:
+    """Row lengths of every kind."""
+    rng = np.random.default_rng(0)
+    wide = sp.random_array((70, 40), density=0.1, format="lil", rng=rng)
+    wide[3] = rng.random(40)  # longer than any bucket
+    wide[10:30] = 0
+    found = {"skewed": wide.tocsr(), "empty": sp.csr_array((5, 7)), "one": sp.csr_array(np.ones((1, 1)))}
+    found["tall"] = sp.random_array((333, 3), density=0.2, format="csr", rng=rng)
+    found["last row"] = sp.csr_array(([1.0], ([129], [0])), shape=(130, 2))
+    found["no rows"] = sp.csr_array((0, 4))
+    return {name: sp.csr_array(a).astype(np.float32) for name, a in found.items()}
+
+
+# ---------------------------------------------------------------- FuseRows
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3, 16])
+@pytest.mark.parametrize("format", PIECES.values(), ids=PIECES)
+def test_pieces_share_their_rows_in_any_number_of_chunks(format: Any, chunks: int) -> None:
+    kernel = decomposed(format, Choices(tile=8, chunks=chunks))
+    assert len(parallel_loops(flat(kernel))) == SWEEPS.get(format.name, 1)
+    rng = np.random.default_rng(1)
+    for name, A in matrices().items():
+        B = rng.random((A.shape[1], 9), dtype=np.float32)
+        np.testing.assert_allclose(kernel(A=A, B=B), A @ B, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_range_of_columns_is_done_before_the_next() -> None:
+    loops = parallel_loops(flat(decomposed(formats.columns(3))))
+    assert [re.findall(r"indptr_(c\d)", str(loop))[0] for loop in loops] == ["c0", "c1", "c2"]
+
+
+def test_rows_of_blocks_stay_together() -> None:
+    A = sp.random_array((29, 31), density=0.3, format="csr", dtype=np.float32, rng=np.random.default_rng(2))
+    text = sparsetir.script(flat(decomposed(formats.blocks(2, 2, rest=formats.bsr(3, 3)))))
+    assert "* T.int64(6)" in text  # rows are shared out in groups that no block of 2 or 3 rows crosses
+    for chunks in (2, 5, 16):
+        kernel = decomposed(formats.blocks(2, 2, rest=formats.bsr(3, 3)), Choices(chunks=chunks))
+        B = np.ones((31, 4), np.float32)
+        np.testing.assert_allclose(kernel(A=A, B=B), A @ B, rtol=1e-5)
+
+
+def fused(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    return FuseRows(as_module(func))[func.attrs["global_symbol"]]
+
+
+def pair(second: str, *, ascending: str = "rows") -> tirx.PrimFunc:
+    """A loop that sets y, and one more."""
+    text = f'''
+@tir.prim_func(s_tir=True)
+def main(x: tir.Buffer((64,), "float32"), y: tir.Buffer((64,), "float32"), z: tir.Buffer((64,), "float32"),
+         rows: tir.Buffer((20,), "int32")):
+    tir.func_attr({{"sparsetir.indptr": ["starts"], "sparsetir.ascending": ["{ascending}"]}})
+    for i in tir.serial(64, annotations={{"sparsetir.chunks": 3, "sparsetir.parallel": True}}):
+        y[i] = x[i]
+    for r in tir.serial(20, annotations={{"sparsetir.chunks": 3, "sparsetir.parallel": True}}):
+        {second}
+'''
+    return tvm.script.from_source(text, {"tir": tir})
+
+
+@pytest.mark.parametrize("second", ["y[rows[r]] = y[rows[r]] + x[r]", "z[r] = y[r]", "y[r] = y[r] * 2.0"])
+def test_loops_over_the_same_rows_are_one(second: str) -> None:
+    func = fused(pair(second))
+    assert len(parallel_loops(func)) == 1
+    rows = np.sort(np.random.default_rng(0).choice(64, 20, replace=False)).astype(np.int32)
+    x, y, z = (np.arange(64, dtype=np.float32) + k for k in range(3))
+    want_y, want_z = x.copy(), z.copy()
+    if "rows" in second:
+        want_y[rows] += x[:20]
+    elif "z" in second:
+        want_z[:20] = want_y[:20]
+    else:
+        want_y[:20] *= 2
+    tvm.compile(as_module(func), target="llvm", tir_pipeline="s_tir")["main"](*map(tvm.runtime.tensor, (x, y, z, rows)))
+    found = [tvm.runtime.tensor(a) for a in (x, y, z, rows)]
+    tvm.compile(as_module(func), target="llvm", tir_pipeline="s_tir")["main"](*found)
+    np.testing.assert_array_equal(found[1].numpy(), want_y)
+    np.testing.assert_array_equal(found[2].numpy(), want_z)
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        ("z[r] = y[63 - r]", "reads rows that another thread may not have written"),
+        ("z[r] = y[rows[63 - r]]", "goes through the list backwards"),
+        ("y[r] = y[0]", "reads a row that is not its own"),
+        ("z[r] = x[r]", "shares nothing with the first"),
+    ],
+    ids=lambda text: text,
+)
+def test_other_loops_stay_apart(second: str, why: str) -> None:
+    func = fused(pair(second))
+    assert len(collect(func.body, tirx.For)) == 2, why
+    assert not parallel_loops(func), why
+
+
+def test_an_unsorted_list_stays_apart() -> None:
+    assert not parallel_loops(fused(pair("y[rows[r]] = y[rows[r]] + x[r]", ascending="others")))
+
+
+# ---------------------------------------------------------------- VersionEdges
+
+
+@pytest.mark.parametrize("shape", [(m, n) for m in (1, 2, 3, 4, 5, 8, 13) for n in (1, 4, 7)])
+@pytest.mark.parametrize("block", [(2, 2), (3, 4), (4, 1)])
+def test_blocks_that_stick_out(block: tuple[int, int], shape: tuple[int, int]) -> None:
+    kernel = decomposed(formats.bsr(*block))
+    A = sp.random_array(shape, density=0.5, format="csr", dtype=np.float32, rng=np.random.default_rng(3))
+    B = np.random.default_rng(4).random((shape[1], 21), dtype=np.float32)
+    np.testing.assert_allclose(kernel(A=A, B=B), A @ B, rtol=1e-5, atol=1e-6)
+
+
+EDGE = """
+@tir.prim_func(s_tir=True)
+def main(x: tir.Buffer((64,), "float32"), m: tir.int32):
+    for i in range((m + 3) // 4):
+        for ii in tir.unroll(4):
+            if {condition}:
+                x[i * 4 + ii] = 0.0
+"""
+
+
+def versioned(condition: str) -> tirx.For:
+    """The outer loop of a program that tests `condition` in its inner one."""
+    func = tvm.script.from_source(EDGE.format(condition=condition), {"tir": tir})
+    return collect(VersionEdges(as_module(func))["main"].body, tirx.For)[0]
+
+
+def test_a_row_is_tested_at_its_hardest_lane() -> None:
+    outer = versioned("i * 4 + ii < m")
+    assert str(outer.body.condition) == "i * 4 + 3 < m"
+    assert not collect(outer.body.then_case, tirx.IfThenElse)
+    assert collect(outer.body.else_case, tirx.IfThenElse)
+
+
+@pytest.mark.parametrize("condition", ["ii < m", "i < m", "x[i * 4 + ii] < 1.0", "(i * 4 + ii) % 3 < m"])
+def test_what_no_row_decides_stays(condition: str) -> None:
+    assert not isinstance(versioned(condition).body, tirx.IfThenElse)
+
+
+# ---------------------------------------------------------------- HoistGuards
+
+GUARDED = """
+@tir.prim_func(s_tir=True)
+def main(x: tir.Buffer((64,), "float32"), y: tir.Buffer((64,), "float32"), at: tir.Buffer((8,), "int32"), n: tir.int32):
+    for p in range(8):
+        for k in {lanes}:
+            {store}
+"""
+
+
+def hoisted(store: str, lanes: str = "tir.vectorized(8)") -> tirx.For:
+    text = GUARDED.format(store=store, lanes=lanes)
+    return collect(HoistGuards(as_module(tvm.script.from_source(text, {"tir": tir})))["main"].body, tirx.For)[0]
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        "y[k] = y[k] + tir.if_then_else(at[p] < n, x[k], 0.0)",
+        "y[k] = y[k] + x[p] * tir.if_then_else(at[p] < n, x[k], 0.0)",
+        "y[k] = y[k] - tir.if_then_else(at[p] < n, x[k], 0.0) * x[p]",
+    ],
+)
+def test_a_guarded_term_guards_the_loop(store: str) -> None:
+    body = hoisted(store).body
+    assert isinstance(body, tirx.IfThenElse)
+    assert isinstance(body.then_case, tirx.For)
+    assert "if_then_else" not in str(body)
+
+
+@pytest.mark.parametrize(
+    ("store", "lanes", "why"),
+    [
+        ("y[k] = y[k] + tir.if_then_else(at[p] < n, x[k], 1.0)", "tir.vectorized(8)", "the other term is not zero"),
+        ("y[k] = y[k] * tir.if_then_else(at[p] < n, x[k], 0.0)", "tir.vectorized(8)", "a factor of zero counts"),
+        ("y[k] = x[k] + tir.if_then_else(at[p] < n, x[k], 0.0)", "tir.vectorized(8)", "the store must happen"),
+        ("y[k] = y[k] + tir.if_then_else(at[k] < n, x[k], 0.0)", "tir.serial(8)", "the condition moves"),
+        ("y[k] = y[k] + tir.if_then_else(y[0] < 1.0, x[k], 0.0)", "tir.serial(8)", "the condition is changed"),
+        ("y[k] = y[k] + tir.if_then_else(at[p] < n, x[k], 0.0)", "tir.serial(n)", "the loop may have no step"),
+    ],
+    ids=lambda text: text if " " in text and "[" not in text else "",
+)
+def test_what_must_be_tested_inside_stays_inside(store: str, lanes: str, why: str) -> None:
+    assert isinstance(hoisted(store, lanes).body, tirx.For), why
+
+
+def test_padding_does_not_spread_what_is_not_finite() -> None:
+    A = sp.csr_array(np.array([[0, 2, 0], [1, 0, 3], [0, 0, 0]], np.float32))
+    B = np.array([[np.inf, 1], [1, 2], [np.nan, 3]], np.float32)
+    for format in (formats.ell(), formats.sell(2, 2), formats.buckets((1, 4)), formats.padded_csr(4)):
+        np.testing.assert_array_equal(decomposed(format)(A=A, B=B), A @ B)
