@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sparsetir.errors import ScheduleError
+from sparsetir.threads import get_num_threads
 
 TILES = (8, 16, 32, 64, 128, 256)
 CHUNKS_PER_THREAD = (1, 2, 4, 8, 16, 32)
@@ -22,7 +23,8 @@ class Choices:
     tile : int
         Elements of a row kept in registers; a power of two.
     chunks : int
-        Parallel pieces with equal numbers of nonzeros; 0 runs on one core.
+        Parallel pieces with equal numbers of nonzeros; 0 runs on one core. By default one for each thread: TVM gives
+        every thread the same number of pieces.
     unroll : int
         Nonzeros per step of the innermost ragged loop.
     prefetch : int
@@ -30,7 +32,7 @@ class Choices:
     """
 
     tile: int = 64
-    chunks: int = 16
+    chunks: int = field(default_factory=get_num_threads)
     unroll: int = 1
     prefetch: int = 0
 
@@ -65,5 +67,5 @@ class Choices:
         (8, 16, 32)
         """
         tiles = tuple(tile for tile in TILES if feat is None or tile <= feat) or TILES[:1]
-        chunks = {0, Choices().chunks, *(threads * pieces for pieces in CHUNKS_PER_THREAD)}
+        chunks = {0, *(threads * pieces for pieces in CHUNKS_PER_THREAD)}
         return {"tile": tiles, "chunks": tuple(sorted(chunks)), "unroll": UNROLLS, "prefetch": PREFETCHES}

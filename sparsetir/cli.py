@@ -95,12 +95,35 @@ def parser() -> argparse.ArgumentParser:
     formats.add_argument("--json", metavar="OUT", help="write the result as JSON, to stdout if OUT is -")
     formats.add_argument("--plot", type=Path, metavar="PNG", help="draw the nonzeros, blocks, rows and columns")
 
+    bench = command(commands, "bench", run_bench, "time operations in turn with other libraries")
+    add_bench(bench)
+
     show = command(commands, "show", run_show, "print a program of the dialect, or what it is compiled to")
     show.add_argument("script", metavar="SCRIPT.py[:FUNC]", help="all programs in the file, or one")
     show.add_argument("--stage", choices=("1", "2", "3", "llvm", "asm"), default="1")
 
     command(commands, "info", run_info, "versions, target, cores, caches and measured bandwidth")
     return top
+
+
+def add_bench(bench: argparse.ArgumentParser) -> None:
+    """The options of ``sparsetir bench``."""
+    bench.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".mtx, .npz, .smtx or .tns, also .gz or .xz")
+    bench.add_argument("--data", type=Path, metavar="FOLDER", help="every matrix and tensor in it")
+    bench.add_argument("--suite", metavar="NAME,...", help="generated matrices and tensors; all: every family")
+    bench.add_argument("--size", choices=("small", "medium", "large"), default="small", help="of the suite")
+    ops = "operations with their columns (default: %(default)s)"
+    bench.add_argument("--ops", default="spmm:128,sddmm:128,spmv,mttkrp:32", metavar="OP:N,...", help=ops)
+    bench.add_argument("--rounds", type=positive(int), default=3, metavar="N", help="turns of each library in a row")
+    bench.add_argument("--rest", type=seconds, default=0.25, metavar="S", help="sleep before each turn")
+    bench.add_argument("--repeat", type=count, default=2, metavar="N", help="times a disturbed row is measured again")
+    bench.add_argument("--threads", type=positive(int), metavar="N", help="for every library; by default all cores")
+    bench.add_argument("--tune", type=seconds, default=0.0, metavar="S", help="also tune so long before each row")
+    database = Path("tuning-bench.jsonl")
+    bench.add_argument("--database", type=Path, default=database, metavar="FILE", help="where tuning keeps trials")
+    bench.add_argument("--json", metavar="OUT", help="write everything as JSON, to stdout if OUT is -")
+    bench.add_argument("--markdown", type=Path, metavar="OUT", help="write the tables as Markdown")
+    bench.add_argument("--plot", type=Path, metavar="PNG", help="draw the rows below the ceilings of the machine")
 
 
 def command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
@@ -122,6 +145,22 @@ def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
     # argparse names the type in its message.
     parse.__name__ = kind.__name__
     return parse
+
+
+def seconds(text: str) -> float:
+    """A time, 0 for none."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds, found {text}")
+    return value
+
+
+def count(text: str) -> int:
+    """A number that may be 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"expected a number that is not negative, found {text}")
+    return value
 
 
 # ---------------------------------------------------------------------------------------------------- tune
@@ -255,16 +294,19 @@ def shortened(text: str, most: int = LOOPS_SHOWN) -> str:
 
 def comparison(case: Any, result: Any, *, rest: float) -> list[str]:
     """A table of the time of a call: this package and the peers."""
-    from sparsetir.bench import interleave, missing
+    from sparsetir.bench import interleave, missing, set_threads
+    from sparsetir.bench.kernels import our_call
+    from sparsetir.bench.measure import peer_calls
     from sparsetir.build import build
     from sparsetir.threads import get_num_threads
     from sparsetir.tuning.report import aligned
 
     calls = {
-        "sparsetir, tuned": ours(result.kernel, case.inputs),
-        "sparsetir, untuned": ours(build(case.program), case.inputs),
+        "sparsetir, tuned": our_call(result.kernel, case),
+        "sparsetir, untuned": our_call(build(case.program), case),
     }
-    calls |= peers(case, get_num_threads())
+    set_threads(get_num_threads())
+    calls |= peer_calls(case.op, case)
     times = interleave(calls, rest=rest)
     baseline = next((times[name].median for name in ("scipy", "numpy") if name in times), None)
     rows = [["", "ms", "GFLOP/s", "speedup"]]
@@ -272,26 +314,6 @@ def comparison(case: Any, result: Any, *, rest: float) -> list[str]:
         speedup = f"{baseline / timing.median:.2f}" if baseline else ""
         rows.append([name, f"{timing.median * 1e3:.4g}", f"{result.flops / timing.median / 1e9:.1f}", speedup])
     return [*aligned(rows), *(f"without {peer}: {why}" for peer, why in missing().items() if case.op != "mttkrp")]
-
-
-def ours(kernel: Any, inputs: dict[str, Any]) -> Callable[[], Any]:
-    """A call of a kernel as a user makes it in a loop: arguments bound, the output's memory used again."""
-    first = kernel._prepare(inputs)
-    outputs = {name: first.arrays[name] for name in kernel.signature.outputs}
-    bound = kernel.bind(**inputs)
-    return lambda: bound(**outputs)
-
-
-def peers(case: Any, threads: int) -> dict[str, Callable[[], Any]]:
-    """Calls of the libraries that have this operation."""
-    from sparsetir import bench
-    from sparsetir.tuning.reference import OPS as ORACLES
-
-    if case.op == "mttkrp":
-        return {"numpy": lambda: ORACLES["mttkrp"][0](case.inputs)}
-    bench.set_threads(threads)
-    names = [name for name in bench.available(case.op) if name != "mkl" or min(case.sparse.shape) > 0]
-    return {name: getattr(bench, case.op)(name, *case.inputs.values()) for name in names}
 
 
 # ---------------------------------------------------------------------------------------------------- formats
@@ -314,6 +336,51 @@ def run_formats(args: argparse.Namespace) -> int:
     if args.json:
         write_json(args.json, found.as_dict())
     return FINDING if found.findings else DONE
+
+
+# ---------------------------------------------------------------------------------------------------- bench
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    """``sparsetir bench``."""
+    from sparsetir.bench import _optional, command, inputs, kernels, measure
+
+    if args.plot:
+        _optional.require("matplotlib.figure", extra="plot", purpose="--plot")
+    products = measure.parse_products(args.ops)
+    paths = [*args.files, *(inputs.find_files(args.data) if args.data else [])]
+    sources = [*inputs.from_files(paths), *(inputs.from_suite(args.suite, args.size) if args.suite else [])]
+    plan = kernels.Plan(args.tune, args.database, args.rounds, args.rest, args.repeat)
+    report = None
+    try:
+        for report in command.run(sources, products, plan, threads=args.threads):
+            keep(report, args)
+    finally:
+        # An interrupted run shows what it has.
+        if report is not None:
+            show_bench(report, args)
+    return FINDING if report is not None and report.findings else DONE
+
+
+def keep(report: Any, args: argparse.Namespace) -> None:
+    """Write the files of a run as far as it has come."""
+    if args.json and args.json != "-":
+        write_json(args.json, report.as_dict())
+    if args.markdown:
+        args.markdown.parent.mkdir(parents=True, exist_ok=True)
+        args.markdown.write_text(report.markdown() + "\n")
+
+
+def show_bench(report: Any, args: argparse.Namespace) -> None:
+    """Print a run, and draw it where asked for."""
+    from sparsetir.bench import plot
+
+    if args.json == "-":
+        write_json("-", report.as_dict())
+    else:
+        print(report.text())
+    if args.plot and report.roofline is not None:
+        print(f"wrote {plot.roofline(report.rows, report.roofline, args.plot)}", file=sys.stderr)
 
 
 # ---------------------------------------------------------------------------------------------------- show
@@ -379,6 +446,7 @@ def text_of(func: Any, stage: str) -> str:
 def run_info(_args: argparse.Namespace) -> int:
     """``sparsetir info``."""
     import sparsetir
+    from sparsetir.bench.roofline import levels
     from sparsetir.build import cache_folder, native_target
     from sparsetir.threads import get_num_threads
     from sparsetir.tuning.database import machine_name
@@ -389,7 +457,7 @@ def run_info(_args: argparse.Namespace) -> int:
     folder = cache_folder()
     kept = len(list(folder.glob("*.so"))) if folder and folder.exists() else 0
     rows.append(("kernel cache", f"{folder}, {kept} kernels" if folder else "switched off"))
-    rows += [(name, f"{size >> 10} KiB{bandwidth(size // 2)}") for name, size in caches().items()]
+    rows += [(f"{c.name} cache", f"{c.size >> 10} KiB{bandwidth(c.size // 2)}") for c in levels()]
     rows.append(("memory", f"256 MiB copied{bandwidth(256 << 20)}"))
     width = max(len(name) for name, _ in rows)
     print("\n".join(f"{name.ljust(width)}  {text}" for name, text in rows))
@@ -407,16 +475,6 @@ def version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def caches() -> dict[str, int]:
-    """Bytes of the data caches of the first core, where the system tells."""
-    found = {}
-    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
-        if kind != "Instruction" and size.endswith("K"):
-            found[f"L{level} cache"] = int(size[:-1]) << 10
-    return found
 
 
 def copy_bandwidth(size: int, *, seconds: float = 0.1) -> float:

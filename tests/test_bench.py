@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peers agree with scipy, timing takes turns, pictures are written, the library's own matrix is what it says."""
+"""Peers agree with scipy, timing takes turns, bounds are bounds, generated inputs and pictures are what they say."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+import sparsetir
 from sparsetir import bench
-from sparsetir.bench import _optional, peers, plot, timing
-from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError
+from sparsetir.bench import _optional, command, inputs, kernels, measure, peers, plot, reference, report, suite, timing
+from sparsetir.bench import roofline as roofs
+from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, TuningError
+from sparsetir.interop import CooTensor
+from sparsetir.tuning.operands import Case, make_case
 
 DTYPES = ("float32", "float64")
 needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="no matplotlib")
@@ -30,6 +34,19 @@ def matrix(dtype: str, *, m: int = 31, n: int = 47, density: float = 0.1) -> sp.
 
 def dense(dtype: str, *shape: int) -> np.ndarray:
     return np.random.default_rng(7).standard_normal(shape).astype(dtype)
+
+
+def cube(entries: int) -> CooTensor:
+    """A tensor in no order, with empty slices, in which some coordinates occur twice."""
+    rng = np.random.default_rng(2)
+    coords = np.stack([rng.integers(1, n - 1, entries) for n in (6, 7, 9)]).astype("int32")
+    return CooTensor(coords, rng.standard_normal(entries, "float32"), (6, 7, 9))
+
+
+def filled(tensor: CooTensor) -> np.ndarray:
+    out = np.zeros(tensor.shape)
+    np.add.at(out, tuple(tensor.coords), tensor.values)
+    return out
 
 
 @pytest.fixture(params=peers.PEERS)
@@ -69,6 +86,19 @@ def test_sddmm_agrees_with_a_dense_product(peer: str, dtype: str, monkeypatch: p
     call = bench.sddmm(peer, S, X, Y)
     for _ in range(2):
         np.testing.assert_allclose(call(), expected.data, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("gathered", [1 << 20, 20])
+def test_mttkrp_agrees_with_a_dense_product(gathered: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "GATHERED_FLOATS", gathered)
+    tensor = cube(entries=90)
+    B, C = dense("float32", 7, 5), dense("float32", 9, 5)
+    expected = np.einsum("ijk,jr,kr->ir", filled(tensor), B, C)
+    call = bench.mttkrp("numpy", tensor, B, C)
+    for _ in range(2):
+        np.testing.assert_allclose(call(), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ArgumentError, match="tensor of 3 dimensions, found 2"):
+        bench.mttkrp("numpy", CooTensor(np.zeros((2, 1), int), np.ones(1, "float32"), (2, 2)), B, C)
 
 
 def test_operands_may_be_strided_and_int64(peer: str) -> None:
@@ -130,7 +160,7 @@ def test_wrong_operands(arguments: tuple, error: type[Exception], message: str) 
 
 
 def test_an_unknown_operation() -> None:
-    with pytest.raises(ArgumentError, match="spmm, spmv, sddmm, found 'gemm'"):
+    with pytest.raises(ArgumentError, match="spmm, spmv, sddmm, mttkrp, found 'gemm'"):
         bench.available("gemm")
 
 
@@ -188,6 +218,22 @@ def test_a_machine_that_stays_busy_is_reported(monkeypatch: pytest.MonkeyPatch) 
 
 def test_long_calls_are_not_taken_for_disturbed() -> None:
     assert not timing.is_disturbed([0.30, 0.31, 0.32])
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "quantised"),
+    [
+        ([12.01, 12.02, 11.99, 0.3], True),
+        ([4.0, 8.05, 16.0], True),
+        ([4.3, 9.1, 5.5], False),
+        ([0.01, 0.01, 4.0], False),
+        ([400.0, 400.0, 400.0], False),
+    ],
+)
+def test_whole_scheduler_ticks_are_a_busy_machine(milliseconds: list[float], quantised: bool) -> None:
+    samples = [1e-3 * ms for ms in milliseconds]
+    assert timing.is_quantised(samples) is quantised
+    assert timing.Timing.of(samples).disturbed is (quantised or timing.Timing.of(samples).spread > timing.NOISY)
 
 
 def test_spread_is_relative_to_the_median() -> None:
@@ -284,3 +330,364 @@ def test_drawing_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setitem(sys.modules, "matplotlib.colors", None)
     with pytest.raises(bench.MissingPackageError, match=r"sparsetir\[plot\]"):
         bench.spy(matrix("float32"), tmp_path / "spy.png")
+
+
+RATES = {"L1": 200e9, "L2": 100e9, "L3": 50e9, "DRAM": 10e9}
+LEVELS = (roofs.Level("L1", 32 << 10), roofs.Level("L2", 1 << 20), roofs.Level("L3", 32 << 20, cores=2))
+MACHINE = roofs.Roofline(LEVELS, {1: roofs.Ceilings(1, 50e9, RATES), 2: roofs.Ceilings(2, 100e9, RATES)})
+
+
+@needs_matplotlib
+def test_the_roofline_writes_a_picture(tmp_path: Path) -> None:
+    for rows in ([], [row(), row(peers={})]):
+        assert plot.roofline(rows, MACHINE, tmp_path / "roofline.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- the roofline -----------------------------------------------------------------------------------------
+
+
+def test_ceilings_are_measured() -> None:
+    found = roofs.measure_roofline(seconds=0.002, rounds=1)
+    threads = sparsetir.get_num_threads()
+    assert list(found.ceilings) == sorted({1, threads})
+    assert list(found.most.bandwidth) == [*(level.name for level in roofs.levels()), "DRAM"]
+    for ceilings in found.ceilings.values():
+        assert 1e8 < ceilings.peak < threads * 1e12
+        assert all(1e7 < rate < threads * 1e13 for rate in ceilings.bandwidth.values())
+    assert found.most.peak >= found.ceilings[1].peak
+    assert all(found.most.bandwidth[name] >= rate for name, rate in found.ceilings[1].bandwidth.items())
+    assert len({len(cells) for cells in found.table()}) == 1
+
+
+def test_the_kernels_behind_the_ceilings_do_their_work() -> None:
+    lanes, threads, repeats = 8, 2, 3
+    size = threads * roofs.SUMS * lanes
+    sums = np.zeros(size, "float32")
+    roofs.compiled(roofs.PEAK, lanes)(np.repeat(np.float32([0.5, 3]), lanes), sums, threads, repeats)
+    np.testing.assert_allclose(sums, ((0.5 * 0.5 + 3) * 0.5 + 3) * 0.5 + 3)
+    data = np.arange(4 * size, dtype="float32")
+    roofs.compiled(roofs.READ, lanes)(data, sums, threads, repeats, 4)
+    expected = repeats * data.reshape(threads, 4, -1).sum(1)
+    np.testing.assert_allclose(sums, expected.ravel())
+
+
+def test_a_call_that_was_held_up_does_not_lower_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([1.0, *[1e-9] * 30, *[2.0] * 9])
+    monkeypatch.setattr(roofs, "elapsed", lambda call, repeats: next(seconds) * repeats)
+    assert roofs.best_rate(lambda repeats: None, seconds=0.0) == pytest.approx(1e9)
+
+
+@pytest.mark.parametrize(("text", "count"), [("0", 1), ("0-1", 2), ("0-3,8,10-11", 7), ("", 1)])
+def test_lists_of_processors_are_counted(text: str, count: int) -> None:
+    assert roofs.count_cpus(text) == count
+
+
+def test_work_of_spmm_and_spmv_and_sddmm() -> None:
+    # 3 x 4 with entries in two rows and two columns: 4 bytes a value, 4 an index, 4 a row pointer.
+    A = sp.csr_array((np.ones(3, "float32"), np.int32([1, 3, 1]), np.int32([0, 2, 2, 3])), shape=(3, 4))
+    stored = 3 * 4 + 3 * 4 + 4 * 4
+    spmm = roofs.work_of("spmm", make_case("spmm", A, feat=8).inputs)
+    assert spmm == roofs.Work(2 * 3 * 8, 3 * 32, 2 * 32, stored + 2 * 32 + 3 * 32)
+    assert roofs.work_of("spmv", make_case("spmv", A).inputs) == roofs.Work(6, 12, 8, stored + 8 + 12)
+    sddmm = roofs.work_of("sddmm", make_case("sddmm", A, feat=8).inputs)
+    assert sddmm == roofs.Work(17 * 3, 3 * 32, 2 * 32, stored + 12 + 2 * 32 + 2 * 32)
+    with pytest.raises(ArgumentError, match="bounds are known for spmm, spmv, sddmm, mttkrp; found 'gemm'"):
+        roofs.work_of("gemm", {})
+
+
+def test_work_of_mttkrp() -> None:
+    tensor = CooTensor(np.int32([[0, 0, 2], [1, 1, 1], [0, 3, 3]]), np.ones(3, "float32"), (3, 2, 5))
+    work = roofs.work_of("mttkrp", make_case("mttkrp", tensor, feat=4).inputs)
+    fibers, tree = 2, 4 * (4 + 2 + 3 + 3)
+    assert work == roofs.Work(2 * (3 + fibers) * 4, 3 * 16, 16, 12 + tree + 16 + 2 * 16 + 3 * 16)
+
+
+@pytest.mark.parametrize(
+    ("work", "limit", "seconds"),
+    [
+        (roofs.Work(10**9, 0, 0, 0), "compute", 1e-2),
+        (roofs.Work(0, 10**9, 32 << 10, 0), "gather L1", 5e-3),
+        (roofs.Work(0, 10**9, 2 << 20, 0), "gather L3", 2e-2),
+        (roofs.Work(0, 10**9, 33 << 20, 0), "gather DRAM", 1e-1),
+        (roofs.Work(0, 0, 0, 2 << 20), "stream L2", (2 << 20) / 100e9),  # the second core has an L2 too
+        (roofs.Work(0, 0, 0, 33 << 20), "stream DRAM", (33 << 20) / 10e9),
+        (roofs.Work(0, 0, 0, 0), "compute", 0.0),
+    ],
+)
+def test_the_slowest_of_the_terms_is_the_bound(work: roofs.Work, limit: str, seconds: float) -> None:
+    assert roofs.bound(work, MACHINE) == roofs.Bound(pytest.approx(seconds), limit)
+
+
+# --- generated inputs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", suite.families())
+def test_a_family_of_matrices(name: str) -> None:
+    family = suite.families()[name]
+    found = family("small")
+    assert (found.dtype, found.indices.dtype, found.indptr.dtype) == (np.float32, np.int32, np.int32)
+    assert found.has_canonical_format
+    found.check_format(full_check=True)
+    assert np.isfinite(found.data).all()
+    assert np.count_nonzero(found.data) == found.nnz
+    assert name == "empty" or 0.5 * 20_000 < found.nnz < 1.1 * 20_000
+    again = family(seed=0)
+    assert all(np.array_equal(getattr(found, part), getattr(again, part)) for part in ("indptr", "indices", "data"))
+
+
+@pytest.mark.parametrize("name", suite.tensors())
+def test_a_family_of_tensors(name: str) -> None:
+    found = suite.tensors()[name]("small", seed=1)
+    assert 0.5 * 20_000 < found.nnz <= 20_000
+    flat = np.ravel_multi_index(tuple(found.coords), found.shape)
+    assert (np.diff(flat) > 0).all()
+    assert not np.array_equal(found.values, suite.tensors()[name]("small", seed=2).values[: found.nnz])
+
+
+def test_families_have_the_shape_they_are_named_after() -> None:
+    made = {name: family("small") for name, family in suite.families().items()}
+    lengths = {name: np.diff(found.indptr) for name, found in made.items()}
+    assert lengths["giant_row"].max() == made["giant_row"].shape[1]
+    assert made["empty"].nnz == 0
+    assert lengths["rmat"].max() > 8 * lengths["rmat"].mean() > 2 * lengths["uniform"].max()
+    assert set(lengths["stencil_2d"]) == {3, 4, 5}
+    assert set(lengths["stencil_3d"]) == {4, 5, 6, 7}
+    rows, columns = made["banded"].nonzero()
+    assert np.abs(rows - columns).max() == suite.HALF_BAND
+    for name, edge in (("fem_blocks", 3), ("attention_mask", 16)):
+        blocks = sp.bsr_array(made[name], blocksize=(edge, edge))
+        assert blocks.nnz == made[name].nnz
+    for percent in (50, 80, 90, 95):
+        found = made[f"pruned_{percent}"]
+        assert found.nnz / np.prod(found.shape) == pytest.approx(1 - percent / 100, abs=1e-3)
+    assert made["bipartite"].shape[0] == 8 * made["bipartite"].shape[1]
+
+
+def test_seeds_and_sizes_of_the_suite() -> None:
+    uniform = suite.families()["uniform"]
+    assert not np.array_equal(uniform("small", seed=1).indices[:99], uniform("small", seed=2).indices[:99])
+    with pytest.raises(ArgumentError, match="sizes small, medium, large; found 'huge'"):
+        uniform("huge")
+    with pytest.raises(ArgumentError, match="not negative, found -1"):
+        uniform(seed=-1)
+
+
+# --- results are checked ----------------------------------------------------------------------------------
+
+
+def case_of(op: str, feat: int = 40) -> Case:
+    return make_case(op, cube(300) if op == "mttkrp" else matrix("float32"), feat=feat)
+
+
+@pytest.mark.parametrize("op", measure.DIMENSIONS)
+def test_every_element_is_compared(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "PART", 500)
+    case = case_of(op)
+    right = kernels.our_call(sparsetir.build(case.program), case)().copy()
+    reference.check(op, lambda: right, case)
+    rng = np.random.default_rng(0)
+    for at in (0, right.size - 1, *rng.integers(0, right.size, 5)):
+        wrong = right.copy()
+        wrong.flat[at] += 0.01
+        with pytest.raises(reference.WrongResultError, match=f"{op}: our result differs from the reference: found"):
+            reference.check(op, lambda found=wrong: found, case)
+
+
+def test_memory_that_is_not_written_is_a_wrong_result() -> None:
+    case = case_of("spmm")
+    with pytest.raises(reference.WrongResultError, match="found nan, expected"):
+        reference.check("spmm", lambda: np.full((31, 40), np.nan, "float32"), case)
+
+
+@pytest.mark.parametrize("op", ["spmm", "sddmm"])
+def test_kernels_over_other_formats_are_called_alike(op: str) -> None:
+    case = case_of(op)
+    parts = sparsetir.decompose_format(case.program, {next(iter(case.inputs)): sparsetir.formats.bsr(2, 2)})
+    reference.check(op, kernels.our_call(sparsetir.build(parts), case), case)
+
+
+# --- rows -------------------------------------------------------------------------------------------------
+
+QUICK = kernels.Plan(rounds=1, rest=0.0, repeat=0)
+
+
+def row(ours: dict | None = None, peers: dict | None = None, **changed: object) -> measure.Row:
+    """A row with the given seconds."""
+    ours = {"untuned": 1.0} if ours is None else ours
+    peers = {"scipy": 4.0, "mkl": 2.0} if peers is None else peers
+    times = [{name: bench.Timing.of([t] * 4) for name, t in group.items()} for group in (ours, peers)]
+    facts = {"bound": roofs.Bound(0.5, "compute"), **changed}
+    return measure.Row("a", measure.Product("spmm", 8), (1, 1), 1, *times, roofs.Work(8, 8, 8, 8), **facts)
+
+
+@pytest.mark.parametrize("name", ["empty", "giant_row", "tensor_skewed"])
+def test_rows_of_all_operations(name: str) -> None:
+    source = (suite.families() | suite.tensors())[name]()
+    for product in measure.parse_products("spmm:3,spmv,sddmm:3,mttkrp:3"):
+        if measure.suits(product, source):
+            found = measure.measure(name, source, product, QUICK, MACHINE)
+            assert found.findings == []
+            assert list(found.row.ours) == ["untuned"]
+            assert list(found.row.peers) == bench.available(product.op)
+            assert found.row.as_dict()["nnz"] == source.nnz
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
+def test_rows_of_nothing(shape: tuple[int, int]) -> None:
+    for product in measure.parse_products("spmm:3,spmv,sddmm:3"):
+        found = measure.measure("none", sp.csr_array(shape, dtype="float32"), product, QUICK, MACHINE)
+        assert found.findings == []
+        text = report.Report([found.row], roofline=MACHINE).text()
+        assert "none" in text
+
+
+def test_a_wrong_kernel_is_found_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(case: Case, _plan: kernels.Plan) -> dict:
+        program = make_case("spmm", -case.inputs["A"]).program
+        kernel = sparsetir.build(program)
+        return {"negative": SimpleNamespace(signature=kernel.signature, bind=lambda A: kernel.bind(A=-A))}
+
+    monkeypatch.setattr(kernels, "KINDS", [*kernels.KINDS, wrong])
+    found = measure.measure("m", matrix("float32"), measure.Product("spmm", 8), QUICK)
+    assert list(found.row.ours) == ["untuned"]
+    assert len(found.findings) == 1
+    assert found.findings[0].startswith("m spmm:8, negative: our result differs from the reference")
+    monkeypatch.setattr(kernels, "KINDS", [wrong])
+    alone = measure.measure("m", matrix("float32"), measure.Product("spmm", 8), QUICK)
+    assert (alone.row, len(alone.findings)) == (None, 1)
+
+
+def test_a_kind_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(case: Case, plan: kernels.Plan) -> dict:
+        raise TuningError("no candidate ran")
+
+    monkeypatch.setattr(kernels, "KINDS", [*kernels.KINDS, fails])
+    found = measure.measure("m", matrix("float32"), measure.Product("spmv", 1), QUICK)
+    assert found.findings == ["m spmv, fails: no candidate ran"]
+    assert list(found.row.ours) == ["untuned"]
+
+
+def test_a_peer_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(*_operands: object) -> None:
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setitem(peers.SETUPS["spmm"], "scipy", fails)
+    found = measure.measure("m", matrix("float32"), measure.Product("spmm", 8), QUICK)
+    assert "scipy" not in found.row.peers
+    assert "m spmm:8: without scipy: RuntimeError: no such luck" in capsys.readouterr().err
+    assert report.figures([row(), row(peers={})])["vs scipy"] == [4.0, None]
+
+
+def test_what_does_not_fit_into_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(measure, "free_memory", lambda: 1000.0)
+    monkeypatch.setattr(measure, "make_case", lambda *_a, **_k: pytest.fail("allocated"))
+    found = measure.measure("wide", matrix("float32"), measure.Product("spmm", 8), QUICK)
+    assert (found.row, found.findings) == (None, [])
+    assert "skipped: wide spmm:8 needs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("spreads", "repeats", "kept"), [([0.0], 0, 0), ([9.0, 0.0], 1, 1), ([5.0, 9.0, 7.0], 2, 0)])
+def test_disturbed_rows_are_measured_again(
+    spreads: list[float], repeats: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = [{"a": bench.Timing.of([1e-4, 1e-4, 1e-4 * (1 + s), 1e-4 * (1 + s)])} for s in spreads]
+    left = iter(attempts)
+    monkeypatch.setattr(measure, "interleave", lambda calls, rounds, rest: next(left))
+    assert measure.undisturbed({}, kernels.Plan(), "a") == (attempts[kept], repeats)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gemm:3", "of spmm, spmv, sddmm, mttkrp; found 'gemm:3'"),
+        ("spmm:32,", "found ''"),
+        ("spmm:x", "expected a positive number of columns as in spmm:128, found 'spmm:x'"),
+        ("mttkrp:0", "as in mttkrp:32, found 'mttkrp:0'"),
+        ("spmv:4", "spmv has no number of columns, found 'spmv:4'; try spmv"),
+    ],
+)
+def test_operations_that_are_not(text: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        measure.parse_products(text)
+
+
+def test_operations_are_named_once() -> None:
+    assert [str(p) for p in measure.parse_products("spmm, spmm:128,spmv,mttkrp,spmm:8")] == [
+        "spmm:128",
+        "spmv",
+        "mttkrp:32",
+        "spmm:8",
+    ]
+
+
+# --- reports ----------------------------------------------------------------------------------------------
+
+
+def test_figures_of_a_report() -> None:
+    found = report.figures([row(), row(ours={"untuned": 1.0, "tuned": 0.5})])
+    assert found == {
+        "untuned vs scipy": [4.0, 4.0],
+        "untuned vs best peer": [2.0, 2.0],
+        "tuned vs scipy": [None, 8.0],
+        "tuned vs best peer": [None, 4.0],
+        "t_min/t": [0.5, 1.0],
+    }
+    assert report.summaries([row(), row(ours={"untuned": 4.0})])["vs best peer"] == {
+        "geometric mean": pytest.approx(1.0),
+        "smallest": 0.5,
+    }
+
+
+def test_kinds_that_are_not_rated_have_a_column_and_no_ratio() -> None:
+    cells = report.table([row(ours={"untuned": 1.0, "sketch 2": 0.25}), row(bound=None, peers={})])
+    ratios = ["vs scipy", "vs best peer", "t_min/t", "limit", "spread"]
+    assert cells[0][3:] == ["untuned ms", "sketch 2 ms", "scipy ms", "mkl ms", *ratios]
+    assert cells[1][3:9] == ["1000", "250", "4000", "2000", "4.00", "2.00"]
+    assert cells[2][4:] == ["-", "-", "-", "-", "-", "-", "-", "0%"]
+    assert len({len(line) for line in cells}) == 1
+    assert report.markdown(cells).count("\n") == 5
+
+
+def test_a_report_says_that_the_machine_was_busy() -> None:
+    noisy = {"untuned": bench.Timing.of([0.5, 1.0, 3.0, 3.0])}
+    assert report.Report([row()], load=0.2, roofline=MACHINE).busy() == []
+    busy = measure.Row("b", measure.Product("spmv", 1), (1, 1), 1, noisy, {}, roofs.Work(1, 1, 1, 1), repeats=2)
+    rows = [row(), busy]
+    slow = roofs.Roofline(LEVELS, {1: MACHINE.ceilings[1], 2: roofs.Ceilings(2, 50e9, RATES)})
+    assert report.Report(rows, load=3.0, roofline=slow).busy() == [
+        "the machine was busy (load 3.0 before the first measurement, 2 threads reached 1.0 times the peak of one, "
+        "spread above 30% or calls that waited for a core in 1 of 2 rows (measured again: 1), "
+        "* marks 1 times of calls that waited): repeat on a quiet one before quoting these times"
+    ]
+    assert report.table(rows)[2][3] == "2000*"
+
+
+# --- runs -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_frees_one_operand_before_it_loads_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[int] = []
+
+    class Counted(sp.csr_array):
+        def __del__(self) -> None:
+            alive.pop()
+
+    def load() -> Counted:
+        assert not alive
+        found = Counted(matrix("float32"))
+        alive.append(1)
+        return found
+
+    monkeypatch.setattr(command, "ceilings", lambda: None)
+    monkeypatch.setattr(command, "measure", lambda *_args: measure.Measured(row()))
+    sources = [inputs.Source(str(n), load) for n in range(3)]
+    *_, found = command.run(sources, [measure.Product("spmm", 8)], QUICK)
+    assert len(found.rows) == 3
+
+
+def test_sources_of_the_suite() -> None:
+    names = [source.name for source in inputs.from_suite("all", "small")]
+    assert names == [*suite.families(), *suite.tensors()]
+    assert inputs.from_suite("empty, rmat", "small")[1].load().nnz > 10_000
+    with pytest.raises(ArgumentError, match=r"the suite has all, uniform, .*; found 'random'"):
+        inputs.from_suite("empty,random", "small")

@@ -14,7 +14,7 @@ import pytest
 import scipy.io
 import scipy.sparse as sp
 
-from sparsetir.bench import MissingPackageError, plot
+from sparsetir.bench import MissingPackageError, command, kernels, plot, reference, roofline
 from sparsetir.build import write_cache
 from sparsetir.cli import main, shortened
 
@@ -141,6 +141,121 @@ def test_wrong_use(
     assert shown.out == ""
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options of a short run, in which the ceilings are not measured."""
+    rates = {level.name: 1e11 for level in roofline.levels()} | {"DRAM": 1e10}
+    found = roofline.Roofline(roofline.levels(), {1: roofline.Ceilings(1, 1e11, rates)})
+    monkeypatch.setattr(command, "ceilings", lambda: found)
+    return ["--rounds", "1", "--rest", "0", "--repeat", "0"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two matrices, two tensors, a file that is no matrix, and one that is nothing of the kind."""
+    rng = np.random.default_rng(3)
+    (tmp_path / "data").mkdir()
+    scipy.io.mmwrite(tmp_path / "data" / "square.mtx", sp.random_array((40, 40), density=0.1, rng=rng))
+    sp.save_npz(tmp_path / "data" / "wide.npz", sp.random_array((20, 90), density=0.2, format="csr", rng=rng))
+    (tmp_path / "data" / "cube.tns").write_text("1 1 1 2.0\n2 2 2 1.0\n")
+    (tmp_path / "data" / "deep.tns").write_text("1 1 1 1 2.0\n")
+    (tmp_path / "data" / "broken.mtx").write_text("no matrix\n")
+    (tmp_path / "data" / "notes.md").write_text("nothing\n")
+    return tmp_path / "data"
+
+
+def test_bench_of_files(folder: Path, tmp_path: Path, quick: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    files = ["--markdown", str(out / "speed.md"), "--json", str(out / "speed.json"), "--plot", str(out / "roof.png")]
+    assert main(["bench", "--data", str(folder), "--ops", "spmm:3,spmm:40,spmv,sddmm:8,mttkrp:4", *files, *quick]) == 0
+    shown = capsys.readouterr()
+    assert "broken.mtx is not a readable .mtx file" in shown.err
+    assert "skipped: deep has 4 dimensions" in shown.err
+    assert shown.out.count("geometric mean") == 4
+    facts = json.loads((out / "speed.json").read_text())
+    measured = {(row["name"], row["op"], row["feat"]) for row in facts["rows"]}
+    expected = {(m, *p) for m in ("square", "wide") for p in (("spmm", 3), ("spmm", 40), ("spmv", 1), ("sddmm", 8))}
+    assert measured == expected | {("cube", "mttkrp", 4)}
+    for row in facts["rows"]:
+        assert row["ours"]["untuned"]["t_min/t"] == pytest.approx(row["t_min"] / row["ours"]["untuned"]["median"])
+        assert {"median", "min", "max", "spread"} <= set(row["peers"].popitem()[1])
+    assert set(facts["summaries"]["spmm"]["vs scipy"]) == {"geometric mean", "smallest"}
+    assert (out / "speed.md").read_text().count("\n| wide |") == 4
+    assert (out / "roof.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_of_generated_inputs(quick: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--suite", "empty,tensor_skewed", "--json", "-", *quick]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in facts["rows"]] == ["empty"] * 3 + ["tensor_skewed"]
+    assert [row["op"] for row in facts["rows"]] == ["spmm", "sddmm", "spmv", "mttkrp"]
+
+
+def test_bench_tunes_with_a_database(
+    folder: Path, tmp_path: Path, quick: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = tmp_path / "trials.jsonl"
+    options = ["--ops", "spmm:8", "--tune", "0.5", "--database", str(database), *quick]
+    assert main(["bench", str(folder / "wide.npz"), *options]) == 0
+    assert "tuned vs best peer" in capsys.readouterr().out
+    assert database.stat().st_size > 0
+
+
+def test_bench_finds_wrong_results(
+    folder: Path, quick: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "TOLERANCE", -1.0)
+    assert main(["bench", str(folder / "wide.npz"), "--ops", "spmm:8,spmv", *quick]) == 1
+    shown = capsys.readouterr()
+    for text in (shown.out, shown.err):
+        assert text.count("our result differs from the reference") == 2
+    assert "wide spmm:8, untuned: our result differs" in shown.out
+
+
+def test_bench_shows_what_it_has_when_interrupted(
+    folder: Path, tmp_path: Path, quick: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(case: object, _plan: object) -> dict[str, object]:
+        if case.op == "spmv":
+            raise KeyboardInterrupt
+        return {}
+
+    monkeypatch.setattr(kernels, "KINDS", [*kernels.KINDS, stop])
+    written = ["--json", str(tmp_path / "speed.json")]
+    assert main(["bench", str(folder / "wide.npz"), "--ops", "spmm:8,spmv", *written, *quick]) == 130
+    assert "wide" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "speed.json").read_text())["rows"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "expected files with matrices, --data FOLDER or --suite NAME; found none"),
+        (["missing.mtx"], "there is no file missing.mtx"),
+        (["--data", "missing"], "there is no folder missing"),
+        (["--suite", "random"], "found 'random'"),
+        (["--suite", "empty", "--size", "huge"], "invalid choice"),
+        (["--suite", "empty", "--ops", "gemm"], "found 'gemm'"),
+        (["--suite", "empty", "--ops", "spmm:8,x"], "found 'x'"),
+        (["--suite", "empty", "--ops", "mttkrp:4"], "nothing could be measured"),
+        (["--suite", "empty", "--rounds", "0"], "positive"),
+        (["--suite", "empty", "--rest", "-1"], "expected a number of seconds, found -1"),
+        (["--suite", "empty", "--tune", "nan"], "expected a number of seconds, found nan"),
+        (["--suite", "empty", "--repeat", "-1"], "not negative, found -1"),
+        (["--suite", "empty", "--threads", "9999"], "asked for 9999 threads"),
+    ],
+)
+def test_wrong_use_of_bench(
+    arguments: list[str], said: str, quick: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The options of the case come last, so that they count.
+    assert main(["bench", *quick, *arguments]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
+
+
 @pytest.mark.parametrize(
     ("stage", "said"),
     [
@@ -180,8 +295,8 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ([], ["demo"], ["tune"], ["show"], ["info"]):
-        assert main([*command, "--help"]) == 0
+    for named in ([], ["demo"], ["tune"], ["formats"], ["bench"], ["show"], ["info"]):
+        assert main([*named, "--help"]) == 0
         assert "usage: sparsetir" in capsys.readouterr().out
 
 

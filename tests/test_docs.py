@@ -16,13 +16,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
-import scipy.io
-import scipy.sparse as sp
 
 import sparsetir
-from sparsetir.bench import compare, overhead
+from sparsetir.bench import overhead
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -184,79 +181,6 @@ def test_there_are_examples() -> None:
 
 
 # --- the commands behind the figures ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Two matrices, a tensor, a file that is no matrix, and one that is nothing of the kind."""
-    rng = np.random.default_rng(3)
-    scipy.io.mmwrite(tmp_path / "square.mtx", sp.random_array((40, 40), density=0.1, rng=rng))
-    sp.save_npz(tmp_path / "wide.npz", sp.random_array((20, 90), density=0.2, format="csr", rng=rng))
-    (tmp_path / "cube.tns").write_text("1 1 1 2.0\n2 2 2 1.0\n")
-    (tmp_path / "broken.mtx").write_text("no matrix\n")
-    (tmp_path / "notes.md").write_text("nothing\n")
-    return tmp_path
-
-
-QUICK = ["--rounds", "1", "--rest", "0"]
-
-
-def test_compare_prints_a_row_for_each_matrix_and_width(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = ["--markdown", str(folder / "out" / "speed.md"), "--json", str(folder / "speed.json")]
-    assert compare.main(["--data", str(folder), "--feat", "3,40", *files, *QUICK]) == 0
-    printed = capsys.readouterr()
-    rows = [line.split()[:3] for line in printed.out.splitlines()]
-    assert {(row[0], row[2]) for row in rows[1:5]} == {("square", "3"), ("square", "40"), ("wide", "3"), ("wide", "40")}
-    assert "cube.tns is a tensor of 3 dimensions, expected a matrix" in printed.err
-    assert "broken.mtx is not a readable .mtx file" in printed.err
-    assert (folder / "out" / "speed.md").read_text().count("\n| ") == 7
-    assert '"geometric mean"' in (folder / "speed.json").read_text()
-
-
-def test_compare_tunes_with_a_database(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    database = folder / "trials.jsonl"
-    tuning = ["--feat", "8", "--tune", "0.5", "--database", str(database)]
-    assert compare.main([str(folder / "wide.npz"), *tuning, *QUICK]) == 0
-    assert "tuned vs best" in capsys.readouterr().out
-    assert database.stat().st_size > 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "expected files with matrices, or --data FOLDER; found none"),
-        (["missing.mtx"], "there is no file missing.mtx"),
-        (["--data", "missing"], "there is no folder missing"),
-        (["--feat", "8,x", "a.mtx"], "expected positive numbers separated by commas, found '8,x'"),
-    ],
-)
-def test_compare_says_what_is_wrong(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare.main(arguments) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_compare_notices_a_wrong_product(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compare, "our_call", lambda kernel, inputs: (lambda: None, np.zeros((40, 8), "float32")))
-    assert compare.main([str(folder / "square.mtx"), "--feat", "8", *QUICK]) == 1
-    assert "square with N=8, untuned: our product differs from scipy's" in capsys.readouterr().err
-
-
-def test_compare_says_that_the_machine_was_busy() -> None:
-    quiet = compare.Timing.of([1.0, 1.0, 1.0, 1.0])
-    noisy = compare.Timing.of([1.0, 1.0, 2.0, 3.0])
-    rows = [compare.Row("a", 1, 1, 1, 1, {"untuned": quiet, "scipy": t}) for t in (quiet, noisy)]
-    assert compare.busy(rows[:1], 0.2) == []
-    assert compare.busy(rows, 3.0) == [
-        "the machine was busy (load 3.0 before the first measurement, spread above 30% in 1 of 2 rows): "
-        "repeat on a quiet one before quoting these times"
-    ]
-
-
-def test_compare_leaves_out_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr(compare, "free_memory", lambda: 1000.0)
-    assert compare.measure("wide", sparsetir.read(folder / "wide.npz"), 8, compare.Plan()) is None
 
 
 def test_overhead_prints_a_line_for_each_goal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,7 +171,7 @@ def test_a_close_finish_keeps_the_untuned_kernel() -> None:
 def test_the_space_follows_the_sizes() -> None:
     assert Choices.space(threads=3, feat=20)["tile"] == (8, 16)
     assert Choices.space(threads=3, feat=2)["tile"] == (8,)
-    assert set(Choices.space(threads=3)["chunks"]) == {0, 3, 6, 12, 16, 24, 48, 96}
+    assert set(Choices.space(threads=3)["chunks"]) == {0, 3, 6, 12, 24, 48, 96}
     assert space.start({"tile": (8, 16)}) == Choices(tile=16)
     assert space.portfolio({}) == [Choices()]
     assert set(space.portfolio(VALUES)) <= set(space.points(VALUES))

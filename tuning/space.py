@@ -21,11 +21,11 @@ Values = Mapping[str, tuple[int, ...]]
 # Measured before anything is searched, each a change of what `start` gives.
 PORTFOLIO: tuple[dict[str, int], ...] = (
     {},
-    {"chunks": 4},
+    {"chunks": 16},
     {"prefetch": 8},
     {"tile": 128},
     {"tile": 32},
-    {"prefetch": 16, "chunks": 4, "unroll": 2},
+    {"prefetch": 16, "chunks": 16, "unroll": 2},
     {"tile": 128, "unroll": 4},
     {"chunks": 0},
 )

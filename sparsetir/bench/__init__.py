@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from sparsetir.bench._optional import MissingPackageError
-from sparsetir.bench.peers import available, missing, sddmm, set_threads, spmm, spmv
+from sparsetir.bench.peers import available, missing, mttkrp, sddmm, set_threads, spmm, spmv
 from sparsetir.bench.plot import curve, density, spy
 from sparsetir.bench.stdlib_matrix import term_document
 from sparsetir.bench.timing import Timing, interleave
@@ -17,6 +17,7 @@ __all__ = [
     "density",
     "interleave",
     "missing",
+    "mttkrp",
     "sddmm",
     "set_threads",
     "spmm",

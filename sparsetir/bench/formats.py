@@ -18,8 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import sparsetir
-from sparsetir.bench import compare
-from sparsetir.bench.timing import Timing, interleave
+from sparsetir.bench.inputs import find_files, free_memory, from_files, loaded, reason, say
+from sparsetir.bench.kernels import our_call
+from sparsetir.bench.reference import check
+from sparsetir.bench.report import markdown, written
+from sparsetir.bench.timing import NOISY, Timing, interleave
 from sparsetir.errors import ArgumentError, SparseTIRError
 from sparsetir.formats.candidates import MOST_VALUES, Considered, candidates, considered
 from sparsetir.formats.format import Format
@@ -86,7 +89,7 @@ class Stored:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         facts = {n: getattr(self, n) for n in ("nbytes", "padding", "pieces", "seconds")}
-        times = {n: compare.summary(t) for n, t in (("spmm", self.spmm), ("csr", self.csr)) if t is not None}
+        times = {n: t.as_dict() for n, t in (("spmm", self.spmm), ("csr", self.csr)) if t is not None}
         return {"format": repr(self.format), **facts, **times}
 
 
@@ -195,18 +198,11 @@ def survey(
     for format in candidates(found.pattern, most=most):
         try:
             found.stored.append(measure(sparse, format, products))
-            compare.say(f"{name}: {' '.join(found.table()[-1])}")
+            say(f"{name}: {' '.join(found.table()[-1])}")
         except Exception as error:  # one format must not end a run over many
             found.findings.append(f"failed: {format!r}: {reason(error)}")
-            compare.say(f"{name}: {found.findings[-1]}")
+            say(f"{name}: {found.findings[-1]}")
     return found
-
-
-def reason(error: Exception) -> str:
-    """An error in a line."""
-    if isinstance(error, SparseTIRError):
-        return str(error)
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
 
 
 def measure(sparse: Any, format: Format, products: Products | None) -> Stored:
@@ -235,7 +231,7 @@ def operands(name: str, tensor: Any, feat: int) -> Case:
     if len(tensor.shape) != 2:
         sizes = " x ".join(map(str, tensor.shape))
         raise ArgumentError(f"SpMM takes a matrix, found {sizes} in {name}: formats of tensors are not timed")
-    needed, free = ARRAYS_AT_ONCE * 4 * feat * max(tensor.shape), compare.free_memory()
+    needed, free = ARRAYS_AT_ONCE * 4 * feat * max(tensor.shape), free_memory()
     if needed > free:
         found = f"SpMM of {name} with {feat} columns needs {needed / 1e9:.1f} GB of memory"
         raise ArgumentError(f"{found}, found {free / 1e9:.1f} GB free: try fewer columns")
@@ -266,8 +262,8 @@ class Products:
     def call(self, format: Format) -> Callable[[], Any]:
         """The product over a format, after it was compared with scipy's."""
         kernel = sparsetir.build(sparsetir.decompose_format(self.case.program, {"A": format}))
-        call, C = compare.our_call(kernel, self.case.inputs)
-        compare.check(f"{self.name} as {format!r}", call, C, self.case)
+        call = our_call(kernel, self.case)
+        check(f"{self.name} as {format!r}", call, self.case)
         return call
 
     def time(self, format: Format) -> tuple[Timing, Timing]:
@@ -319,7 +315,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         surveys = run(args)
     except (SparseTIRError, OSError) as error:
-        compare.say(str(error))
+        say(str(error))
         return WRONG_USE
     print("\n".join([*aligned(cells(surveys)), "", *notes(surveys)]))
     return FINDING if any(found.findings for found in surveys) else DONE
@@ -329,7 +325,7 @@ def run(args: argparse.Namespace) -> list[Survey]:
     """Every matrix."""
     if args.threads is not None:
         sparsetir.set_num_threads(args.threads)
-    paths = [*args.files, *(compare.find_files(args.data) if args.data else [])]
+    paths = [*args.files, *(find_files(args.data) if args.data else [])]
     if not paths:
         raise ArgumentError("expected files with matrices, or --data FOLDER; found none")
     found: list[Survey] = []
@@ -343,11 +339,23 @@ def run(args: argparse.Namespace) -> list[Survey]:
 
 def surveys_of(paths: Sequence[Path], args: argparse.Namespace) -> Iterator[Survey]:
     """One matrix after the other; what cannot be measured is named on stderr."""
-    for name, matrix in compare.matrices(paths):
+    for name, matrix in matrices(paths):
         try:
             yield survey(name, matrix, feat=args.feat or None, most=args.most, rounds=args.rounds)
         except ArgumentError as error:
-            compare.say(f"skipped: {error}")
+            say(f"skipped: {error}")
+
+
+def matrices(paths: Sequence[Path]) -> Iterator[tuple[str, Any]]:
+    """Name and contents of every file that holds a matrix with entries; the others are named on stderr."""
+    for path in paths:
+        for name, found in loaded(from_files([path])):
+            if len(found.shape) != 2:
+                say(f"skipped: {path} is a tensor of {len(found.shape)} dimensions, expected a matrix")
+            elif not found.nnz:
+                say(f"skipped: {path} has no nonzeros")
+            else:
+                yield name, found
 
 
 def cells(surveys: Sequence[Survey]) -> list[list[str]]:
@@ -372,20 +380,20 @@ def notes(surveys: Sequence[Survey]) -> list[str]:
 def busy(surveys: Sequence[Survey]) -> list[str]:
     """One line if other work disturbed the times, none otherwise."""
     rows = [row for found in surveys for row in found.stored]
-    noisy = sum(row.spread > compare.NOISY for row in rows)
+    noisy = sum(row.spread > NOISY for row in rows)
     if not noisy:
         return []
-    cause = f"spread above {compare.NOISY:.0%} in {noisy} of {len(rows)} rows"
+    cause = f"spread above {NOISY:.0%} in {noisy} of {len(rows)} rows"
     return [f"the machine was busy ({cause}): repeat on a quiet one before quoting these times"]
 
 
 def write(surveys: Sequence[Survey], args: argparse.Namespace) -> None:
     """The files asked for, as far as it has come."""
     if args.markdown:
-        text = [compare.markdown(cells(surveys)), "", *(f"{note}  " for note in notes(surveys))]
-        compare.written(args.markdown, "\n".join(text))
+        text = [markdown(cells(surveys)), "", *(f"{note}  " for note in notes(surveys))]
+        written(args.markdown, "\n".join(text))
     if args.json:
-        compare.written(args.json, json.dumps([found.as_dict() for found in surveys], indent=1))
+        written(args.json, json.dumps([found.as_dict() for found in surveys], indent=1))
 
 
 if __name__ == "__main__":

@@ -5,15 +5,17 @@ A peer is set up once, outside the time that counts (conversion, inspection, all
 library allows it), and gives a call without arguments that computes and returns the result. The array it
 returns may be written again by the next call.
 
-==========  ====  ====  =====
-peer        spmm  spmv  sddmm
-==========  ====  ====  =====
-``scipy``   yes   yes   numpy
-``torch``   yes   yes   yes
-``mkl``     yes   yes   no
-==========  ====  ====  =====
+==========  ====  ====  =====  ======
+peer        spmm  spmv  sddmm  mttkrp
+==========  ====  ====  =====  ======
+``scipy``   yes   yes   numpy  no
+``torch``   yes   yes   yes    no
+``mkl``     yes   yes   no     no
+``numpy``   no    no    no     yes
+==========  ====  ====  =====  ======
 
-scipy has no SDDMM: what stands in its place gathers rows in numpy, as a scipy user would write it.
+scipy has no SDDMM: what stands in its place gathers rows in numpy, as a scipy user would write it. No library here has
+MTTKRP: it is timed against rows gathered and added up in numpy.
 """
 
 from __future__ import annotations
@@ -51,6 +53,27 @@ def scipy_sddmm(csr: Any, X: np.ndarray, Y: np.ndarray) -> Call:
             part = slice(begin, begin + step)
             np.einsum("pk,pk->p", X[rows[part]], Y[csr.indices[part]], out=out[part])
         return np.multiply(out, csr.data, out=out)
+
+    return call
+
+
+def numpy_mttkrp(tensor: Any, B: np.ndarray, C: np.ndarray) -> Call:
+    """MTTKRP by numpy: multiply gathered rows and add up those of an output row, some entries at a time."""
+    order = np.argsort(tensor.coords[0], kind="stable")
+    (i, j, k), values = tensor.coords[:, order], tensor.values[order, None]
+    step = max(1, GATHERED_FLOATS // max(1, B.shape[1]))
+    parts = [slice(begin, begin + step) for begin in range(0, values.size, step)]
+    starts = [np.flatnonzero(np.diff(i[part], prepend=-1)) for part in parts]
+    out = np.zeros((tensor.shape[0], B.shape[1]), values.dtype)
+
+    def call() -> np.ndarray:
+        out.fill(0)
+        for part, start in zip(parts, starts, strict=True):
+            product = B[j[part]]
+            product *= C[k[part]]
+            product *= values[part]
+            out[i[part][start]] += np.add.reduceat(product, start, axis=0)
+        return out
 
     return call
 
@@ -109,6 +132,7 @@ SETUPS: dict[str, dict[str, Callable[..., Call]]] = {
     "spmm": {"scipy": scipy_matmul, "torch": torch_spmm, "mkl": mkl_spmm},
     "spmv": {"scipy": scipy_matmul, "torch": torch_spmv, "mkl": mkl_spmv},
     "sddmm": {"scipy": scipy_sddmm, "torch": torch_sddmm},
+    "mttkrp": {"numpy": numpy_mttkrp},
 }
 
 
@@ -227,3 +251,26 @@ def sddmm(peer: str, csr: Any, X: np.ndarray, Y: np.ndarray) -> Call:
     prepare, matrix = setup("sddmm", peer), checked_csr(csr)
     left = checked_dense("X", X, shape=(matrix.shape[0], None), dtype=matrix.dtype)
     return prepare(matrix, left, checked_dense("Y", Y, shape=(matrix.shape[1], left.shape[1]), dtype=matrix.dtype))
+
+
+def mttkrp(peer: str, tensor: Any, B: np.ndarray, C: np.ndarray) -> Call:
+    """Set up ``D[i, r] = sum_jk tensor[i, j, k] * B[j, r] * C[k, r]`` by `peer`.
+
+    Parameters
+    ----------
+    peer : str
+        One of ``available("mttkrp")``.
+    tensor : CooTensor, shape (n_i, n_j, n_k)
+    B, C : numpy.ndarray, shapes (n_j, r) and (n_k, r)
+        Of the tensor's dtype.
+
+    Returns
+    -------
+    callable
+        Computes and returns D, shape (n_i, r).
+    """
+    prepare, dtype = setup("mttkrp", peer), tensor.values.dtype
+    if len(tensor.shape) != 3:
+        raise ArgumentError(f"mttkrp takes a tensor of 3 dimensions, found {len(tensor.shape)}")
+    left = checked_dense("B", B, shape=(tensor.shape[1], None), dtype=dtype)
+    return prepare(tensor, left, checked_dense("C", C, shape=(tensor.shape[2], left.shape[1]), dtype=dtype))

@@ -14,6 +14,9 @@ MIN_CALLS = 3
 MAX_REPEATS = 3
 # A thread that lost its core comes back after one or more scheduler ticks of 4 ms.
 TICK = 3.5e-3
+FULL_TICK, OFF_TICK, MOST_TICKS = 4e-3, 0.025, 16
+# A larger spread is not quoted.
+NOISY = 0.3
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,20 @@ class Timing:
         lower, upper = ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4]
         return (upper - lower) / self.median if self.median else 0.0
 
+    @property
+    def waited(self) -> bool:
+        """Whether calls waited for a core, so that the median says little of the case itself."""
+        return is_disturbed(list(self.samples))
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other work on the machine shows in the times: a large spread, or calls that waited for a core."""
+        return self.spread > NOISY or self.waited
+
+    def as_dict(self) -> dict[str, float]:
+        """For JSON, without the single samples."""
+        return {name: getattr(self, name) for name in ("median", "min", "max", "spread", "discarded", "waited")}
+
 
 def burst(call: Callable[[], object], seconds: float) -> list[float]:
     """Times of consecutive calls for about `seconds`, at least `MIN_CALLS`, after one call that is not timed."""
@@ -65,7 +82,14 @@ def burst(call: Callable[[], object], seconds: float) -> list[float]:
 def is_disturbed(samples: list[float]) -> bool:
     """Whether half of the calls or more waited for a scheduler tick."""
     middle, fastest = median(samples), min(samples)
-    return middle > 2 * fastest and middle - fastest > TICK
+    return (middle > 2 * fastest and middle - fastest > TICK) or is_quantised(samples)
+
+
+def is_quantised(samples: list[float]) -> bool:
+    """Whether most calls took a whole number of ticks, as one does that waits for a thread without a core."""
+    ticks = [sample / FULL_TICK for sample in samples]
+    whole = [1 <= round(n) <= MOST_TICKS and abs(n - round(n)) < OFF_TICK for n in ticks]
+    return 2 * sum(whole) > len(whole)
 
 
 def quiet_burst(call: Callable[[], object], seconds: float) -> tuple[list[float], int]:

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run over many matrices and tensors and several operations."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sparsetir.bench import peers
+from sparsetir.bench.inputs import Source, loaded, say
+from sparsetir.bench.kernels import Plan
+from sparsetir.bench.measure import DIMENSIONS, Product, measure, suits
+from sparsetir.bench.report import Report
+from sparsetir.bench.roofline import Roofline, levels, measure_roofline
+from sparsetir.errors import ArgumentError
+from sparsetir.threads import get_num_threads, set_num_threads
+
+
+def run(
+    sources: Sequence[Source], products: Sequence[Product], plan: Plan, *, threads: int | None = None
+) -> Iterator[Report]:
+    """Measure every operation on every source that it takes.
+
+    Parameters
+    ----------
+    sources : sequence of Source
+        Each is loaded when its turn comes and freed after it.
+    products : sequence of Product
+    plan : Plan
+    threads : int, optional
+        For every library; by default what kernels use.
+
+    Yields
+    ------
+    Report
+        The same one after each row, so that a caller can keep what has been found so far.
+
+    Raises
+    ------
+    ArgumentError
+        When there is no source, or nothing could be measured.
+    """
+    if not sources:
+        raise ArgumentError("expected files with matrices, --data FOLDER or --suite NAME; found none")
+    report = Report(load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0)
+    if threads is not None:
+        set_num_threads(threads)
+    peers.set_threads(get_num_threads())
+    report.roofline = ceilings()
+    for name, sparse in loaded(sources):
+        for _ in rows(name, sparse, products, plan, report):
+            yield report
+        del sparse
+        gc.collect()
+    if not report.rows and not report.findings:
+        raise ArgumentError("nothing could be measured: no file holds what the operations take")
+
+
+def ceilings() -> Roofline | None:
+    """Those of this machine, unless its caches are not known."""
+    if not levels():
+        say("no roofline: the system does not tell the sizes of its caches")
+        return None
+    say("measuring the ceilings of this machine")
+    return measure_roofline()
+
+
+def rows(name: str, sparse: Any, products: Sequence[Product], plan: Plan, report: Report) -> Iterator[Report]:
+    """Add the rows of one source to the report."""
+    taken = [product for product in products if suits(product, sparse)]
+    if not taken:
+        wanted = ", ".join(f"{p} takes {DIMENSIONS[p.op]}" for p in products)
+        say(f"skipped: {name} has {len(sparse.shape)} dimensions; {wanted}")
+    for product in taken:
+        found = measure(name, sparse, product, plan, report.roofline)
+        report.findings += found.findings
+        if found.row is not None:
+            report.rows.append(found.row)
+            say(str(found.row))
+        del found
+        gc.collect()
+        yield report
+
+
+__all__ = ["run"]

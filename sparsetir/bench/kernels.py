@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our kernels for a case: each kind is a function from a case to kernels by name, and a line in a list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import sparsetir
+from sparsetir.bench.inputs import reason
+from sparsetir.kernel import Kernel
+from sparsetir.tuning.operands import Case
+
+OUTPUTS = {"spmm": "C", "spmv": "y", "sddmm": "O", "mttkrp": "D"}
+MANY_TRIALS = 10_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to measure.
+
+    Parameters
+    ----------
+    tune : float
+        Seconds of tuning before a case; 0 for none.
+    database : Path, optional
+        Where tuning keeps its trials.
+    rounds : int
+        Turns of each kernel and peer.
+    rest : float
+        Seconds of sleep before each turn.
+    repeat : int
+        How often a case that other work disturbed is measured again.
+    """
+
+    tune: float = 0.0
+    database: Path | None = None
+    rounds: int = 3
+    rest: float = 0.25
+    repeat: int = 2
+
+
+Kind = Callable[[Case, Plan], dict[str, Any]]
+
+
+def untuned(case: Case, _plan: Plan) -> dict[str, Any]:
+    """What `sparsetir.build` makes of the program."""
+    return {"untuned": sparsetir.build(case.program)}
+
+
+def tuned(case: Case, plan: Plan) -> dict[str, Any]:
+    """What a search on the operands finds, where one is asked for."""
+    if not plan.tune:
+        return {}
+    budget: dict[str, Any] = {"max_trials": MANY_TRIALS, "max_seconds": plan.tune}
+    result = sparsetir.tune_sparse(case.program, case.inputs, database=plan.database, progress=False, **budget)
+    return {"tuned": result.kernel}
+
+
+# In the order of the columns.
+KINDS: list[Kind] = [untuned, tuned]
+# Kinds whose time is set in relation to the peers'.
+RATED = ("untuned", "tuned", "best")
+
+
+def kernels(case: Case, plan: Plan, failures: list[str]) -> dict[str, Any]:
+    """Every kernel of ours that is measured on a case.
+
+    Parameters
+    ----------
+    case : Case
+    plan : Plan
+    failures : list of str
+        What went wrong in a kind is added to it; the others are still made.
+
+    Returns
+    -------
+    dict of str to Kernel
+        By the name of its column; a name stands for the same way of choosing a schedule in every case. Those in `RATED`
+        are compared with the peers.
+    """
+    found: dict[str, Any] = {}
+    for kind in KINDS:
+        try:
+            found |= kind(case, plan)
+        except Exception as error:  # one kind must not end a run over many cases
+            failures.append(f"{kind.__name__}: {reason(error)}")
+    return found
+
+
+def our_call(kernel: Any, case: Case) -> Callable[[], np.ndarray]:
+    """A call as a user makes it in a loop: the sparse operand bound, the memory of the result used again.
+
+    It returns the result, for sddmm the values of O. Until the first call the memory holds NaN. For sddmm a kernel over
+    another format than CSR returns a new sparse array, as it has no other way to hand out its values.
+    """
+    (name, sparse), *rest = case.inputs.items()
+    bound, dense = kernel.bind(**{name: sparse}), dict(rest)
+    if case.op == "sddmm" and not isinstance(kernel, Kernel):
+        return lambda: bound(**dense).data
+    out = np.full(output_shape(case), np.nan, np.float32)
+    target = kernel.signature.outputs[0] if case.op == "sddmm" else OUTPUTS[case.op]
+
+    def call() -> np.ndarray:
+        bound(**dense, **{target: out})
+        return out
+
+    return call
+
+
+def output_shape(case: Case) -> tuple[int, ...]:
+    """Of the array that holds the result."""
+    if case.op == "sddmm":
+        return (case.sparse.nnz,)
+    last = next(reversed(case.inputs.values()))
+    return (case.sparse.shape[0], *last.shape[1:])
+
+
+__all__ = ["KINDS", "RATED", "Kind", "Plan", "kernels", "our_call"]

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One operation on one matrix or tensor: ours checked, then timed in turn with the peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparsetir.bench import peers
+from sparsetir.bench.inputs import free_memory, reason, say
+from sparsetir.bench.kernels import Plan, kernels, our_call
+from sparsetir.bench.reference import COLUMNS, PART, WrongResultError, check
+from sparsetir.bench.roofline import Bound, Roofline, Work, bound, work_of
+from sparsetir.bench.timing import Timing, interleave
+from sparsetir.errors import ArgumentError
+from sparsetir.tuning.operands import DENSE, Case, make_case
+
+Call = Callable[[], Any]
+DIMENSIONS = {"spmm": 2, "spmv": 2, "sddmm": 2, "mttkrp": 3}
+DEFAULT_FEAT = {"spmm": 128, "sddmm": 128, "mttkrp": 32}
+# Results of ours that are held at once, and what tuning adds.
+OWN_RESULTS, TUNING_RESULTS = 3, 2
+# Bytes for each entry: ours, the peers' and the reference's copies of values and indices.
+ENTRY = 64
+# What the peer of each operation is called that a table's ratios begin with.
+BASELINES = ("scipy", "numpy")
+BEST = "best peer"
+
+
+@dataclass(frozen=True)
+class Product:
+    """An operation with a number of columns, as in ``spmm:128``; 1 for spmv, which has none."""
+
+    op: str
+    feat: int
+
+    def __str__(self) -> str:
+        return self.op if self.op == "spmv" else f"{self.op}:{self.feat}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Times of one operation on one matrix or tensor.
+
+    Parameters
+    ----------
+    name : str
+        Of the matrix or tensor.
+    product : Product
+    shape : tuple of int
+    nnz : int
+    ours, peers : dict of str to Timing
+    work : Work
+    bound : Bound or None
+        None where the ceilings were not measured.
+    repeats : int
+        How often it was measured again because other work disturbed it.
+    """
+
+    name: str
+    product: Product
+    shape: tuple[int, ...]
+    nnz: int
+    ours: dict[str, Timing]
+    peers: dict[str, Timing]
+    work: Work
+    bound: Bound | None = None
+    repeats: int = 0
+
+    @property
+    def times(self) -> dict[str, Timing]:
+        """All of them, ours first."""
+        return self.ours | self.peers
+
+    @property
+    def spread(self) -> float:
+        """The largest of all."""
+        return max(timing.spread for timing in self.times.values())
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether any of the times is."""
+        return any(timing.disturbed for timing in self.times.values())
+
+    @property
+    def baseline(self) -> str | None:
+        """The peer named first in ratios."""
+        return next((name for name in BASELINES if name in self.peers), None)
+
+    def ratio(self, ours: str, other: str | None) -> float | None:
+        """How many times faster a kernel of ours is than a peer, or the fastest one (`BEST`); None without them."""
+        names = list(self.peers) if other == BEST else [other]
+        found = [self.peers[name].median for name in names if name in self.peers]
+        if ours not in self.ours or not found:
+            return None
+        return min(found) / self.ours[ours].median
+
+    def fraction(self, ours: str | None = None) -> float | None:
+        """The least possible time over the time of a kernel of ours, by default the fastest."""
+        if self.bound is None:
+            return None
+        chosen = self.ours.values() if ours is None else [self.ours[ours]]
+        return self.bound.seconds / min(timing.median for timing in chosen)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        ours = {name: {**t.as_dict(), "t_min/t": self.fraction(name)} for name, t in self.ours.items()}
+        limits = {"t_min": self.bound.seconds, "limit": self.bound.limit} if self.bound else {}
+        return {
+            "name": self.name,
+            "op": self.product.op,
+            "feat": self.product.feat,
+            "shape": list(self.shape),
+            "nnz": self.nnz,
+            "flops": self.work.flops,
+            "bytes": self.work.compulsory,
+            **limits,
+            "ours": ours,
+            "peers": {name: timing.as_dict() for name, timing in self.peers.items()},
+            "repeats": self.repeats,
+            "disturbed": self.disturbed,
+        }
+
+    def __str__(self) -> str:
+        times = ", ".join(f"{name} {timing.median * 1e3:.4g}" for name, timing in self.times.items())
+        again = f" (measured {self.repeats + 1} times)" if self.repeats else ""
+        return f"{self.name} {self.product}: {times} ms{again}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row, if there is one, and what was found wrong on the way."""
+
+    row: Row | None
+    findings: list[str] = field(default_factory=list)
+
+
+# ---------------------------------------------------------------------------------------------------- products
+
+
+def parse_products(text: str) -> list[Product]:
+    """Operations separated by commas, each with its number of columns behind a colon.
+
+    Examples
+    --------
+    >>> [str(product) for product in parse_products("spmm:32,spmv,sddmm")]
+    ['spmm:32', 'spmv', 'sddmm:128']
+    """
+    found = [parse_product(part.strip()) for part in text.split(",")]
+    return list(dict.fromkeys(found))
+
+
+def parse_product(text: str) -> Product:
+    """One of them."""
+    op, colon, feat = text.partition(":")
+    if op not in DIMENSIONS:
+        raise ArgumentError(f"expected operations such as spmm:128, of {', '.join(DIMENSIONS)}; found {text!r}")
+    if op == "spmv":
+        if colon:
+            raise ArgumentError(f"spmv has no number of columns, found {text!r}; try spmv")
+        return Product(op, 1)
+    if not colon:
+        return Product(op, DEFAULT_FEAT[op])
+    if not (feat.isascii() and feat.isdigit() and int(feat) > 0):
+        raise ArgumentError(f"expected a positive number of columns as in {op}:{DEFAULT_FEAT[op]}, found {text!r}")
+    return Product(op, int(feat))
+
+
+def suits(product: Product, sparse: Any) -> bool:
+    """Whether the operation takes something of so many dimensions."""
+    return DIMENSIONS[product.op] == len(sparse.shape)
+
+
+# ---------------------------------------------------------------------------------------------------- measuring
+
+
+def needed_bytes(product: Product, sparse: Any, plan: Plan) -> int:
+    """About how much memory the operands, results and checks take."""
+    dense = sum(sparse.shape[dim] for dim, _ in DENSE[product.op].values()) * product.feat
+    nnz = int(sparse.nnz)
+    result = nnz if product.op == "sddmm" else sparse.shape[0] * product.feat
+    results = OWN_RESULTS + len(peers.available(product.op)) + (TUNING_RESULTS if plan.tune else 0)
+    checked = 16 * (min(COLUMNS, product.feat) * sum(sparse.shape) + 2 * min(PART, nnz * product.feat))
+    return int(4 * (dense + results * result) + ENTRY * nnz + checked)
+
+
+def measure(name: str, sparse: Any, product: Product, plan: Plan, roofline: Roofline | None = None) -> Measured:
+    """Check and time an operation.
+
+    Parameters
+    ----------
+    name : str
+        What the operand is called.
+    sparse : scipy.sparse array or CooTensor
+        Taken as float32.
+    product : Product
+        Which takes an operand of its dimensions.
+    plan : Plan
+    roofline : Roofline, optional
+        For the bound.
+
+    Returns
+    -------
+    Measured
+        Without a row where the operands do not fit into memory, which is said on stderr, or no kernel of ours is right.
+    """
+    needed = needed_bytes(product, sparse, plan)
+    if needed > free_memory():
+        say(f"skipped: {name} {product} needs {needed / 1e9:.1f} GB of memory for its operands")
+        return Measured(None)
+    case = make_case(product.op, sparse, feat=product.feat)
+    title = f"{name} {product}"
+    findings: list[str] = []
+    ours = our_calls(title, case, plan, findings)
+    if not ours:
+        return Measured(None, findings)
+    theirs = peer_calls(title, case)
+    times, repeats = undisturbed(ours | theirs, plan, title)
+    work = work_of(product.op, case.inputs)
+    row = Row(
+        name,
+        product,
+        tuple(int(n) for n in case.sparse.shape),
+        int(case.sparse.nnz),
+        {kind: times[kind] for kind in ours},
+        {peer: times[peer] for peer in theirs},
+        work,
+        bound(work, roofline) if roofline is not None else None,
+        repeats,
+    )
+    return Measured(row, findings)
+
+
+def our_calls(title: str, case: Case, plan: Plan, findings: list[str]) -> dict[str, Call]:
+    """The kernels whose result is right; what is wrong with the others is added to `findings`."""
+    calls: dict[str, Call] = {}
+    failures: list[str] = []
+    for kind, kernel in kernels(case, plan, failures).items():
+        try:
+            call = our_call(kernel, case)
+            check(kind, call, case)
+            calls[kind] = call
+        except WrongResultError as error:
+            failures.append(str(error))
+        except Exception as error:  # one kernel must not end a run over many cases
+            failures.append(f"{kind}: {reason(error)}")
+    for failure in failures:
+        findings.append(f"{title}, {failure}")
+        say(findings[-1])
+    return calls
+
+
+def peer_calls(title: str, case: Case) -> dict[str, Call]:
+    """The installed libraries that take this case; one that does not is named on stderr."""
+    calls: dict[str, Call] = {}
+    for peer in peers.available(case.op):
+        try:
+            call = getattr(peers, case.op)(peer, *case.inputs.values())
+            call()
+            calls[peer] = call
+        except Exception as error:  # what other libraries raise is theirs to choose
+            say(f"{title}: without {peer}: {reason(error)}")
+    return calls
+
+
+def undisturbed(calls: dict[str, Call], plan: Plan, title: str) -> tuple[dict[str, Timing], int]:
+    """Times without a sign of other work, or the quietest of a few attempts; and how many were repeats."""
+    attempts = []
+    for attempt in range(plan.repeat + 1):
+        times = interleave(calls, rounds=plan.rounds, rest=plan.rest)
+        if not any(timing.disturbed for timing in times.values()):
+            return times, attempt
+        attempts.append(times)
+        if attempt < plan.repeat:
+            say(f"{title}: disturbed by other work, measured again")
+    return min(attempts, key=lambda times: max(timing.spread for timing in times.values())), plan.repeat
+
+
+__all__ = ["BEST", "Measured", "Product", "Row", "measure", "parse_products", "suits"]

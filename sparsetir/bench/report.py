@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run of the bench found, as text, Markdown and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from sparsetir.bench import peers
+from sparsetir.bench.inputs import say
+from sparsetir.bench.kernels import RATED
+from sparsetir.bench.measure import BEST, Row
+from sparsetir.bench.roofline import Roofline
+from sparsetir.bench.timing import NOISY, Timing
+from sparsetir.threads import get_num_threads
+from sparsetir.tuning.database import machine_name
+from sparsetir.tuning.report import aligned
+
+PACKAGES = ("apache-tvm", "numpy", "scipy", "torch", "mkl")
+SUMMARIES: dict[str, Callable[[list[float]], float]] = {"geometric mean": geometric_mean, "smallest": min}
+ABSENT, WAITED = "-", "*"
+FRACTION = "t_min/t"
+BUSY_LOAD = 0.5
+LEAST_SCALING = 0.7
+
+Values = dict[str, list[float | None]]
+
+
+@dataclass
+class Report:
+    """Rows, and what they hold for.
+
+    Parameters
+    ----------
+    rows : list of Row
+    findings : list of str
+        Wrong results and kernels that failed.
+    roofline : Roofline or None
+    load : float
+        Processes that ran on the machine before the first measurement.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    roofline: Roofline | None = None
+    load: float = 0.0
+
+    def by_op(self) -> dict[str, list[Row]]:
+        """The rows of each operation, in the order in which it first occurs."""
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.product.op, []).append(row)
+        return found
+
+    def text(self) -> str:
+        """A table for each operation, the ceilings of the machine, and notes."""
+        lines: list[str] = []
+        for op, rows in self.by_op().items():
+            lines += [op, "", *aligned(table(rows)), ""]
+        if self.roofline is not None:
+            lines += [*aligned(self.roofline.table()), ""]
+        return "\n".join([*lines, *self.notes(), *self.findings])
+
+    def markdown(self) -> str:
+        """The same in Markdown."""
+        parts = [f"### {op}\n\n{markdown(table(rows))}\n" for op, rows in self.by_op().items()]
+        if self.roofline is not None:
+            parts.append(f"### Ceilings\n\n{markdown(self.roofline.table())}\n")
+        return "\n".join([*parts, *(f"{note}  " for note in [*self.notes(), *self.findings])])
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "machine": machine_name(),
+            "threads": get_num_threads(),
+            "packages": versions(),
+            "missing": peers.missing(),
+            "load": self.load,
+            "notes": self.notes(),
+            "findings": self.findings,
+            "roofline": self.roofline.as_dict() if self.roofline is not None else None,
+            "summaries": {op: summaries(rows) for op, rows in self.by_op().items()},
+            "rows": [row.as_dict() for row in self.rows],
+        }
+
+    def notes(self) -> list[str]:
+        """What the times hold for, the peers that are missing, and whether the machine was busy."""
+        packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+        lines = [f"{machine_name()}; {get_num_threads()} threads (scipy and numpy use one); float32; {packages}"]
+        if self.roofline is not None:
+            lines.append(f"{FRACTION}: the least time that the measured ceilings allow over that of our fastest kernel")
+        lines += [f"without {peer}: {why}" for peer, why in peers.missing().items()]
+        return lines + self.busy()
+
+    def busy(self) -> list[str]:
+        """One line if other work disturbed the times, none otherwise."""
+        found = list(self.causes())
+        if not found:
+            return []
+        return [f"the machine was busy ({', '.join(found)}): repeat on a quiet one before quoting these times"]
+
+    def causes(self) -> Iterable[str]:
+        """What says so."""
+        disturbed = sum(row.disturbed for row in self.rows)
+        again = sum(row.repeats > 0 for row in self.rows)
+        waited = sum(timing.waited for row in self.rows for timing in row.times.values())
+        if self.load > BUSY_LOAD:
+            yield f"load {self.load:.1f} before the first measurement"
+        if self.roofline is not None and self.roofline.scaling < LEAST_SCALING:
+            threads, times = self.roofline.most.threads, self.roofline.scaling * self.roofline.most.threads
+            yield f"{threads} threads reached {times:.1f} times the peak of one"
+        if disturbed:
+            what = f"spread above {NOISY:.0%} or calls that waited for a core"
+            yield f"{what} in {disturbed} of {len(self.rows)} rows (measured again: {again})"
+        if waited:
+            yield f"{WAITED} marks {waited} times of calls that waited"
+
+
+def versions() -> dict[str, str]:
+    """The installed ones of the packages that matter."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+
+
+def names(rows: Sequence[Row], times: Callable[[Row], dict[str, Timing]]) -> list[str]:
+    """All that occur, in order."""
+    return list(dict.fromkeys(name for row in rows for name in times(row)))
+
+
+def figures(rows: Sequence[Row]) -> Values:
+    """Each ratio's title and its value in every row, None where it has none."""
+    rated = [name for name in RATED if any(name in row.ours for row in rows)]
+    baseline = next((row.baseline for row in rows if row.baseline), None)
+    found: Values = {}
+    for kind in rated:
+        prefix = f"{kind} " if len(rated) > 1 else ""
+        for other in (baseline, BEST) if baseline else ():
+            found[f"{prefix}vs {other}"] = [row.ratio(kind, other) for row in rows]
+    if any(row.bound for row in rows):
+        found[FRACTION] = [row.fraction() for row in rows]
+    return found
+
+
+def summaries(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """The geometric mean and the smallest of each figure."""
+    known = {name: [value for value in values if value] for name, values in figures(rows).items()}
+    return {name: {title: of(v) for title, of in SUMMARIES.items()} for name, v in known.items() if v}
+
+
+def table(rows: Sequence[Row]) -> list[list[str]]:
+    """Cells: a heading, the rows, the summaries."""
+    ours, theirs = names(rows, lambda row: row.ours), names(rows, lambda row: row.peers)
+    shown, summary = figures(rows), summaries(rows)
+    bounded = ["limit"] if FRACTION in shown else []
+    out = [["matrix", "nonzeros", "N", *(f"{name} ms" for name in [*ours, *theirs]), *shown, *bounded, "spread"]]
+    for n, row in enumerate(rows):
+        times = [row.times.get(name) for name in [*ours, *theirs]]
+        cells = [milliseconds(timing) for timing in times]
+        compared = [two_digits(values[n]) for values in shown.values()]
+        limit = [row.bound.limit if row.bound else ABSENT] if bounded else []
+        out.append([row.name, f"{row.nnz:,}", str(row.product.feat), *cells, *compared, *limit, f"{row.spread:.0%}"])
+    blank, end = [""] * (2 + len(ours) + len(theirs)), [""] * (1 + len(bounded))
+    for title in SUMMARIES:
+        out.append([title, *blank, *(two_digits(summary.get(name, {}).get(title)) for name in shown), *end])
+    return out
+
+
+def milliseconds(timing: Timing | None) -> str:
+    """A time in a table."""
+    return f"{timing.median * 1e3:.4g}{WAITED * timing.waited}" if timing else ABSENT
+
+
+def two_digits(value: float | None) -> str:
+    """A ratio in a table."""
+    return ABSENT if value is None else f"{value:.2f}"
+
+
+def markdown(cells: list[list[str]]) -> str:
+    """Cells as a Markdown table, numbers to the right."""
+    heading, *rest = cells
+    rule = ["---", *("---:" for _ in heading[1:])]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [heading, rule, *rest])
+
+
+def written(path: Path, text: str) -> None:
+    """Write a file, and its folder if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text.rstrip() + "\n")
+    say(f"wrote {path}")
+
+
+__all__ = ["Report", "markdown", "written"]

@@ -1,0 +1,461 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the machine could do at best, measured, and the time below which a product cannot be expected to come.
+
+The model is that of Williams, Waterman and Patterson, "Roofline: An Insightful Visual Performance Model for Multicore
+Architectures", CACM 2009, with one roof for each level of the memory. Rates are measured with kernels of a few lines
+that TVM compiles for this machine, with the same thread pool as all others: the fastest of many calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsetir.bench.inputs import free_memory
+from sparsetir.errors import ArgumentError
+from sparsetir.threads import get_num_threads
+
+CPUS = Path("/sys/devices/system/cpu")
+DRAM = "DRAM"
+FLOAT = 4
+# Independent sums cover the latency of an addition; with the two factors they fit into 16 registers.
+SUMS = 12
+# Registers of 128, 256 and 512 bits; which ones the machine has is found by measuring.
+LANES = (4, 8, 16)
+SECONDS, CALL = 0.1, 0.001
+CALLS, ROUNDS = 3, 3
+# Of a level's capacity: well inside it, and well outside the level before.
+FILLED, TIMES_LAST, LEAST_DRAM = 0.5, 4, 64 << 20
+
+PEAK = """
+@T.prim_func(s_tir=True)
+def peak(data: T.handle, sums: T.handle, threads: T.int32, repeats: T.int32):
+    T.func_attr({{"tirx.noalias": True}})
+    a = T.match_buffer(data, (2 * {lanes},), "float32", align=4)
+    out = T.match_buffer(sums, (threads * {sums} * {lanes},), "float32", align=4)
+    for t in T.parallel(threads):
+        acc = T.alloc_buffer(({sums} * {lanes},), "float32", scope="local")
+        for u in T.unroll({sums}):
+            for v in T.vectorized({lanes}):
+                acc[u * {lanes} + v] = a[v]
+        for r in range(repeats):
+            for u in T.unroll({sums}):
+                for v in T.vectorized({lanes}):
+                    acc[u * {lanes} + v] = acc[u * {lanes} + v] * a[v] + a[{lanes} + v]
+        for u in T.unroll({sums}):
+            for v in T.vectorized({lanes}):
+                out[(t * {sums} + u) * {lanes} + v] = acc[u * {lanes} + v]
+"""
+READ = """
+@T.prim_func(s_tir=True)
+def read(data: T.handle, sums: T.handle, threads: T.int32, repeats: T.int32, steps: T.int32):
+    T.func_attr({{"tirx.noalias": True}})
+    a = T.match_buffer(data, (threads * steps * {sums} * {lanes},), "float32", align=4)
+    out = T.match_buffer(sums, (threads * {sums} * {lanes},), "float32", align=4)
+    for t in T.parallel(threads):
+        acc = T.alloc_buffer(({sums} * {lanes},), "float32", scope="local")
+        for u in T.unroll({sums}):
+            for v in T.vectorized({lanes}):
+                acc[u * {lanes} + v] = T.float32(0)
+        for r in range(repeats):
+            for s in range(steps):
+                for u in T.unroll({sums}):
+                    for v in T.vectorized({lanes}):
+                        acc[u * {lanes} + v] = acc[u * {lanes} + v] + a[((t * steps + s) * {sums} + u) * {lanes} + v]
+        for u in T.unroll({sums}):
+            for v in T.vectorized({lanes}):
+                out[(t * {sums} + u) * {lanes} + v] = acc[u * {lanes} + v]
+"""
+
+
+# ---------------------------------------------------------------------------------------------------- caches
+
+
+@dataclass(frozen=True)
+class Level:
+    """A data cache.
+
+    Parameters
+    ----------
+    name : str
+        ``"L1"``, ``"L2"``, ...
+    size : int
+        Bytes of one of its kind.
+    cores : int
+        How many share it.
+    """
+
+    name: str
+    size: int
+    cores: int = 1
+
+    def capacity(self, threads: int) -> int:
+        """Bytes of all that so many threads have together."""
+        return self.size * -(-threads // self.cores)
+
+
+@cache
+def levels() -> tuple[Level, ...]:
+    """The data caches of the first core, where the system tells, the smallest first."""
+    found = []
+    for folder in sorted((CPUS / "cpu0" / "cache").glob("index*")):
+        level, kind, size, shared = (
+            (folder / name).read_text().strip() for name in ("level", "type", "size", "shared_cpu_list")
+        )
+        if kind != "Instruction" and size.endswith("K"):
+            found.append(Level(f"L{level}", int(size[:-1]) << 10, count_cpus(shared)))
+    return tuple(sorted(found, key=lambda level: level.size))
+
+
+def count_cpus(text: str) -> int:
+    """How many processors a list such as ``0-3,8`` names."""
+    ends = [part.partition("-") for part in text.split(",") if part]
+    return max(1, sum(int(last or first) - int(first) + 1 for first, _, last in ends))
+
+
+# ---------------------------------------------------------------------------------------------------- measuring
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The best rates of a number of threads.
+
+    Parameters
+    ----------
+    threads : int
+    peak : float
+        Floating-point operations per second, float32; a fused multiply-add is two.
+    bandwidth : dict of str to float
+        Bytes read per second, by level: the caches' names and ``"DRAM"``.
+    """
+
+    threads: int
+    peak: float
+    bandwidth: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A machine's ceilings.
+
+    Parameters
+    ----------
+    levels : tuple of Level
+        Its caches, the smallest first.
+    ceilings : dict of int to Ceilings
+        For one thread and for all.
+    """
+
+    levels: tuple[Level, ...]
+    ceilings: dict[int, Ceilings]
+
+    @property
+    def most(self) -> Ceilings:
+        """Those of all threads."""
+        return self.ceilings[max(self.ceilings)]
+
+    @property
+    def scaling(self) -> float:
+        """The peak of all threads over that of one, for each thread; 1 where every thread has a core to itself."""
+        return self.most.peak / (self.most.threads * self.ceilings[min(self.ceilings)].peak)
+
+    def table(self) -> list[list[str]]:
+        """Cells, a heading first."""
+        sizes = {level.name: f"{level.size >> 10:,} KiB" for level in self.levels}
+        heading = ["", "GFLOP/s", *(f"{name} GB/s" for name in self.most.bandwidth)]
+        rows = [
+            [f"{c.threads} thread{'s' * (c.threads > 1)}", f"{c.peak / 1e9:.1f}"]
+            + [f"{rate / 1e9:.1f}" for rate in c.bandwidth.values()]
+            for c in self.ceilings.values()
+        ]
+        return [heading, *rows, ["size", "", *(sizes.get(name, "") for name in self.most.bandwidth)]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        ceilings = [asdict(found) for found in self.ceilings.values()]
+        return {"levels": [asdict(level) for level in self.levels], "ceilings": ceilings}
+
+
+@cache
+def compiled(source: str, lanes: int) -> Callable[..., None]:
+    """One of the two kernels, for a width of registers."""
+    import tvm
+
+    from sparsetir.build import native_target
+
+    get_num_threads()  # sets up TVM's thread pool before the first parallel loop starts it
+    func = tvm.script.from_source(source.format(sums=SUMS, lanes=lanes))
+    name = str(func.attrs["global_symbol"])
+    module = tvm.compile(tvm.IRModule({name: func}), target=native_target(), tir_pipeline="s_tir")
+    kernel: Callable[..., None] = module[name]
+    return kernel
+
+
+def best_rate(call: Callable[[int], None], *, seconds: float) -> float:
+    """Repetitions per second in the fastest call; a call repeats until it lasts for `CALL`."""
+    rate, repeats, calls, end = 0.0, 1, 0, time.perf_counter() + seconds
+    while calls < CALLS or time.perf_counter() < end:
+        took = elapsed(call, repeats)
+        rate = max(rate, repeats / took)
+        # A call that other work held up must not end the growth: any later one that is short continues it.
+        repeats, calls = (2 * repeats, calls) if took < CALL else (repeats, calls + 1)
+    return rate
+
+
+def elapsed(call: Callable[[int], None], repeats: int) -> float:
+    """Of one call."""
+    start = time.perf_counter()
+    call(repeats)
+    return time.perf_counter() - start
+
+
+def measure_peak(threads: int, lanes: int, *, seconds: float = SECONDS) -> float:
+    """Floating-point operations per second of fused multiply-adds on registers."""
+    factors = np.full(2 * lanes, 0.5, np.float32)
+    sums = np.empty(threads * SUMS * lanes, np.float32)
+    kernel = compiled(PEAK, lanes)
+    return 2 * sums.size * best_rate(lambda repeats: kernel(factors, sums, threads, repeats), seconds=seconds)
+
+
+def measure_bandwidth(size: int, threads: int, lanes: int, *, seconds: float = SECONDS) -> float:
+    """Bytes per second when each thread reads `size` bytes of its own again and again."""
+    steps = max(1, size // (FLOAT * SUMS * lanes))
+    data = np.ones(threads * steps * SUMS * lanes, np.float32)
+    sums = np.empty(threads * SUMS * lanes, np.float32)
+    kernel = compiled(READ, lanes)
+    return data.nbytes * best_rate(lambda repeats: kernel(data, sums, threads, repeats, steps), seconds=seconds)
+
+
+def register_lanes() -> int:
+    """The number of float32 lanes with which one thread computes fastest."""
+    return max(LANES, key=lambda lanes: measure_peak(1, lanes, seconds=SECONDS / 5))
+
+
+def share(level: Level, threads: int) -> int:
+    """Bytes of a level that each thread reads: half of what it has for itself."""
+    return int(FILLED * level.size / min(threads, level.cores))
+
+
+def measure_ceilings(threads: int, lanes: int, caches: Sequence[Level], *, seconds: float = SECONDS) -> Ceilings:
+    """Measure what so many threads reach together."""
+    sizes = {level.name: share(level, threads) for level in caches}
+    last = max((level.capacity(threads) for level in caches), default=0)
+    sizes[DRAM] = int(min(max(LEAST_DRAM, TIMES_LAST * last), free_memory() / 4)) // threads
+    rates = {name: measure_bandwidth(size, threads, lanes, seconds=seconds) for name, size in sizes.items()}
+    return Ceilings(threads, measure_peak(threads, lanes, seconds=seconds), rates)
+
+
+def higher(one: Ceilings, other: Ceilings) -> Ceilings:
+    """The higher of each rate."""
+    rates = {name: max(rate, other.bandwidth[name]) for name, rate in one.bandwidth.items()}
+    return Ceilings(one.threads, max(one.peak, other.peak), rates)
+
+
+def measure_roofline(*, seconds: float = SECONDS, rounds: int = ROUNDS) -> Roofline:
+    """Measure the peak and the bandwidth of every level of the memory, for one thread and for all.
+
+    Parameters
+    ----------
+    seconds : float
+        For each of the rates in each round.
+    rounds : int
+        How often each is measured; the highest counts, as other work on the machine only makes them lower.
+
+    Returns
+    -------
+    Roofline
+        For as many threads as kernels use, `sparsetir.get_num_threads`.
+
+    Examples
+    --------
+    >>> found = measure_roofline(seconds=0.01, rounds=1)
+    >>> found.most.peak > 1e9 and found.most.bandwidth["DRAM"] > 1e8
+    True
+    """
+    lanes, caches = register_lanes(), levels()
+    counts = sorted({1, get_num_threads()})
+    taken = [[measure_ceilings(count, lanes, caches, seconds=seconds) for count in counts] for _ in range(rounds)]
+    best = [reduce(higher, of) for of in zip(*taken, strict=True)]
+    # All threads reach what one does: the others may rest.
+    return Roofline(caches, {of.threads: higher(of, best[0]) for of in best})
+
+
+# ---------------------------------------------------------------------------------------------------- bounds
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an operation on data has to do.
+
+    Parameters
+    ----------
+    flops : int
+        Floating-point operations.
+    gather : int
+        Bytes loaded from the gathered operand, one row for each entry.
+    gathered : int
+        Bytes of its rows that are touched at all, which decide in which cache it is.
+    compulsory : int
+        Bytes of everything that is read or written, each counted once: values, index arrays, the touched rows of dense
+        operands, the result.
+    """
+
+    flops: int
+    gather: int
+    gathered: int
+    compulsory: int
+
+    @property
+    def intensity(self) -> float:
+        """Floating-point operations for each compulsory byte."""
+        return self.flops / self.compulsory if self.compulsory else 0.0
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least time of a call.
+
+    Parameters
+    ----------
+    seconds : float
+    limit : str
+        What takes it: ``"compute"``, ``"gather L2"`` (loads from the gathered operand) or ``"stream DRAM"`` (all data
+        once), with the level.
+    """
+
+    seconds: float
+    limit: str
+
+
+def work_of(op: str, inputs: Mapping[str, Any]) -> Work:
+    """Count the operations and bytes of a ready program's call.
+
+    With nnz entries, N columns and the touched rows of an operand, in float32 (4 bytes):
+
+    ======  ======================  =====================  ==========================================================
+    op      flops                   gather                 compulsory bytes
+    ======  ======================  =====================  ==========================================================
+    spmm    2 nnz N                 4 nnz N of B           values, indptr, indices; touched rows of B; C
+    spmv    2 nnz                   4 nnz of x             the same with N = 1
+    sddmm   (2 N + 1) nnz           4 nnz N of Y           values, indptr, indices; touched rows of X and Y; the values
+                                                           of O
+    mttkrp  2 (nnz + fibers) N      4 nnz N of B or C      values and the CSF index arrays; touched rows of B and C; D
+    ======  ======================  =====================  ==========================================================
+
+    In sddmm a row of X stays in registers while the entries of a row are computed. In mttkrp a fiber is the entries
+    with the same i and j: the product with B's row is taken once for each; the smaller one of B and C is the one
+    gathered for every entry, as an order of the dimensions exists in which it is.
+
+    Parameters
+    ----------
+    op : {"spmm", "spmv", "sddmm", "mttkrp"}
+    inputs : mapping of str to array
+        As of `sparsetir.tuning.operands.make_case`: the sparse operand first.
+
+    Returns
+    -------
+    Work
+    """
+    if op not in WORK:
+        raise ArgumentError(f"bounds are known for {', '.join(WORK)}; found {op!r}")
+    sparse, *dense = inputs.values()
+    return WORK[op](sparse, *dense)
+
+
+def spmm_work(csr: Any, B: np.ndarray) -> Work:
+    """SpMM, and SpMV where B is a vector."""
+    columns = B.shape[1] if B.ndim == 2 else 1
+    row = FLOAT * columns
+    gathered = touched(csr.indices, csr.shape[1]) * row
+    moved = structure(csr) + gathered + csr.shape[0] * row
+    return Work(2 * int(csr.nnz) * columns, int(csr.nnz) * row, gathered, moved)
+
+
+def sddmm_work(csr: Any, X: np.ndarray, Y: np.ndarray) -> Work:
+    """SDDMM, row by row."""
+    row = FLOAT * Y.shape[1]
+    kept = int(np.count_nonzero(np.diff(csr.indptr))) * row
+    gathered = touched(csr.indices, csr.shape[1]) * row
+    moved = structure(csr) + csr.data.nbytes + kept + gathered
+    return Work((2 * X.shape[1] + 1) * int(csr.nnz), int(csr.nnz) * row, gathered, moved)
+
+
+def mttkrp_work(tensor: Any, B: np.ndarray, C: np.ndarray) -> Work:
+    """MTTKRP of a tensor stored as CSF."""
+    i, j, k = tensor.coords
+    nnz, rank, index = int(tensor.nnz), B.shape[1], tensor.coords.itemsize
+    row = FLOAT * rank
+    rows = [touched(at, extent) * row for at, extent in ((j, B.shape[0]), (k, C.shape[0]))]
+    fibers = count_different(i.astype(np.int64) * max(1, B.shape[0]) + j)
+    tree = index * (tensor.shape[0] + 1 + fibers + fibers + 1 + nnz)
+    moved = tensor.values.nbytes + tree + sum(rows) + tensor.shape[0] * row
+    return Work(2 * (nnz + fibers) * rank, nnz * row, min(rows), moved)
+
+
+WORK: dict[str, Callable[..., Work]] = {
+    "spmm": spmm_work,
+    "spmv": spmm_work,
+    "sddmm": sddmm_work,
+    "mttkrp": mttkrp_work,
+}
+
+
+def touched(indices: np.ndarray, extent: int) -> int:
+    """How many different coordinates occur."""
+    return int(np.count_nonzero(np.bincount(indices, minlength=extent)))
+
+
+def count_different(keys: np.ndarray) -> int:
+    """How many different keys there are."""
+    return int(np.count_nonzero(np.diff(np.sort(keys)))) + (keys.size > 0)
+
+
+def structure(csr: Any) -> int:
+    """Bytes of a matrix's values and index arrays."""
+    return sum(int(array.nbytes) for array in (csr.data, csr.indices, csr.indptr))
+
+
+def bound(work: Work, roofline: Roofline) -> Bound:
+    """The least time of a call with all threads, operands in the fastest memory that holds them.
+
+    ``t_min = max(flops / peak, gather / BW(level of the gathered operand), compulsory / BW(level of all))``: the level
+    of the gathered operand is the first cache of a core that holds its touched rows; that of all is the first that
+    holds the compulsory bytes, counting the caches of every thread, as calls that follow each other find them there.
+    For what no cache holds both are DRAM.
+
+    The second term holds for a kernel that loads a row for every entry and finds it at that level. One that uses a
+    loaded row for several entries, as those over blocks do, or finds most rows in a nearer cache, as in a narrow band,
+    may be faster.
+
+    Parameters
+    ----------
+    work : Work
+    roofline : Roofline
+
+    Returns
+    -------
+    Bound
+    """
+    most = roofline.most
+    near = holds(work.gathered, {level.name: level.size for level in roofline.levels})
+    far = holds(work.compulsory, {level.name: level.capacity(most.threads) for level in roofline.levels})
+    terms = [
+        Bound(work.flops / most.peak, "compute"),
+        Bound(work.gather / most.bandwidth[near], f"gather {near}"),
+        Bound(work.compulsory / most.bandwidth[far], f"stream {far}"),
+    ]
+    return max(terms, key=lambda term: term.seconds)
+
+
+def holds(nbytes: int, sizes: Mapping[str, int]) -> str:
+    """The first level that holds so much."""
+    return next((name for name, size in sizes.items() if nbytes <= size), DRAM)
+
+
+__all__ = ["Bound", "Ceilings", "Level", "Roofline", "Work", "bound", "levels", "measure_roofline", "work_of"]

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generated matrices and tensors, one function for each family, the same for the same seed.
+
+They cover what decides the speed of a sparse kernel: regular and skewed row lengths, local and scattered columns,
+blocks, and the limits (one row that holds half of the entries, no entries at all). They do not stand in for real data.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.errors import ArgumentError
+from sparsetir.interop import CooTensor
+
+# Entries aimed at; a family rounds to whole grids, blocks or powers of two.
+SIZES = {"small": 20_000, "medium": 1_000_000, "large": 10_000_000}
+DEGREE = 16
+HALF_BAND = 8
+NODE_VALUES = 3
+BLOCK, WINDOW, GLOBAL, RANDOM = 16, 3, 1, 3
+RATINGS, USERS_PER_ITEM = 20, 8
+SPARSITIES = (0.5, 0.8, 0.9, 0.95)
+QUADRANTS = (0.57, 0.19, 0.19, 0.05)
+SKEW = 3.0
+
+Maker = Callable[[np.random.Generator, int], Any]
+
+
+# ---------------------------------------------------------------------------------------------------- assembling
+
+
+def distinct(keys: np.ndarray) -> np.ndarray:
+    """The different keys in order; several times faster than ``numpy.unique`` on a million of them."""
+    ordered = np.sort(keys)
+    return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))[: ordered.size]]
+
+
+def assemble(rng: np.random.Generator, rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> sp.csr_array:
+    """CSR with an entry at each pair of coordinates that is named, and normally distributed values."""
+    keys = distinct(rows.astype(np.int64) * shape[1] + columns)
+    counts = np.bincount(keys // shape[1], minlength=shape[0])
+    indptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    values = rng.standard_normal(keys.size, np.float32)
+    return sp.csr_array((values, (keys % shape[1]).astype(np.int32), indptr), shape=shape)
+
+
+def valued(rng: np.random.Generator, pattern: Any) -> sp.csr_array:
+    """A pattern as CSR with normally distributed values."""
+    csr = sorted_csr(pattern)
+    csr.data = rng.standard_normal(csr.nnz, np.float32)
+    return csr
+
+
+def sorted_csr(matrix: Any) -> sp.csr_array:
+    """float32 CSR with int32 indices, rows sorted."""
+    csr = sp.csr_array(matrix, dtype=np.float32)
+    csr.sum_duplicates()
+    csr.indptr, csr.indices = csr.indptr.astype(np.int32, copy=False), csr.indices.astype(np.int32, copy=False)
+    return csr
+
+
+def skewed(rng: np.random.Generator, extent: int, count: int) -> np.ndarray:
+    """Coordinates of which the first are drawn far more often: the density falls as a power of the coordinate."""
+    return (extent * rng.random(count) ** SKEW).astype(np.int64)
+
+
+# ---------------------------------------------------------------------------------------------------- matrices
+
+
+def uniform(rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """A square matrix with entries anywhere, 16 in a row on average."""
+    n = nnz // DEGREE
+    return assemble(rng, rng.integers(0, n, nnz), rng.integers(0, n, nnz), (n, n))
+
+
+def rmat(rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """A recursive-matrix (R-MAT) graph: row and column degrees follow power laws.
+
+    Each edge falls into one quadrant of the matrix, then into one of that quadrant, down to a cell. Model: Chakrabarti,
+    Zhan and Faloutsos, "R-MAT: A Recursive Model for Graph Mining", SDM 2004. The probabilities of the quadrants (0.57,
+    0.19, 0.19, 0.05) and the 16 edges for each vertex are those of the Graph 500 benchmark's specification; edges drawn
+    twice count once.
+    """
+    scale = max(1, round(np.log2(nnz / DEGREE)))
+    edges = DEGREE << scale
+    rows, columns = np.zeros(edges, np.int64), np.zeros(edges, np.int64)
+    limits = np.cumsum(QUADRANTS)[:3]
+    for _ in range(scale):
+        quadrant = np.searchsorted(limits, rng.random(edges), side="right")
+        rows, columns = 2 * rows + quadrant // 2, 2 * columns + quadrant % 2
+    return assemble(rng, rows, columns, (1 << scale, 1 << scale))
+
+
+def banded(rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """A full band of eight diagonals on each side of the main one."""
+    offsets = np.arange(-HALF_BAND, HALF_BAND + 1)
+    n = nnz // len(offsets)
+    values = rng.standard_normal((len(offsets), n), np.float32)
+    return sorted_csr(sp.dia_array((values, offsets), shape=(n, n)))
+
+
+def stencil_2d(_rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """The five-point Laplacian on a square grid."""
+    edge = max(2, round((nnz / 5) ** (1 / 2)))
+    return sorted_csr(sp.kronsum(laplacian(edge), laplacian(edge)))
+
+
+def stencil_3d(_rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """The seven-point Laplacian on a cube."""
+    edge = max(2, round((nnz / 7) ** (1 / 3)))
+    line = laplacian(edge)
+    return sorted_csr(sp.kronsum(sp.kronsum(line, line), line))
+
+
+def laplacian(n: int) -> Any:
+    """The second difference on a line."""
+    return sp.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n), dtype=np.float32)
+
+
+def fem_blocks(rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """Bilinear finite elements on a square with three unknowns at each node: dense blocks of 3 x 3."""
+    edge = max(2, round((nnz / (9 * NODE_VALUES**2)) ** (1 / 2)))
+    line = abs(laplacian(edge))
+    return valued(rng, sp.kron(sp.kron(line, line), np.ones((NODE_VALUES, NODE_VALUES), np.float32)))
+
+
+def attention_mask(rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """A block-sparse attention mask: a window, a global block and random blocks, each of 16 x 16.
+
+    The three parts are those of Zaheer et al., "Big Bird: Transformers for Longer Sequences", NeurIPS 2020.
+    """
+    n = max(8, nnz // ((WINDOW + 2 * GLOBAL + RANDOM) * BLOCK**2))
+    rows = np.arange(n)
+    window = (rows[:, None] + np.arange(WINDOW) - WINDOW // 2).clip(0, n - 1)
+    random = rng.integers(0, n, (n, RANDOM))
+    columns = np.concatenate([window, random, np.zeros((n, GLOBAL), np.int64)], axis=1)
+    at = np.concatenate([np.repeat(rows, columns.shape[1]), np.zeros(n, np.int64)])
+    mask = assemble(rng, at, np.concatenate([columns.ravel(), rows]), (n, n))
+    return valued(rng, sp.kron(mask, np.ones((BLOCK, BLOCK), np.float32)))
+
+
+def pruned(rng: np.random.Generator, nnz: int, *, sparsity: float) -> sp.csr_array:
+    """A layer's weights, four times as wide as high, of which only the largest in magnitude are kept."""
+    m = max(8, round((nnz / (4 * (1 - sparsity))) ** (1 / 2)))
+    weights = rng.standard_normal((m, 4 * m), np.float32)
+    dropped = round(sparsity * weights.size)
+    smallest = np.partition(np.abs(weights), dropped, axis=None)[dropped]
+    return sorted_csr(np.where(np.abs(weights) >= smallest, weights, np.float32(0)))
+
+
+def bipartite(rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """Users by items, eight times as high as wide; few items are in most rows."""
+    m = nnz // RATINGS
+    n = max(1, m // USERS_PER_ITEM)
+    return assemble(rng, rng.integers(0, m, nnz), skewed(rng, n, nnz), (m, n))
+
+
+def giant_row(rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """One row without a gap; every other row has an entry or two."""
+    n = nnz // 2
+    rows = np.concatenate([np.arange(n), np.full(n, n // 2)])
+    return assemble(rng, rows, np.concatenate([rng.integers(0, n, n), np.arange(n)]), (n, n))
+
+
+def empty(_rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """No entries at all."""
+    n = nnz // DEGREE
+    return sorted_csr(sp.csr_array((n, n), dtype=np.float32))
+
+
+# ---------------------------------------------------------------------------------------------------- tensors
+
+
+def tensor_of(rng: np.random.Generator, coords: list[np.ndarray], shape: tuple[int, int, int]) -> CooTensor:
+    """A tensor with an entry at each triple of coordinates that is named, sorted, values normally distributed."""
+    keys = distinct(np.ravel_multi_index(tuple(coords), shape))
+    found = np.stack(np.unravel_index(keys, shape)).astype(np.int32)
+    return CooTensor(found, rng.standard_normal(keys.size, np.float32), shape)
+
+
+def tensor_shape(nnz: int) -> tuple[int, int, int]:
+    """Three different extents, so that fibers of several entries occur."""
+    return max(2, nnz // 50), max(2, nnz // 200), 64
+
+
+def tensor_uniform(rng: np.random.Generator, nnz: int) -> CooTensor:
+    """A tensor with entries anywhere."""
+    shape = tensor_shape(nnz)
+    return tensor_of(rng, [rng.integers(0, n, nnz) for n in shape], shape)
+
+
+def tensor_skewed(rng: np.random.Generator, nnz: int) -> CooTensor:
+    """A tensor in which a few coordinates of each dimension have most of the entries."""
+    shape = tensor_shape(nnz)
+    return tensor_of(rng, [skewed(rng, n, nnz) for n in shape], shape)
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+
+
+MATRICES: dict[str, Maker] = {
+    "uniform": uniform,
+    "rmat": rmat,
+    "banded": banded,
+    "stencil_2d": stencil_2d,
+    "stencil_3d": stencil_3d,
+    "fem_blocks": fem_blocks,
+    "attention_mask": attention_mask,
+    **{f"pruned_{round(100 * s)}": partial(pruned, sparsity=s) for s in SPARSITIES},
+    "bipartite": bipartite,
+    "giant_row": giant_row,
+    "empty": empty,
+}
+TENSORS: dict[str, Maker] = {"tensor_uniform": tensor_uniform, "tensor_skewed": tensor_skewed}
+
+
+def generate(name: str, size: str = "small", *, seed: int = 0) -> Any:
+    """A member of a family; see `families` and `tensors`."""
+    if size not in SIZES:
+        raise ArgumentError(f"expected one of the sizes {', '.join(SIZES)}; found {size!r}")
+    if seed < 0:
+        raise ArgumentError(f"seed must be an integer that is not negative, found {seed}")
+    # The name is part of the seed: families drawn alike must not share their random numbers.
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    return (MATRICES | TENSORS)[name](rng, SIZES[size])
+
+
+def families() -> dict[str, Callable[..., sp.csr_array]]:
+    """The families of matrices.
+
+    Returns
+    -------
+    dict of str to callable
+        ``family(size="small", *, seed=0)`` generates a float32 CSR array with int32 indices, its rows sorted, with
+        about 20,000 (small), 1,000,000 (medium) or 10,000,000 (large) entries.
+
+    Examples
+    --------
+    >>> grid = families()["stencil_2d"]("small")
+    >>> grid.shape, grid.nnz, grid.max()
+    ((3969, 3969), 19593, np.float32(4.0))
+    """
+    return {name: partial(generate, name) for name in MATRICES}
+
+
+def tensors() -> dict[str, Callable[..., CooTensor]]:
+    """The families of tensors of three dimensions, called as those of `families`; each gives a CooTensor."""
+    return {name: partial(generate, name) for name in TENSORS}
+
+
+__all__ = ["SIZES", "families", "tensors"]
