@@ -8,13 +8,15 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.error import InternalError
+from tvm.runtime import DataType
 
 from sparsetir.lower.balance_loops import INDPTR
+from sparsetir.lower.rewriting import collect
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import share_rows, tile_row
 
-__all__ = ["Choices", "Registers", "leaves", "schedule", "share_rows", "tile_row"]
+__all__ = ["Choices", "Registers", "leaves", "schedule", "share_rows", "tile_row", "untuned"]
 
 
 def leaves(func: tirx.PrimFunc) -> list[str]:
@@ -29,6 +31,13 @@ def leaves(func: tirx.PrimFunc) -> list[str]:
 
     tvm_ffi.structural_walk(func.body, (s_tir.SBlock, on_block))
     return found
+
+
+def untuned(func: tirx.PrimFunc, target: Any) -> Choices:
+    """What `schedule` takes where nothing is given, for a program's results and a target's registers."""
+    written = {s.buffer for s in collect(func.body, tirx.BufferStore)}
+    bits = max((int(DataType(str(b.ty.dtype)).bits) for b in written), default=32)
+    return Choices(tile=Registers.of(target).tile(bits))
 
 
 def _try(

@@ -12,6 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -64,13 +65,14 @@ class Compiled:
         self.library = tvm.compile(self.stages[3], target=self.target, tir_pipeline="s_tir")
         self.function = self.library[self.name]
 
-    def serial(self) -> Callable[..., Any]:
-        """The same program on one core, compiled when first asked for; itself if its schedule was chosen."""
+    def variant(self, **changes: int) -> Callable[..., Any]:
+        """The same program with other choices, compiled when first asked for; itself if its schedule was chosen."""
         if self.schedule is not None:
             return self.function
-        from sparsetir.schedules import Choices
+        from sparsetir.schedules import untuned
 
-        return compile_cached(self.func, self.target, Choices(tile=32, chunks=0)).function
+        choices = replace(untuned(self.func, self.target), **changes)
+        return compile_cached(self.func, self.target, choices).function
 
     def load(self, path: Path, facts: dict[str, Any]) -> None:
         """Take the machine code from a library on disk."""

@@ -19,8 +19,13 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.plans import key_of, make_plan
 from sparsetir.signature import Arguments, Signature
+from sparsetir.untuned import PREFETCH, gathers, suits_prefetch
+
+Fit = Callable[[], Callable[..., Any]]
 
 MOST_PLANS = 64
+SMALL_ELEMENTS = 1 << 16
+HOT_CALLS, FEW_CALLS = 32, 4  # of one plan, before other code is compiled for it
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class Kernel:
         self.signature = Signature(decode(func), compiled.searched)
         self.function: Callable[..., Any] = compiled.function
         self.plans: dict[Any, Callable[[dict[str, Any]], Any]] = {}
+        self.gathers = gathers(self.signature.program)
 
     @property
     def target(self) -> Any:
@@ -110,13 +116,24 @@ class Kernel:
         self._run(args)
         if key is not None and not args.copy_back and all(a.size for a in args.arrays.values()):
             finish = lambda ready, values: self._finish(ready, values, args, Arguments())  # noqa: E731
-            plan = make_plan(*self._called(args, arguments), finish=finish, serial=self.serial)
+            fit, after = self.fitting(args)
+            plan = make_plan(*self._called(args, arguments), finish=finish, fit=fit, after=after)
             self._remember(self.plans, key, plan)
         return self._results(args, arguments)
 
-    def serial(self) -> Callable[..., Any]:
-        """The function for one core; the parallel one where a schedule was asked for."""
-        return self.compiled.serial()
+    def fitting(self, args: Arguments, *, is_bound: bool = False) -> tuple[Fit | None, int]:
+        """What makes a function that suits these arguments better, and after how many calls it pays.
+
+        Waking a second thread takes longer than a small product; large operands may want prefetching. None where
+        nothing is better, or a schedule was asked for.
+        """
+        if self.compiled.schedule is not None:
+            return None, 0
+        if sum(a.size for a in args.arrays.values()) <= SMALL_ELEMENTS:
+            return lambda: self.compiled.variant(tile=32, chunks=0), HOT_CALLS
+        if suits_prefetch(self.gathers, args.arrays):
+            return lambda: self.compiled.variant(prefetch=PREFETCH), 0 if is_bound else FEW_CALLS
+        return None, 0
 
     @staticmethod
     def _remember(plans: dict[Any, Any], key: Any, plan: Any) -> None:
@@ -275,7 +292,8 @@ class BoundKernel:
         has_empty = any(a.size == 0 for n, a in args.arrays.items() if n not in base.arrays)
         if key is not None and not args.copy_back and not has_empty:
             finish = lambda ready, values: kernel._finish(ready, {**self.fixed, **values}, args, base)  # noqa: E731
-            plan = make_plan(*kernel._called(args, arguments), finish=finish, serial=kernel.serial)
+            fit, after = kernel.fitting(args, is_bound=True)
+            plan = make_plan(*kernel._called(args, arguments), finish=finish, fit=fit, after=after)
             kernel._remember(self.plans, key, plan)
         return self.kernel._results(args, {**self.fixed, **arguments})
 

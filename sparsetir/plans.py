@@ -17,8 +17,6 @@ from sparsetir import interop
 from sparsetir.errors import ArgumentError
 from sparsetir.signature import Arguments, Signature, checks_are_on
 
-SMALL_ELEMENTS = 1 << 16
-HOT_CALLS = 32
 COMPRESSED = ("csr", "csc", "bsr")
 
 
@@ -99,13 +97,14 @@ def make_plan(
     arguments: dict[str, Any],
     template: list[Any],
     finish: Callable[[list[Any], dict[str, Any]], Any],
-    serial: Callable[[], Callable[..., Any]],
+    fit: Callable[[], Callable[..., Any]] | None,
+    after: int,
 ) -> Callable[[dict[str, Any]], Any] | None:
     """A function of the arguments that does what the call just made did, with fewer checks.
 
     `template` is that call's argument list; `finish` turns a filled list into results where an output is not a
-    plain new array. `serial` compiles the function for one core: waking a second one takes longer than a small
-    product, so a plan for small arrays changes over once it is used often. None when no shortcut is safe.
+    plain new array. `fit` makes the function that suits these arrays better; it takes over `after` so many calls. None
+    when no shortcut is safe.
     """
     place = {p.name: n for n, p in enumerate(signature.params)}
     sparse_names = [n for n, v in arguments.items() if interop.is_sparse(v)]
@@ -126,14 +125,14 @@ def make_plan(
     plain = single is not None and signature.is_plain(single) and not args.torch
     result = place[single] if single is not None else -1
 
-    small = sum(a.size for a in args.arrays.values()) <= SMALL_ELEMENTS
-    left = HOT_CALLS if small else -1
+    left = after
 
     def run(values: dict[str, Any]) -> Any:
-        nonlocal function, left
-        if left > 0:
+        nonlocal function, fit, left
+        if fit is not None:
+            if left == 0:
+                function, fit = fit(), None
             left -= 1
-            function = serial() if left == 0 else function
         ready = list(template)
         for name, at in dense:
             ready[at] = values[name]

@@ -12,16 +12,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, reduce
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sparsetir.bench.inputs import free_memory
 from sparsetir.errors import ArgumentError
+from sparsetir.machine import Level, levels
 from sparsetir.threads import get_num_threads
 
-CPUS = Path("/sys/devices/system/cpu")
 DRAM = "DRAM"
 FLOAT = 4
 # Independent sums cover the latency of an addition; with the two factors they fit into 16 registers.
@@ -72,51 +71,6 @@ def read(data: T.handle, sums: T.handle, threads: T.int32, repeats: T.int32, ste
             for v in T.vectorized({lanes}):
                 out[(t * {sums} + u) * {lanes} + v] = acc[u * {lanes} + v]
 """
-
-
-# ---------------------------------------------------------------------------------------------------- caches
-
-
-@dataclass(frozen=True)
-class Level:
-    """A data cache.
-
-    Parameters
-    ----------
-    name : str
-        ``"L1"``, ``"L2"``, ...
-    size : int
-        Bytes of one of its kind.
-    cores : int
-        How many share it.
-    """
-
-    name: str
-    size: int
-    cores: int = 1
-
-    def capacity(self, threads: int) -> int:
-        """Bytes of all that so many threads have together."""
-        return self.size * -(-threads // self.cores)
-
-
-@cache
-def levels() -> tuple[Level, ...]:
-    """The data caches of the first core, where the system tells, the smallest first."""
-    found = []
-    for folder in sorted((CPUS / "cpu0" / "cache").glob("index*")):
-        level, kind, size, shared = (
-            (folder / name).read_text().strip() for name in ("level", "type", "size", "shared_cpu_list")
-        )
-        if kind != "Instruction" and size.endswith("K"):
-            found.append(Level(f"L{level}", int(size[:-1]) << 10, count_cpus(shared)))
-    return tuple(sorted(found, key=lambda level: level.size))
-
-
-def count_cpus(text: str) -> int:
-    """How many processors a list such as ``0-3,8`` names."""
-    ends = [part.partition("-") for part in text.split(",") if part]
-    return max(1, sum(int(last or first) - int(first) + 1 for first, _, last in ends))
 
 
 # ---------------------------------------------------------------------------------------------------- measuring

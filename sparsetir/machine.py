@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The caches of this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+CPUS = Path("/sys/devices/system/cpu")
+L2_BYTES = 1 << 20  # where the system does not tell
+
+
+@dataclass(frozen=True)
+class Level:
+    """A data cache.
+
+    Parameters
+    ----------
+    name : str
+        ``"L1"``, ``"L2"``, ...
+    size : int
+        Bytes of one of its kind.
+    cores : int
+        How many share it.
+    """
+
+    name: str
+    size: int
+    cores: int = 1
+
+    def capacity(self, threads: int) -> int:
+        """Bytes of all that so many threads have together."""
+        return self.size * -(-threads // self.cores)
+
+
+@cache
+def levels() -> tuple[Level, ...]:
+    """The data caches of the first core, where the system tells, the smallest first."""
+    found = []
+    for folder in sorted((CPUS / "cpu0" / "cache").glob("index*")):
+        level, kind, size, shared = (
+            (folder / name).read_text().strip() for name in ("level", "type", "size", "shared_cpu_list")
+        )
+        if kind != "Instruction" and size.endswith("K"):
+            found.append(Level(f"L{level}", int(size[:-1]) << 10, count_cpus(shared)))
+    return tuple(sorted(found, key=lambda level: level.size))
+
+
+def count_cpus(text: str) -> int:
+    """How many processors a list such as ``0-3,8`` names."""
+    ends = [part.partition("-") for part in text.split(",") if part]
+    return max(1, sum(int(last or first) - int(first) + 1 for first, _, last in ends))
+
+
+@cache
+def private_cache() -> int:
+    """Bytes of the largest cache that a core has for itself, the second-level one as a rule."""
+    own = [level.size for level in levels() if level.cores == 1 and level.name in ("L1", "L2")]
+    return max(own, default=L2_BYTES)
+
+
+__all__ = ["Level", "count_cpus", "levels", "private_cache"]

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which loops suit a kernel that nobody tuned, from what its operands are like.
+
+Rows of a dense operand that are gathered through an index array are prefetched where they are not in the core's cache
+anyway: a few windows of the array, as many entries long as that cache holds rows, tell how often a row comes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsetir.ir import Program, SparseBuffer, accesses
+from sparsetir.machine import private_cache
+
+WINDOWS = 16
+LINE = 64  # bytes; shorter rows are not worth an instruction
+TIMES_CACHE = 2.0  # operands up to so many times the cache are left to the hardware
+NEW = 0.4  # of the rows in a window
+PREFETCH = 8  # entries ahead
+
+
+@dataclass(frozen=True)
+class Gather:
+    """A dense array whose rows are found through an index array, both by the names of parameters."""
+
+    indices: str
+    operand: str
+    dimension: int
+
+
+def gathers(program: Program) -> list[Gather]:
+    """Every gather of a program's iterations."""
+    found: dict[Gather, None] = {}
+    for iteration in program.iterations:
+        axis_of = {v: a for v, a in zip(iteration.vars, iteration.axes, strict=True) if a.indices is not None}
+        for view, subscripts, _ in accesses(iteration.block):
+            buffer = program.buffers.get(view)
+            if not isinstance(buffer, SparseBuffer) or not buffer.is_dense or buffer.allocated:
+                continue
+            for d, subscript in enumerate(subscripts):
+                axis = axis_of.get(subscript)
+                if axis is not None:
+                    found[Gather(str(axis.indices.name), str(buffer.storage.name), d)] = None
+    return list(found)
+
+
+def suits_prefetch(gathers: list[Gather], arrays: Mapping[str, np.ndarray]) -> bool:
+    """Whether the rows of some gather are rarely in the core's own cache when they are needed."""
+    for gather in gathers:
+        indices, operand = arrays.get(gather.indices), arrays.get(gather.operand)
+        if indices is None or operand is None or not operand.size or not indices.size:
+            continue
+        row = operand.nbytes // max(operand.shape[gather.dimension], 1)
+        cache = private_cache()
+        if row >= LINE and operand.nbytes > TIMES_CACHE * cache and share_of_new(indices, cache // row) > NEW:
+            return True
+    return False
+
+
+def share_of_new(indices: np.ndarray, window: int) -> float:
+    """The mean share of different numbers in a few windows of an index array.
+
+    Parameters
+    ----------
+    indices : ndarray
+    window : int
+        Entries.
+
+    Examples
+    --------
+    >>> share_of_new(np.array([5, 5, 6, 6]), 4)
+    0.5
+    """
+    flat = indices.reshape(-1)
+    length = max(1, min(window, len(flat)))
+    count = min(WINDOWS, max(1, len(flat) // length))
+    starts = np.linspace(0, len(flat) - length, count).astype(np.int64)
+    return float(np.mean([len(np.unique(flat[s : s + length])) / length for s in starts]))
+
+
+__all__ = ["PREFETCH", "Gather", "gathers", "share_of_new", "suits_prefetch"]

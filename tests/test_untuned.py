@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What decides which loops a kernel gets that nobody tuned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from sparsetir import untuned
+from sparsetir.ir import decode
+from sparsetir.machine import private_cache
+from sparsetir.schedules import Choices
+
+
+def scattered(rows: int, columns: int, nnz: int) -> Any:
+    """Columns without any order."""
+    rng = np.random.default_rng(0)
+    ij = rng.integers(0, rows, nnz), rng.integers(0, columns, nnz)
+    return sp.coo_array((np.ones(nnz, np.float32), ij), shape=(rows, columns)).tocsr()
+
+
+def banded(rows: int) -> Any:
+    """Columns close to the diagonal."""
+    return sp.diags_array([np.ones(rows)] * 5, offsets=range(-2, 3), shape=(rows, rows)).tocsr().astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("spmm", [("indices", "b", 0)]),
+        ("spmv", [("indices", "x_data", 0)]),
+        ("sddmm", [("indices", "y", 0)]),
+    ],
+)
+def test_gathers_of_ready_programs(name: str, wanted: list[tuple[str, str, int]]) -> None:
+    found = untuned.gathers(decode(getattr(sparsetir.ops, name)()))
+    assert [(g.indices, g.operand, g.dimension) for g in found] == wanted
+
+
+def test_only_scattered_rows_of_large_operands_are_prefetched() -> None:
+    gathers = untuned.gathers(decode(sparsetir.ops.spmm()))
+    rows = 4 * private_cache() // 256 + 1
+    large = np.zeros((rows, 64), np.float32)
+    for matrix, operand, wanted in [
+        (scattered(rows, rows, 5 * rows), large, True),
+        (banded(rows), large, False),
+        (scattered(rows, 100, 5 * rows), large[:100], False),
+        (scattered(rows, rows, 5 * rows), large[:, :8], False),  # a row is shorter than a cache line
+        (sp.csr_array((rows, rows), dtype=np.float32), large, False),
+    ]:
+        assert untuned.suits_prefetch(gathers, {"indices": matrix.indices, "b": operand}) is wanted
+
+
+@pytest.mark.parametrize("length", [1, 7, 1000, 10**6])
+def test_share_of_new_of_known_arrays(length: int) -> None:
+    assert untuned.share_of_new(np.arange(length), 64) == 1
+    assert untuned.share_of_new(np.zeros(length, np.int64), 64) == pytest.approx(1 / min(length, 64))
+
+
+def test_results_stay_as_they_are_when_other_code_takes_over() -> None:
+    rows = 2 * private_cache() // 128 + 1
+    A, B = scattered(rows, rows, 3 * rows), np.random.default_rng(1).random((rows, 64), dtype=np.float32)
+    kernel, want = sparsetir.build(sparsetir.ops.spmm()), A @ B
+    bound = kernel.bind(A=A)
+    for _ in range(8):
+        np.testing.assert_allclose(kernel(A=A, B=B), want, rtol=1e-5)
+        np.testing.assert_allclose(bound(B=B), want, rtol=1e-5)
+
+
+def test_what_was_asked_for_is_kept() -> None:
+    rows = 2 * private_cache() // 128 + 1
+    A, B = scattered(rows, rows, 3 * rows), np.zeros((rows, 64), np.float32)
+    kernel = sparsetir.build(sparsetir.ops.spmm(), schedule=Choices(tile=16, chunks=1))
+    assert kernel.fitting(kernel._prepare({"A": A, "B": B})) == (None, 0)
+    free = sparsetir.build(sparsetir.ops.spmm())
+    fit, after = free.fitting(free._prepare({"A": A, "B": B}))
+    assert fit is not None
+    assert after > 0
