@@ -13,10 +13,11 @@ from tvm.runtime import DataType
 from sparsetir.lower.balance_loops import INDPTR
 from sparsetir.lower.rewriting import collect
 from sparsetir.schedules.choices import Choices
+from sparsetir.schedules.dots import tile_dot
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import share_rows, tile_row
 
-__all__ = ["Choices", "Registers", "leaves", "schedule", "share_rows", "tile_row", "untuned"]
+__all__ = ["Choices", "Registers", "leaves", "schedule", "share_rows", "tile_dot", "tile_row", "untuned"]
 
 
 def leaves(func: tirx.PrimFunc) -> list[str]:
@@ -41,21 +42,26 @@ def untuned(func: tirx.PrimFunc, target: Any) -> Choices:
 
 
 def _try(
-    sch: s_tir.Schedule, func_name: str, name: str, choices: Choices | None, registers: Registers
+    sch: s_tir.Schedule, func_name: str, name: str, choices: Choices | None, registers: Registers, *, reorders: bool
 ) -> s_tir.Schedule:
-    """The schedule with the sketch applied to one block, or as it was where a primitive refuses."""
+    """The schedule with the first sketch that fits applied to one block, or as it was where a primitive refuses."""
     trial = sch.copy()
     trial.work_on(func_name)
     block = trial.get_sblock(name)
     try:
         fits = tile_row(trial, block, choices, registers)
+        fits = fits or (reorders and tile_dot(trial, block, choices, registers))
     except (s_tir.ScheduleError, InternalError):
         return sch
     return trial if fits else sch
 
 
 def schedule(
-    mod: ir.IRModule, choices: Choices | None = None, *, registers: Registers | None = None
+    mod: ir.IRModule,
+    choices: Choices | None = None,
+    *,
+    registers: Registers | None = None,
+    reorders: bool = False,
 ) -> s_tir.Schedule:
     """Apply the first rule that fits to every innermost block of a stage-II module.
 
@@ -67,6 +73,8 @@ def schedule(
         Tile, chunks, unroll and prefetch; the defaults suit most matrices.
     registers : Registers, optional
         Of the target; by default 16 of 256 bits.
+    reorders : bool
+        Whether sums may be taken in another order.
 
     Returns
     -------
@@ -79,5 +87,5 @@ def schedule(
             continue
         share_rows(sch, gv.name_hint, choices or Choices())
         for name in leaves(func):
-            sch = _try(sch, gv.name_hint, name, choices, registers or Registers())
+            sch = _try(sch, gv.name_hint, name, choices, registers or Registers(), reorders=reorders)
     return sch

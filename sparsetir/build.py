@@ -34,6 +34,7 @@ from sparsetir.verify import verify
 
 CACHE_VARIABLE = "SPARSETIR_CACHE"
 EXIT_SECONDS = 5.0
+REASSOCIATE = "fast-math-reassoc"
 
 
 class Compiled:
@@ -126,7 +127,9 @@ def scheduled(mod: ir.IRModule, schedule: Any, target: Any = None) -> ir.IRModul
         sch = s_tir.Schedule(mod)
         sch.work_on(names[0])
         return _same_params(mod, (schedule(sch) or sch).mod)
-    return schedules.schedule(mod, schedule, registers=schedules.Registers.of(target or native_target())).mod
+    target = target or native_target()
+    reorders = bool(target.export().get(REASSOCIATE, False))
+    return schedules.schedule(mod, schedule, registers=schedules.Registers.of(target), reorders=reorders).mod
 
 
 def _same_params(before: ir.IRModule, after: ir.IRModule) -> ir.IRModule:
@@ -172,7 +175,7 @@ def make_target(target: Any, func: tirx.PrimFunc) -> Any:
     if not may_reassociate(func):
         return chosen
     config = dict(chosen.export())
-    config["fast-math-reassoc"] = True
+    config[REASSOCIATE] = True
     return tvm.target.Target(config)
 
 

@@ -35,15 +35,15 @@ def gathers(program: Program) -> list[Gather]:
     """Every gather of a program's iterations."""
     found: dict[Gather, None] = {}
     for iteration in program.iterations:
-        axis_of = {v: a for v, a in zip(iteration.vars, iteration.axes, strict=True) if a.indices is not None}
+        pairs = zip(iteration.vars, iteration.axes, strict=True)
+        listed = {v: str(a.indices.name) for v, a in pairs if a.indices is not None}
         for view, subscripts, _ in accesses(iteration.block):
             buffer = program.buffers.get(view)
             if not isinstance(buffer, SparseBuffer) or not buffer.is_dense or buffer.allocated:
                 continue
             for d, subscript in enumerate(subscripts):
-                axis = axis_of.get(subscript)
-                if axis is not None:
-                    found[Gather(str(axis.indices.name), str(buffer.storage.name), d)] = None
+                if subscript in listed:
+                    found[Gather(listed[subscript], str(buffer.storage.name), d)] = None
     return list(found)
 
 

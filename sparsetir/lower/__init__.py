@@ -34,6 +34,7 @@ from sparsetir.lower.peel_tiles import PeelTiles
 from sparsetir.lower.promote_halves import PromoteHalves
 from sparsetir.lower.serialize_lanes import SerializeLanes
 from sparsetir.lower.unroll_ragged import UnrollRagged
+from sparsetir.lower.vectorize_dots import VectorizeDots
 from sparsetir.lower.version_edges import VersionEdges
 from sparsetir.verify import verify
 
@@ -66,6 +67,7 @@ TO_STAGE_3 = [
     BalanceLoops,  # annotated rows -> parallel chunks of equal work
     VersionEdges,  # rows whose blocks lie inside without bounds checks
     PeelTiles,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
+    VectorizeDots,  # annotated sums along rows -> vectors, several at once
     UnrollRagged,  # annotated ragged loops -> unrolled groups and a rest
     InsertPrefetch,  # annotated gather loops -> prefetch ahead
     tirx.transform.ConvertSSA(),

@@ -32,7 +32,7 @@ LINE_BYTES = 64
 MOST_LINES = 16
 
 
-def _gathers(body: tirx.Stmt, step: Var) -> list[ir.TensorLoad]:
+def gathers(body: Any, step: Var) -> list[ir.TensorLoad]:
     """Loads whose subscript is itself loaded at a place that moves with `step`."""
     found: list[ir.TensorLoad] = []
     for load in collect(body, ir.TensorLoad):
@@ -44,7 +44,7 @@ def _gathers(body: tirx.Stmt, step: Var) -> list[ir.TensorLoad]:
     return found
 
 
-def _ahead(load: ir.TensorLoad, step: Var, distance: int) -> list[ir.Expr]:
+def ahead(load: ir.TensorLoad, step: Var, distance: int) -> list[ir.Expr]:
     """The subscripts of `load` when `step` is `distance` further, every array on the way read within its bounds."""
 
     def on_load(node: ir.TensorLoad, mutator: Any) -> ir.Expr:
@@ -63,7 +63,8 @@ def _clamp(index: ir.Expr, extent: ir.Expr) -> ir.Expr:
     return tirx.max(tirx.min(index, last), const(0, dtype))
 
 
-def _prefetch(load: ir.TensorLoad, indices: list[ir.Expr]) -> tirx.Stmt:
+def fetch(load: ir.TensorLoad, indices: list[ir.Expr]) -> tirx.Stmt:
+    """Bring the line of an element into the nearest cache."""
     address = tirx.address_of(tirx.BufferLoad(load.source, indices))
     flags = [const(0), const(3), const(1)]
     return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *flags))
@@ -75,16 +76,16 @@ def prefetch(loop: tirx.For) -> tirx.Stmt:
     notes = {k: v for k, v in loop.annotations.items() if k != PREFETCH}
     lanes = {f.loop_var: f.extent for f in collect(loop.body, tirx.For)}
     fetches: list[tirx.Stmt] = []
-    for load in _gathers(loop.body, loop.loop_var) if distance > 0 else []:
-        ahead = _ahead(load, loop.loop_var, distance)
-        used = [v for v in lanes if any(mentions(i, [v]) for i in ahead)]
+    for load in gathers(loop.body, loop.loop_var) if distance > 0 else []:
+        further = ahead(load, loop.loop_var, distance)
+        used = [v for v in lanes if any(mentions(i, [v]) for i in further)]
         if len(used) > 1 or any(not isinstance(lanes[v], tirx.IntImm) for v in used):
             continue
         width = int(lanes[used[0]]) if used else 1
         per_line = max(1, LINE_BYTES // max(1, int(tvm.runtime.DataType(str(load.source.ty.dtype)).bits) // 8))
         for start in range(0, min(width, MOST_LINES * per_line), per_line):
             at = {v: const(start, str(v.ty.dtype)) for v in used}
-            fetches.append(_prefetch(load, [substitute(i, at) for i in ahead]))
+            fetches.append(fetch(load, [substitute(i, at) for i in further]))
     body = seq(*fetches, loop.body)
     return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, None, notes)
 
@@ -101,4 +102,4 @@ def InsertPrefetch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
 
-__all__ = ["PREFETCH", "InsertPrefetch", "prefetch"]
+__all__ = ["PREFETCH", "InsertPrefetch", "ahead", "fetch", "gathers", "prefetch"]

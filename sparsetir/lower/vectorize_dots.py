@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sum along contiguous rows in vectors, for several results at once.
+
+before::
+
+    for j in range(indptr[i + 1] - indptr[i]):
+        o[indptr[i] + j] = 0
+        for k in T.serial(feat, annotations={"sparsetir.dot": 16}):
+            o[indptr[i] + j] = o[indptr[i] + j] + s[indptr[i] + j] * x[i, k] * y[indices[indptr[i] + j], k]
+
+after::
+
+    for j_0 in range((indptr[i + 1] - indptr[i]) // 4):
+        for k_0 in range(feat // 16):
+            for j_1 in T.unroll(4):
+                for k_1 in T.vectorized(16):
+                    acc[j_1 * 16 + k_1] = acc[j_1 * 16 + k_1] + x[i, k_0 * 16 + k_1] * y[indices[...], k_0 * 16 + k_1]
+        for j_1 in T.unroll(4):
+            ...  # total = the sum of acc[j_1 * 16 : j_1 * 16 + 16] and of the last feat % 16 products
+            o[indptr[i] + j_0 * 4 + j_1] = 0 + s[indptr[i] + j_0 * 4 + j_1] * total
+    for j in range((indptr[i + 1] - indptr[i]) % 4):
+        ...  # the same for one
+
+A row of ``x`` is loaded once for four results, and four sums hide each other's latency. Factors that a sum does not
+move leave it. The note is for sums that may be reordered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.ir import const
+from sparsetir.lower.insert_prefetch import PREFETCH, ahead, fetch, gathers
+from sparsetir.lower.rewriting import all_same, alloc, cell, get, mentions, put, renewed, same, seq, substitute
+
+DOT = "sparsetir.dot"
+GROUP = 4  # results at once
+ADD_LANES = "llvm.vector.reduce.fadd"
+SERIAL, UNROLLED, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
+
+
+@dataclass(frozen=True)
+class Dot:
+    """``target[indices] = start + factor * sum(term)`` over `loop`; `is_whole` if that needs no earlier value."""
+
+    loop: tirx.For
+    store: tirx.BufferStore
+    start: ir.Expr
+    is_whole: bool
+    factors: list[ir.Expr]
+    term: ir.Expr
+    lanes: int
+
+
+def _factors(expr: ir.Expr) -> list[ir.Expr]:
+    if isinstance(expr, tirx.Mul):
+        return [*_factors(expr.a), *_factors(expr.b)]
+    return [expr]
+
+
+def _product(factors: list[ir.Expr]) -> ir.Expr:
+    out = factors[0]
+    for factor in factors[1:]:
+        out = out * factor
+    return out
+
+
+def _match(loop: tirx.For, before: tirx.Stmt | None) -> Dot | None:
+    """The sum that an annotated loop computes, begun by the store `before` it if that sets the same element."""
+    store = loop.body
+    if DOT not in loop.annotations or loop.kind != SERIAL or not isinstance(store, tirx.BufferStore):
+        return None
+    value, own = store.value, [loop.loop_var]
+    if mentions(store.indices, own) or not isinstance(value, tirx.Add) or not _is_element(value.a, store):
+        return None
+    if mentions(value.b, [store.buffer]):
+        return None
+    moving = [f for f in _factors(value.b) if mentions(f, own)]
+    fixed = [f for f in _factors(value.b) if not mentions(f, own)]
+    if not moving:
+        return None
+    start: ir.Expr = tirx.BufferLoad(store.buffer, store.indices)
+    is_whole = False
+    if isinstance(before, tirx.BufferStore) and same(tirx.BufferLoad(before.buffer, before.indices), start):
+        start, is_whole = before.value, True
+    return Dot(loop, store, start, is_whole, fixed, _product(moving), int(loop.annotations[DOT]))
+
+
+def _is_element(expr: ir.Expr, store: tirx.BufferStore) -> bool:
+    is_same = isinstance(expr, ir.TensorLoad) and expr.source.same_as(store.buffer)
+    return is_same and all_same(list(expr.indices), list(store.indices))
+
+
+def _emit(
+    dot: Dot, outer: Var | None, base: ir.Expr | None, group: int, fetches: Sequence[tirx.Stmt] = ()
+) -> tirx.Stmt:
+    """The sums of `group` steps of the loop over `outer` from `base` on; of one sum where there is no such loop.
+
+    `fetches` are run at the head of every block of lanes, in terms of the loops' variables.
+    """
+    k, dtype = dot.loop.loop_var, str(dot.loop.loop_var.ty.dtype)
+    lanes, kind = dot.lanes, str(dot.store.buffer.ty.dtype)
+    acc = tirx.decl_buffer([group * lanes], kind, name="acc", scope="local", layout=None)
+    member, block, lane, rest = (Var(n, k.ty) for n in ("g", "k_0", "k_1", "k_rest"))
+    of_member = {} if outer is None or base is None else {outer: base + member.astype(str(outer.ty.dtype))}
+    element = lambda at: [member * const(lanes, dtype) + at]  # noqa: E731
+    zero, width = const(0, dtype), const(lanes, dtype)
+
+    def each(kind_: Any, body: tirx.Stmt) -> tirx.Stmt:
+        fresh = Var("g", member.ty)
+        return tirx.For(fresh, zero, const(group, dtype), kind_, renewed(substitute(body, {member: fresh})))
+
+    def add(at: list[ir.Expr], term: ir.Expr) -> tirx.Stmt:
+        return tirx.BufferStore(acc, tirx.BufferLoad(acc, at) + term, at)
+
+    def term(at: ir.Expr) -> ir.Expr:
+        return substitute(dot.term, {k: at, **of_member})
+
+    clear = tirx.For(lane, zero, width, VECTORIZED, tirx.BufferStore(acc, const(0, kind), element(lane)))
+    inner = tirx.For(lane, zero, width, VECTORIZED, add(element(lane), term(block * width + lane)))
+    full = tirx.floordiv(dot.loop.extent, width)
+    left = tirx.floormod(dot.loop.extent, width)
+    behind = cell("rest", kind)
+    tail = tirx.For(rest, zero, left, SERIAL, put(behind, get(behind) + term(full * width + rest)))
+    total = get(behind) + _sum(acc, member * width, dot)
+    if dot.factors:
+        total = _product([substitute(f, of_member) for f in dot.factors]) * total
+    indices = [substitute(i, of_member) for i in dot.store.indices]
+    finish = tirx.BufferStore(dot.store.buffer, substitute(dot.start, of_member) + total, indices)
+    ahead = [each(UNROLLED, substitute(f, {k: block * width, **of_member})) for f in fetches]
+    sums = tirx.For(block, zero, full, SERIAL, seq(*ahead, each(UNROLLED, inner)))
+    ends = seq(*alloc(behind), put(behind, const(0, kind)), tail, finish)
+    return seq(*alloc(acc), each(UNROLLED, clear), sums, each(UNROLLED, ends))
+
+
+def _sum(acc: Var, begin: ir.Expr, dot: Dot) -> ir.Expr:
+    """The sum of a dot's lanes."""
+    dtype, kind = str(begin.ty.dtype), str(acc.ty.dtype)
+    if kind.startswith("float"):
+        # Lanes taken one by one leave the registers; the target's flag lets LLVM add them as a tree.
+        lanes = tirx.BufferLoad(acc, [tirx.Ramp(begin, const(1, dtype), dot.lanes)])
+        return tirx.call_llvm_intrin(kind, ADD_LANES, const(0, kind), lanes)
+    parts = [tirx.BufferLoad(acc, [begin + const(n, dtype)]) for n in range(dot.lanes)]
+    while len(parts) > 1:
+        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def _parts(body: tirx.Stmt) -> tuple[tirx.Stmt | None, tirx.Stmt]:
+    """A store and the loop after it, if `body` is just that; else nothing and `body`."""
+    if isinstance(body, tirx.SeqStmt) and len(body.seq) == 2:
+        return body.seq[0], body.seq[1]
+    return None, body
+
+
+def vectorize(outer: tirx.For) -> tirx.Stmt | None:
+    """A loop around an annotated sum in groups; None where it is something else."""
+    before, inner = _parts(outer.body)
+    if outer.kind != SERIAL or not isinstance(inner, tirx.For):
+        return None
+    dot = _match(inner, before)
+    if dot is None or (before is not None and not dot.is_whole):
+        return None
+    if mentions(inner.extent, [outer.loop_var]) or not mentions(dot.store.indices, [outer.loop_var]):
+        return None
+    var, dtype = outer.loop_var, str(outer.loop_var.ty.dtype)
+    group, rest = Var(f"{var.name}_0", var.ty), Var(str(var.name), var.ty)
+    size = const(GROUP, dtype)
+    groups = tirx.floordiv(outer.extent, size)
+    notes = {k: v for k, v in outer.annotations.items() if k != PREFETCH}
+    distance = int(outer.annotations.get(PREFETCH, 0))
+    fetches = [fetch(load, ahead(load, var, distance)) for load in gathers(dot.term, var) if distance]
+    main = tirx.For(group, const(0, dtype), groups, SERIAL, _emit(dot, var, group * size, GROUP, fetches), None, notes)
+    single = _emit(dot, var, groups * size + rest, 1, fetches)
+    return tirx.SeqStmt([main, tirx.For(rest, const(0, dtype), tirx.floormod(outer.extent, size), SERIAL, single)])
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.VectorizeDots")
+def VectorizeDots(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Rewrite every annotated sum of a function; a note that fits nothing is dropped."""
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        found = vectorize(node)
+        if found is not None:
+            return found
+        dot = _match(node, None)
+        if dot is not None:
+            return _emit(dot, None, None, 1)
+        inner = mutator.default_mutate(node)
+        notes = {k: v for k, v in inner.annotations.items() if k != DOT}
+        return tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, inner.body, None, notes)
+
+    def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
+        return seq(*(mutator.mutate(s) for s in _joined(list(node.seq))))
+
+    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
+    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+
+
+def _joined(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
+    """The statements of a sequence, a store and the sum that begins with it as one."""
+    out: list[tirx.Stmt] = []
+    for stmt in stmts:
+        dot = _match(stmt, out[-1]) if out and isinstance(stmt, tirx.For) else None
+        if dot is not None and dot.is_whole:
+            out[-1] = _emit(dot, None, None, 1)
+        else:
+            out.append(stmt)
+    return out
+
+
+__all__ = ["DOT", "VectorizeDots", "vectorize"]
