@@ -118,6 +118,8 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--rest", type=seconds, default=0.25, metavar="S", help="sleep before each turn")
     bench.add_argument("--repeat", type=count, default=2, metavar="N", help="times a disturbed row is measured again")
     bench.add_argument("--threads", type=positive(int), metavar="N", help="for every library; by default all cores")
+    sweep = "also measure the best of a coarse sweep over formats and choices"
+    bench.add_argument("--sweep", action="store_true", help=sweep)
     bench.add_argument("--tune", type=seconds, default=0.0, metavar="S", help="also tune so long before each row")
     database = Path("tuning-bench.jsonl")
     bench.add_argument("--database", type=Path, default=database, metavar="FILE", help="where tuning keeps trials")
@@ -350,7 +352,7 @@ def run_bench(args: argparse.Namespace) -> int:
     products = measure.parse_products(args.ops)
     paths = [*args.files, *(inputs.find_files(args.data) if args.data else [])]
     sources = [*inputs.from_files(paths), *(inputs.from_suite(args.suite, args.size) if args.suite else [])]
-    plan = kernels.Plan(args.tune, args.database, args.rounds, args.rest, args.repeat)
+    plan = kernels.Plan(args.tune, args.database, args.rounds, args.rest, args.repeat, args.sweep)
     report = None
     try:
         for report in command.run(sources, products, plan, threads=args.threads):

@@ -14,8 +14,21 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir import bench, machine
-from sparsetir.bench import _optional, command, inputs, kernels, measure, peers, plot, reference, report, suite, timing
+from sparsetir import bench, formats, machine
+from sparsetir.bench import (
+    _optional,
+    command,
+    inputs,
+    kernels,
+    measure,
+    peers,
+    plot,
+    reference,
+    report,
+    suite,
+    sweep,
+    timing,
+)
 from sparsetir.bench import roofline as roofs
 from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, TuningError
 from sparsetir.interop import CooTensor
@@ -691,3 +704,28 @@ def test_sources_of_the_suite() -> None:
     assert inputs.from_suite("empty, rmat", "small")[1].load().nnz > 10_000
     with pytest.raises(ArgumentError, match=r"the suite has all, uniform, .*; found 'random'"):
         inputs.from_suite("empty,random", "small")
+
+
+# ---------------------------------------------------------------- sweep
+
+
+def test_a_sweep_tries_formats_and_choices_and_keeps_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case("spmm", suite.families()["fem_blocks"]("small"), feat=8)
+    tried = list(sweep.options(case))
+    assert tried[0] == sweep.Option(None, None)
+    assert {type(o.format).__name__ for o in tried if o.format is not None} >= {"BSR", "DCSR"}
+    monkeypatch.setattr(sweep, "options", lambda _case: tried[:3])
+    seconds = iter([3.0, 1.0, 2.0])
+    monkeypatch.setattr(sweep, "fastest", lambda _bound, _dense: next(seconds))
+    found = sweep.best_of(case)
+    assert found is not None
+    assert found[1] == tried[1]
+
+
+def test_a_sweep_leaves_out_what_cannot_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case("spmv", suite.families()["uniform"]("small"))
+    wanted = sweep.Option(None, None)
+    monkeypatch.setattr(sweep, "options", lambda _case: [sweep.Option(formats.band(1, 1), None), wanted])
+    found = sweep.best_of(case)
+    assert found is not None
+    assert found[1] == wanted

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 import sparsetir
-from sparsetir.bench.inputs import reason
+from sparsetir.bench.inputs import reason, say
+from sparsetir.bench.sweep import best_of
 from sparsetir.kernel import Kernel
 from sparsetir.tuning.operands import Case
 
@@ -35,6 +36,8 @@ class Plan:
         Seconds of sleep before each turn.
     repeat : int
         How often a case that other work disturbed is measured again.
+    sweep : bool
+        Whether formats and choices are swept for the best kernel.
     """
 
     tune: float = 0.0
@@ -42,6 +45,7 @@ class Plan:
     rounds: int = 3
     rest: float = 0.25
     repeat: int = 2
+    sweep: bool = False
 
 
 Kind = Callable[[Case, Plan], dict[str, Any]]
@@ -61,8 +65,18 @@ def tuned(case: Case, plan: Plan) -> dict[str, Any]:
     return {"tuned": result.kernel}
 
 
+def best(case: Case, plan: Plan) -> dict[str, Any]:
+    """The fastest of a coarse sweep, where one is asked for."""
+    found = best_of(case) if plan.sweep else None
+    if found is None:
+        return {}
+    kernel, option = found
+    say(f"{case.op}: best of the sweep: {option}")
+    return {"best": kernel}
+
+
 # In the order of the columns.
-KINDS: list[Kind] = [untuned, tuned]
+KINDS: list[Kind] = [untuned, best, tuned]
 # Kinds whose time is set in relation to the peers'.
 RATED = ("untuned", "tuned", "best")
 
