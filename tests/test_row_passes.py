@@ -245,3 +245,44 @@ def test_padding_does_not_spread_what_is_not_finite() -> None:
     B = np.array([[np.inf, 1], [1, 2], [np.nan, 3]], np.float32)
     for format in (formats.ell(), formats.sell(2, 2), formats.buckets((1, 4)), formats.padded_csr(4)):
         np.testing.assert_array_equal(decomposed(format)(A=A, B=B), A @ B)
+
+
+# ---------------------------------------------------------------- MaskLanes
+
+
+def lanes_of(kernel: Any) -> list[tirx.For]:
+    return [f for f in collect(flat(kernel).body, tirx.For) if f.kind == tirx.ForKind.VECTORIZED]
+
+
+@pytest.mark.parametrize("C", [4, 8, 16])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_slices_are_summed_in_vectors(C: int, dtype: str) -> None:
+    parts = sparsetir.decompose_format(sparsetir.ops.spmv(dtype=dtype), {"A": formats.sell(C, 4 * C)})
+    kernel = sparsetir.build(parts)
+    assert len(lanes_of(kernel)) == 2
+    rng = np.random.default_rng(5)
+    for name, A in matrices().items():
+        x = rng.random(A.shape[1]).astype(dtype)
+        np.testing.assert_allclose(kernel(A=A.astype(dtype), x=x), A @ x, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("C", [3, 128])
+def test_other_numbers_of_rows_are_summed_one_by_one(C: int) -> None:
+    kernel = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmv(), {"A": formats.sell(C, C)}))
+    assert not lanes_of(kernel)
+    for A in matrices().values():
+        x = np.ones(A.shape[1], np.float32)
+        np.testing.assert_allclose(kernel(A=A, x=x), A @ x, rtol=1e-5, atol=1e-6)
+
+
+def test_masked_lanes_add_nothing() -> None:
+    kernel = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmv(), {"A": formats.sell(8, 8)}))
+    A = sp.csr_array(np.array([[0, 2, 3], [1, 0, 0], [0, 0, 0]], np.float32))
+    for x in ([np.inf, 1, 2], [1, 2, np.nan], [np.nan, np.inf, -np.inf]):
+        np.testing.assert_array_equal(kernel(A=A, x=np.array(x, np.float32)), A @ np.array(x, np.float32))
+
+
+def test_masked_subscripts_stay_inside() -> None:
+    text = sparsetir.script(flat(sparsetir.build(sparsetir.decompose_format(
+        sparsetir.ops.spmv(), {"A": formats.sell(8, 8)}))))  # fmt: skip
+    assert re.search(r"x_data_1\[T.max\(T.min\(indices_sell_1\[.*\], n - 1\), 0\)\]", text)

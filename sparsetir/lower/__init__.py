@@ -30,6 +30,7 @@ from sparsetir.lower.hoist_scratch import HoistScratch
 from sparsetir.lower.insert_prefetch import InsertPrefetch
 from sparsetir.lower.keep_accumulators import KeepAccumulators
 from sparsetir.lower.lower_find import LowerFind
+from sparsetir.lower.mask_lanes import MaskLanes
 from sparsetir.lower.peel_tiles import PeelTiles
 from sparsetir.lower.promote_halves import PromoteHalves
 from sparsetir.lower.serialize_lanes import SerializeLanes
@@ -72,6 +73,7 @@ TO_STAGE_3 = [
     InsertPrefetch,  # annotated gather loops -> prefetch ahead
     tirx.transform.ConvertSSA(),
     KeepAccumulators,  # running values in registers
+    MaskLanes,  # padded rows side by side -> vectors under a mask
     HoistGuards,  # guarded terms -> guarded loops
     SerializeLanes,  # vector loops whose lanes differ -> serial loops
     HoistScratch,  # scratch of unknown size outside the loops
