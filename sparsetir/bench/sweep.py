@@ -6,13 +6,13 @@ Nothing depends on a matrix but its pattern; a program, format and set of choice
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import sparsetir
 from sparsetir.bench.inputs import say
+from sparsetir.bench.timing import burst
 from sparsetir.build import make_target
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.candidates import candidates
@@ -23,7 +23,8 @@ from sparsetir.schedules import Choices, untuned
 from sparsetir.tuning.operands import Case
 
 MOST_VALUES = 2.0  # stored for each entry
-CALLS = 3
+BURST = 0.03  # seconds of calls
+CLEARLY = 0.97  # of the time of the best so far
 # What they are for: the same loops over all rows at once, or in an order that has no row to share out.
 LEFT_OUT = (CSR, CSC, COO, CSF, Ragged)
 
@@ -71,7 +72,7 @@ def best_of(case: Case) -> tuple[Any, Option] | None:
         except (SparseTIRError, MemoryError) as error:
             say(f"without {option}: {error}")
             continue
-        if found is None or seconds < found[0]:
+        if found is None or seconds < CLEARLY * found[0]:
             found = seconds, kernel, option
     return None if found is None else found[1:]
 
@@ -86,14 +87,8 @@ def kernel_of(case: Case, option: Option) -> Any:
 
 
 def fastest(bound: Any, dense: dict[str, Any]) -> float:
-    """Seconds of the fastest of a few calls, after one."""
-    bound(**dense)
-    least = float("inf")
-    for _ in range(CALLS):
-        start = time.perf_counter()
-        bound(**dense)
-        least = min(least, time.perf_counter() - start)
-    return least
+    """Seconds of the fastest call of a burst."""
+    return min(burst(lambda: bound(**dense), BURST))
 
 
 __all__ = ["Option", "best_of", "options"]
