@@ -18,6 +18,7 @@ from sparsetir import formats
 from sparsetir.lower import as_module
 from sparsetir.lower.fuse_rows import FuseRows
 from sparsetir.lower.hoist_guards import HoistGuards
+from sparsetir.lower.mask_lanes import MaskLanes
 from sparsetir.lower.rewriting import collect
 from sparsetir.lower.version_edges import VersionEdges
 from sparsetir.schedules import Choices
@@ -286,3 +287,43 @@ def test_masked_subscripts_stay_inside() -> None:
     text = sparsetir.script(flat(sparsetir.build(sparsetir.decompose_format(
         sparsetir.ops.spmv(), {"A": formats.sell(8, 8)}))))  # fmt: skip
     assert re.search(r"x_data_1\[T.max\(T.min\(indices_sell_1\[.*\], n - 1\), 0\)\]", text)
+
+
+LANES = """
+@tir.prim_func(s_tir=True)
+def main(x: tir.Buffer((64,), "float32"), y: tir.Buffer((8,), "float32"), at: tir.Buffer((64,), "int32"), n: tir.int32):
+    acc = tir.alloc_buffer((8,), "float32", scope="local")
+    for p in range(n):
+        for r in range(8):
+            if {condition}:
+                acc[r] = acc[r] + {term}
+"""
+
+
+def masked(condition: str, term: str) -> list[tirx.For]:
+    func = MaskLanes(as_module(tvm.script.from_source(LANES.format(condition=condition, term=term), {"tir": tir})))[
+        "main"
+    ]
+    return [f for f in collect(func.body, tirx.For) if f.kind == tirx.ForKind.VECTORIZED]
+
+
+def test_tests_of_slots_become_masks() -> None:
+    assert len(masked("at[p * 8 + r] < n", "x[at[p * 8 + r]]")) == 2
+    assert len(masked("at[p * 8 + r] < n and p < 7", "x[p * 8 + r]")) == 2
+
+
+@pytest.mark.parametrize(
+    ("condition", "term"),
+    [
+        ("p * 8 + r < n", "x[p * 8 + r]"),  # slots that do not exist
+        ("p * 8 + r < n and at[p * 8 + r] < n", "x[at[p * 8 + r]]"),
+        ("at[p * 8 + r] + r < n", "x[at[p * 8 + r]]"),
+        ("p < n", "x[p * 8 + r]"),  # nothing to mask
+        ("at[at[r]] < n", "x[r]"),  # found through another index
+        ("at[r] < n", "x[at[at[r]]]"),
+        ("at[r] < n", "x[r * 2]"),  # not contiguous
+        ("acc[r] < 1.0", "x[r]"),  # asks for what it changes
+    ],
+)
+def test_other_tests_stay(condition: str, term: str) -> None:
+    assert not masked(condition, term)

@@ -18,7 +18,8 @@ after::
                 acc[r] = acc[r] + T.Select(0 <= indices[...] and indices[...] < n, term[r], 0)
 
 Adding zero changes nothing, and a masked lane may hold anything. Gathered subscripts are kept inside their array; other
-arrays are read at the slots that the loops go over, all of which are stored. The term has a statement of its own: TVM
+arrays are read at the slots that the loops go over, all of which are stored: conditions that say which slots there are
+stay tests. The term has a statement of its own: TVM
 takes a mask for granted inside of what it selects, and would simplify the subscripts.
 """
 
@@ -48,6 +49,12 @@ def _is_lane_of(index: ir.Expr, lane: Var) -> bool:
 def _moved(index: ir.Expr, lane: Var, by: ir.Expr) -> ir.Expr:
     on_var = lambda v, _m: lane + by if v.same_as(lane) else v  # noqa: E731
     return tvm_ffi.structural_mutate(index, [(Var, on_var)])
+
+
+def _is_of_slot(condition: ir.Expr, lane: Var) -> bool:
+    """Whether a condition asks what a slot holds; others say which slots there are, and must not be passed over."""
+    on_load = lambda x, _m: const(0, str(x.ty.dtype))  # noqa: E731
+    return not mentions(tvm_ffi.structural_mutate(condition, [(ir.TensorLoad, on_load)]), [lane])
 
 
 class _Clamp:
@@ -104,7 +111,7 @@ def mask(loop: tirx.For) -> tirx.Stmt | None:
     conditions = conjuncts(branch.condition)
     masks = [c for c in conditions if mentions(c, [lane])]
     kept = [c for c in conditions if not mentions(c, [lane])]
-    if not masks or mentions([value.b, *conditions], [store.buffer]):
+    if not all(_is_of_slot(c, lane) for c in masks) or not masks or mentions([value.b, *conditions], [store.buffer]):
         return None
     clamp = _Clamp(lane)
     term = tvm_ffi.structural_mutate(value.b, [(ir.TensorLoad, clamp.on_load)])
