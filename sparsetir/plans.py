@@ -7,6 +7,7 @@ argument list, checks what may differ between such calls (the contents of index 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -125,14 +126,17 @@ def make_plan(
     plain = single is not None and signature.is_plain(single) and not args.torch
     result = place[single] if single is not None else -1
 
-    left = after
+    left, waiting = after, [fit] if fit is not None else []
 
     def run(values: dict[str, Any]) -> Any:
-        nonlocal function, fit, left
-        if fit is not None:
-            if left == 0:
-                function, fit = fit(), None
+        nonlocal function, left
+        if waiting:
             left -= 1
+            if left < 0:
+                mine = None
+                with contextlib.suppress(IndexError):  # another thread took it
+                    mine = waiting.pop()
+                function = function if mine is None else mine()
         ready = list(template)
         for name, at in dense:
             ready[at] = values[name]

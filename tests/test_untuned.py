@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -69,6 +71,26 @@ def test_results_stay_as_they_are_when_other_code_takes_over() -> None:
     for _ in range(8):
         np.testing.assert_allclose(kernel(A=A, B=B), want, rtol=1e-5)
         np.testing.assert_allclose(bound(B=B), want, rtol=1e-5)
+
+
+def test_threads_compile_other_code_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    A, B = scattered(50, 40, 200), np.ones((40, 8), np.float32)
+    kernel = sparsetir.build(sparsetir.ops.spmm())
+    made: list[float] = []
+
+    def fit() -> Any:
+        made.append(time.monotonic())
+        time.sleep(0.05)  # as long as a compiler may take: the others come meanwhile
+        return kernel.function
+
+    monkeypatch.setattr(kernel, "fitting", lambda _args, **_options: (fit, 0))
+    bound = kernel.bind(A=A)
+    bound(B=B)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: bound(B=B), range(16)))
+    assert len(made) == 1
+    for result in results:
+        np.testing.assert_allclose(result, A @ B, rtol=1e-5)
 
 
 def test_what_was_asked_for_is_kept() -> None:
