@@ -29,16 +29,21 @@ class Choices:
         Nonzeros per step of the innermost ragged loop.
     prefetch : int
         How many nonzeros ahead gathered rows are fetched; 0 leaves it to the hardware.
+    stream : int
+        1 writes results past the caches: for those that are larger than the caches anyway.
     """
 
     tile: int = 64
     chunks: int = field(default_factory=get_num_threads)
     unroll: int = 1
     prefetch: int = 0
+    stream: int = 0
 
     def __post_init__(self) -> None:
         if self.tile < 1 or self.tile & (self.tile - 1):
             raise ScheduleError(f"tile must be a power of two, found {self.tile}")
+        if self.stream not in (0, 1):
+            raise ScheduleError(f"stream must be 0 or 1, found {self.stream}")
         if self.chunks < 0 or self.unroll < 1 or self.prefetch < 0:
             raise ScheduleError(f"chunks and prefetch must not be negative and unroll at least 1, found {self}")
 
@@ -68,4 +73,10 @@ class Choices:
         """
         tiles = tuple(tile for tile in TILES if feat is None or tile <= feat) or TILES[:1]
         chunks = {0, *(threads * pieces for pieces in CHUNKS_PER_THREAD)}
-        return {"tile": tiles, "chunks": tuple(sorted(chunks)), "unroll": UNROLLS, "prefetch": PREFETCHES}
+        return {
+            "tile": tiles,
+            "chunks": tuple(sorted(chunks)),
+            "unroll": UNROLLS,
+            "prefetch": PREFETCHES,
+            "stream": (0, 1),
+        }

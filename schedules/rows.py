@@ -34,6 +34,7 @@ from sparsetir.lower.balance_loops import CHUNKS, PARALLEL_MARK
 from sparsetir.lower.decompose_init import keeps_old
 from sparsetir.lower.insert_prefetch import PREFETCH
 from sparsetir.lower.rewriting import all_same, collect
+from sparsetir.lower.stream_stores import STREAM
 from sparsetir.lower.unroll_ragged import UNROLL
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.registers import Registers
@@ -174,6 +175,8 @@ def share_rows(sch: s_tir.Schedule, func_name: str, choices: Choices) -> None:
         sch.annotate(loop, CHUNKS, choices.chunks)
         if SWEEP in node.annotations:
             sch.annotate(loop, SWEEP, node.annotations[SWEEP])
+        if choices.stream:
+            sch.annotate(loop, STREAM, choices.stream)
 
 
 def _independent_blocks(func: tirx.PrimFunc) -> list[str]:

@@ -19,7 +19,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.plans import key_of, make_plan
 from sparsetir.signature import Arguments, Signature
-from sparsetir.untuned import PREFETCH, gathers, suits_prefetch
+from sparsetir.untuned import PREFETCH, gathers, suits_prefetch, suits_streaming
 
 Fit = Callable[[], Callable[..., Any]]
 
@@ -124,15 +124,19 @@ class Kernel:
     def fitting(self, args: Arguments, *, is_bound: bool = False) -> tuple[Fit | None, int]:
         """What makes a function that suits these arguments better, and after how many calls it pays.
 
-        Waking a second thread takes longer than a small product; large operands may want prefetching. None where
+        Waking a second thread takes longer than a small product; large operands may want prefetching, large results
+        ways past the caches. None where
         nothing is better, or a schedule was asked for.
         """
         if self.compiled.schedule is not None:
             return None, 0
         if sum(a.size for a in args.arrays.values()) <= SMALL_ELEMENTS:
             return lambda: self.compiled.variant(tile=32, chunks=0), HOT_CALLS
-        if suits_prefetch(self.gathers, args.arrays):
-            return lambda: self.compiled.variant(prefetch=PREFETCH), 0 if is_bound else FEW_CALLS
+        changes = {"prefetch": PREFETCH} if suits_prefetch(self.gathers, args.arrays) else {}
+        if suits_streaming(args.arrays[n] for n in self.signature.effects.written):
+            changes["stream"] = 1
+        if changes:
+            return lambda: self.compiled.variant(**changes), 0 if is_bound else FEW_CALLS
         return None, 0
 
     @staticmethod

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 CPUS = Path("/sys/devices/system/cpu")
-L2_BYTES = 1 << 20  # where the system does not tell
+L2_BYTES, LAST_BYTES = 1 << 20, 32 << 20  # where the system does not tell
 
 
 @dataclass(frozen=True)
@@ -60,4 +60,10 @@ def private_cache() -> int:
     return max(own, default=L2_BYTES)
 
 
-__all__ = ["Level", "count_cpus", "levels", "private_cache"]
+@cache
+def last_cache() -> int:
+    """Bytes of the largest cache, whoever shares it."""
+    return max((level.size for level in levels()), default=LAST_BYTES)
+
+
+__all__ = ["Level", "count_cpus", "last_cache", "levels", "private_cache"]

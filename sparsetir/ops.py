@@ -173,9 +173,7 @@ def _spmm_ell(dtype: str, idtype: str) -> tirx.PrimFunc:
     size = T.int64 if idtype == "int64" else T.int32
 
     @T.prim_func
-    def spmm_ell(
-        a: T.handle, b: T.handle, c: T.handle, indices: T.handle, m: size, n: size, width: size, feat: size
-    ):
+    def spmm_ell(a: T.handle, b: T.handle, c: T.handle, indices: T.handle, m: size, n: size, width: size, feat: size):
         I = T.dense_fixed(m, idtype)
         J = T.sparse_fixed(I, (n, width), indices, idtype)
         J_dense = T.dense_fixed(n, idtype)

@@ -8,11 +8,13 @@ argument list, checks what may differ between such calls (the contents of index 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+import tvm_ffi
 
 from sparsetir import interop
 from sparsetir.errors import ArgumentError
@@ -52,6 +54,7 @@ class _Compressed:
         self.values = place[str(buffer.storage.name)]
         indptr, indices = signature.axes_of_array[axis]
         self.indptr, self.indices = place[indptr or ""], place[indices or ""]
+        self.places = (self.values, self.indptr, self.indices)
         self.shape = args.arrays[str(buffer.storage.name)].shape
         self.level = signature.levels[name][buffer.axes.index(axis)]
         self.parent_count, _, self.length = (int(n) for n in signature.counts[axis](args.sizes))
@@ -117,6 +120,7 @@ def make_plan(
     sparse = [_Compressed(signature, n, args, place) for n in sparse_names]
     dense = [(n, place[s]) for n, s in storages.items()]
     written = [at for name, at in dense if signature.params[at].name in signature.effects.written]
+    separation = _Separation(template, written, [at for _, at in dense], [at for e in sparse for at in e.places])
     made = [
         (place[n], args.arrays[n].shape, args.arrays[n].dtype, n in signature.effects.covered)
         for n in signature.outputs
@@ -126,6 +130,8 @@ def make_plan(
     plain = single is not None and signature.is_plain(single) and not args.torch
     result = place[single] if single is not None else -1
 
+    changing = {*(at for _, at in dense), *(at for e in sparse for at in e.places), *(at for at, *_ in made)}
+    template = [value if at in changing else _ready(value) for at, value in enumerate(template)]
     left, waiting = after, [fit] if fit is not None else []
 
     def run(values: dict[str, Any]) -> Any:
@@ -145,15 +151,32 @@ def make_plan(
         for at, shape, dtype, covered in made:
             ready[at] = np.empty(shape, dtype) if covered else np.zeros(shape, dtype)
         if written:
-            _check_separate(ready, written)
+            separation.check(ready)
         function(*ready)
         return ready[result] if plain else finish(ready, values)
 
     return run
 
 
-def _check_separate(ready: list[Any], written: list[int]) -> None:
-    for at in written:
-        for n, other in enumerate(ready):
-            if n != at and isinstance(other, np.ndarray) and np.may_share_memory(ready[at], other):
+def _ready(value: Any) -> Any:
+    """What the compiled function takes with the least work, over the same memory."""
+    return tvm_ffi.from_dlpack(value) if isinstance(value, np.ndarray) else value
+
+
+class _Separation:
+    """Checks that arrays to be written lie apart from all others, unless they are those of the last call."""
+
+    def __init__(self, template: list[Any], written: list[int], dense: list[int], sparse: list[int]) -> None:
+        self.written, self.passed = written, [*dense, *sparse]
+        self.fixed = [v for at, v in enumerate(template) if at not in self.passed and isinstance(v, np.ndarray)]
+        self.last: list[weakref.ref[Any]] = []
+
+    def check(self, ready: list[Any]) -> None:
+        """Raise if one does not."""
+        if self.last and all(ref() is ready[at] for ref, at in zip(self.last, self.passed, strict=True)):
+            return
+        for at in self.written:
+            others = [*self.fixed, *(ready[n] for n in self.passed if n != at)]
+            if any(np.may_share_memory(ready[at], other) for other in others):
                 raise ArgumentError("an output shares memory with another argument: pass a separate array")
+        self.last = [weakref.ref(ready[at]) for at in self.passed]

@@ -3,17 +3,18 @@
 
 Rows of a dense operand that are gathered through an index array are prefetched where they are not in the core's cache
 anyway: a few windows of the array, as many entries long as that cache holds rows, tell how often a row comes again.
+Results larger than every cache are written past them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from sparsetir.ir import Program, SparseBuffer, accesses
-from sparsetir.machine import private_cache
+from sparsetir.machine import last_cache, private_cache
 
 WINDOWS = 16
 LINE = 64  # bytes; shorter rows are not worth an instruction
@@ -60,6 +61,11 @@ def suits_prefetch(gathers: list[Gather], arrays: Mapping[str, np.ndarray]) -> b
     return False
 
 
+def suits_streaming(results: Iterable[np.ndarray]) -> bool:
+    """Whether some result is so large that nothing of it is left in any cache when it is read."""
+    return any(result.ndim > 1 and result.nbytes > last_cache() for result in results)
+
+
 def share_of_new(indices: np.ndarray, window: int) -> float:
     """The mean share of different numbers in a few windows of an index array.
 
@@ -81,4 +87,4 @@ def share_of_new(indices: np.ndarray, window: int) -> float:
     return float(np.mean([len(np.unique(flat[s : s + length])) / length for s in starts]))
 
 
-__all__ = ["PREFETCH", "Gather", "gathers", "share_of_new", "suits_prefetch"]
+__all__ = ["PREFETCH", "Gather", "gathers", "share_of_new", "suits_prefetch", "suits_streaming"]

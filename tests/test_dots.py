@@ -58,14 +58,14 @@ def test_what_is_not_finite_stays_where_it_is() -> None:
     np.testing.assert_allclose(found.data, want.data, rtol=1e-5)
 
 
-SUM = '''
+SUM = """
 @tir.prim_func(s_tir=True)
 def main(x: tir.Buffer((8, 37), "float32"), w: tir.Buffer((37,), "float32"), y: tir.Buffer((8,), "float32")):
     for i in range(8):
         {first}
         for k in tir.serial(37, annotations={{"sparsetir.dot": 16}}):
             {body}
-'''
+"""
 
 
 def vectorized(body: str, first: str = "y[i] = tir.float32(2)") -> tirx.PrimFunc:

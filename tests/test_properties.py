@@ -220,6 +220,8 @@ FOUND: dict[str, tuple[str, dict[str, Any], str]] = {
         "y",
     ),
 }
+
+
 @pytest.mark.parametrize(("text", "args", "result"), FOUND.values(), ids=FOUND)
 def test_what_drawn_programs_found(text: str, args: dict[str, Any], result: str) -> None:
     func = sparsetir.parse(text)

@@ -13,8 +13,9 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir import untuned
+from sparsetir.errors import ArgumentError
 from sparsetir.ir import decode
-from sparsetir.machine import private_cache
+from sparsetir.machine import last_cache, private_cache
 from sparsetir.schedules import Choices
 
 
@@ -55,6 +56,29 @@ def test_only_scattered_rows_of_large_operands_are_prefetched() -> None:
         (sp.csr_array((rows, rows), dtype=np.float32), large, False),
     ]:
         assert untuned.suits_prefetch(gathers, {"indices": matrix.indices, "b": operand}) is wanted
+
+
+def test_only_results_larger_than_the_caches_are_streamed() -> None:
+    rows = last_cache() // 256 + 1
+    assert untuned.suits_streaming([np.empty((rows, 64), np.float32)])
+    assert not untuned.suits_streaming([np.empty((rows // 2, 64), np.float32), np.empty(rows * 64, np.float32)])
+
+
+def test_arrays_that_share_memory_are_found_after_others_that_did_not() -> None:
+    """What was apart in one call is not looked at again, what is new is."""
+    A, room = scattered(40, 40, 200), np.zeros((100, 8), np.float32)
+    B, C = room[:40], room[40:80]
+    bound = sparsetir.build(sparsetir.ops.spmm()).bind(A=A)
+    for _ in range(3):
+        bound(B=B, C=C)
+        with pytest.raises(ArgumentError, match="share"):
+            bound(B=B, C=room[39:79])
+    vector = scattered(40, 40, 40)
+    bound = sparsetir.build(sparsetir.ops.spmv()).bind(A=vector)
+    for _ in range(3):
+        bound(x=room[0:5].reshape(-1), y=room[5:10].reshape(-1))
+        with pytest.raises(ArgumentError, match="share"):
+            bound(x=room[0:5].reshape(-1), y=vector.data[:40])
 
 
 @pytest.mark.parametrize("length", [1, 7, 1000, 10**6])

@@ -293,9 +293,7 @@ def test_10_a_search_follows_the_statement_that_makes_what_it_searches(search: s
 
 
 def test_11_an_empty_bucket_is_no_problem() -> None:
-    kernel = sparsetir.build(
-        sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": formats.buckets(widths=(1, 2, 4))})
-    )
+    kernel = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": formats.buckets(widths=(1, 2, 4))}))
     for dense in (np.eye(3), np.zeros((3, 3)), np.ones((3, 3)), np.zeros((0, 3))):
         A, B = sp.csr_array(dense.astype("float32")), np.arange(6, dtype="float32").reshape(3, 2)
         assert kernel(A=A, B=B).tolist() == (A @ B).tolist()

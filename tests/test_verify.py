@@ -261,7 +261,7 @@ def func(q: T.Buffer((9,), "int32"), y: T.Buffer((9,), "int32"), m: T.int32):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ('T.sp.find(q[0], m, v, 1)', "T.sp.find: expected 5 arguments, found 4"),
+        ("T.sp.find(q[0], m, v, 1)", "T.sp.find: expected 5 arguments, found 4"),
         ('T.sp.find(m, m, v, 1, "inline")', "T.sp.find: expected the first element of a fiber as first argument"),
         ('T.sp.find(q[0], m, v, 1, "fast")', "T.sp.find: expected one of inline, hoist, merge as last argument, found"),
         ('T.sp.find(q[0], T.float32(1), v, 1, "inline")', "T.sp.find: expected int32 or int64 arguments, found"),

@@ -34,6 +34,7 @@ from sparsetir.lower.mask_lanes import MaskLanes
 from sparsetir.lower.peel_tiles import PeelTiles
 from sparsetir.lower.promote_halves import PromoteHalves
 from sparsetir.lower.serialize_lanes import SerializeLanes
+from sparsetir.lower.stream_stores import StreamStores
 from sparsetir.lower.unroll_ragged import UnrollRagged
 from sparsetir.lower.vectorize_dots import VectorizeDots
 from sparsetir.lower.version_edges import VersionEdges
@@ -73,6 +74,7 @@ TO_STAGE_3 = [
     InsertPrefetch,  # annotated gather loops -> prefetch ahead
     tirx.transform.ConvertSSA(),
     KeepAccumulators,  # running values in registers
+    StreamStores,  # annotated rows written past the caches
     MaskLanes,  # padded rows side by side -> vectors under a mask
     HoistGuards,  # guarded terms -> guarded loops
     SerializeLanes,  # vector loops whose lanes differ -> serial loops

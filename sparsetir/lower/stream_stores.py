@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write finished tiles past the caches.
+
+before::
+
+    for i in T.serial(m, annotations={"sparsetir.stream": 1}):
+        ...  # c_local: a tile of row i
+        for k in T.vectorized(64):
+            c[i * feat + k_0 * 64 + k] = c_local[k]
+
+after::
+
+    for i in range(m):
+        ...
+        T.call_extern("void", "sparsetir_stream_float32x64", T.address_of(c[i * feat + k_0 * 64]), c_local[0:64])
+    T.call_extern("void", "sparsetir_fence")
+
+An ordinary store reads the line from memory before it changes it. Only arrays that the loop does not read are streamed.
+TVM has no such store: the two functions come as LLVM IR with the program and are inlined. They look at the address, as
+vectors that bypass the caches must not lie across a line; the fence makes them visible to other threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.runtime import DataType
+
+from sparsetir.ir import const
+from sparsetir.lower.rewriting import collect, mentions, seq, substitute
+
+STREAM = "sparsetir.stream"
+IMPORT = "pragma_import_llvm"
+FENCE = "sparsetir_fence"
+VECTORIZED = tirx.ForKind.VECTORIZED
+LLVM_NAMES = {"float32": "float", "float64": "double"}
+LEAST_BYTES = 32
+
+FENCE_IR = f"""
+define void @{FENCE}() {{
+  fence seq_cst
+  ret void
+}}
+!0 = !{{i32 1}}
+"""
+STORE_IR = """
+define void @{name}(ptr %to, <{lanes} x {kind}> %tile) {{
+  %address = ptrtoint ptr %to to i64
+  %in_32 = and i64 %address, 31
+  %is_32 = icmp eq i64 %in_32, 0
+  br i1 %is_32, label %by_32, label %else
+by_32:
+  store <{lanes} x {kind}> %tile, ptr %to, align 32, !nontemporal !0
+  ret void
+else:
+  %in_16 = and i64 %address, 15
+  %is_16 = icmp eq i64 %in_16, 0
+  br i1 %is_16, label %by_16, label %plain
+by_16:
+  store <{lanes} x {kind}> %tile, ptr %to, align 16, !nontemporal !0
+  ret void
+plain:
+  store <{lanes} x {kind}> %tile, ptr %to, align {size}
+  ret void
+}}
+"""
+
+
+class _Streamer:
+    """Rewrites the stores of one loop; `tiles` are the vectors that were needed."""
+
+    def __init__(self, loop: tirx.For) -> None:
+        self.read = {load.source for load in collect(loop.body, ir.TensorLoad)}
+        self.tiles: set[tuple[str, int]] = set()
+
+    def on_for(self, node: tirx.For, mutator: Any) -> tirx.Stmt:
+        """A copy of whole vectors from registers as one call."""
+        if not self._is_copy(node):
+            return mutator.default_mutate(node)
+        lanes, store = int(node.extent), node.body
+        dtype, lane = str(store.buffer.ty.dtype), node.loop_var
+        self.tiles.add((dtype, lanes))
+        zero = {lane: const(0, str(lane.ty.dtype))}
+        to = tirx.address_of(tirx.BufferLoad(store.buffer, [substitute(i, zero) for i in store.indices]))
+        *held, start = (substitute(i, zero) for i in store.value.indices)
+        tile = tirx.BufferLoad(store.value.source, [*held, tirx.Ramp(start, const(1, str(start.ty.dtype)), lanes)])
+        return tirx.Evaluate(tirx.call_extern("void", function_name(dtype, lanes), to, tile))
+
+    def _is_copy(self, node: tirx.For) -> bool:
+        store = node.body
+        if node.kind != VECTORIZED or not isinstance(store, tirx.BufferStore) or store.buffer in self.read:
+            return False
+        value, lane = store.value, node.loop_var
+        if not isinstance(value, ir.TensorLoad) or str(value.source.ty.storage_scope) != "local":
+            return False
+        dtype = str(store.buffer.ty.dtype)
+        is_whole = isinstance(node.extent, tirx.IntImm) and int(node.extent) * _size(dtype) % LEAST_BYTES == 0
+        others = [*store.indices[:-1], *value.indices[:-1]]
+        moves = _moves_by_one(store.indices[-1], lane) and _moves_by_one(value.indices[-1], lane)
+        return dtype in LLVM_NAMES and is_whole and moves and not mentions(others, [lane])
+
+
+def _moves_by_one(index: ir.Expr, lane: Any) -> bool:
+    """Whether a subscript is the lane plus something that does not depend on it."""
+    if index.same_as(lane):
+        return True
+    if not isinstance(index, tirx.Add):
+        return False
+    a, b = index.a, index.b
+    return (_moves_by_one(a, lane) and not mentions(b, [lane])) or (_moves_by_one(b, lane) and not mentions(a, [lane]))
+
+
+def _size(dtype: str) -> int:
+    return int(DataType(dtype).bits) // 8
+
+
+def function_name(dtype: str, lanes: int) -> str:
+    """Of the function that streams a tile."""
+    return f"sparsetir_stream_{dtype}x{lanes}"
+
+
+def definitions(tiles: set[tuple[str, int]]) -> str:
+    """The functions as LLVM IR."""
+    stores = [
+        STORE_IR.format(name=function_name(dtype, lanes), lanes=lanes, kind=LLVM_NAMES[dtype], size=_size(dtype))
+        for dtype, lanes in sorted(tiles)
+    ]
+    return "".join([*stores, FENCE_IR])
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.StreamStores")
+def StreamStores(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Stream what the annotated loops of a function write and do not read."""
+    tiles: set[tuple[str, int]] = set()
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        if STREAM not in node.annotations:
+            return mutator.default_mutate(node)
+        streamer = _Streamer(node)
+        body = tvm_ffi.structural_mutate(node.body, [(tirx.For, streamer.on_for)])
+        notes = {k: v for k, v in node.annotations.items() if k != STREAM}
+        loop = tirx.For(node.loop_var, node.min, node.extent, node.kind, body, None, notes)
+        tiles.update(streamer.tiles)
+        return seq(loop, tirx.Evaluate(tirx.call_extern("void", FENCE))) if streamer.tiles else loop
+
+    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
+    if tiles:
+        body = tirx.AttrStmt(const(0), IMPORT, ir.StringImm(definitions(tiles)), body)
+    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+
+
+__all__ = ["STREAM", "StreamStores", "definitions", "function_name"]

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results written past the caches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import tvm
+
+import sparsetir
+from sparsetir.bench.suite import families
+from sparsetir.schedules import Choices
+
+STREAMED = Choices(tile=16, stream=1)
+
+
+def product(A: Any, B: Any) -> np.ndarray:
+    """In float64."""
+    return A.astype("float64") @ B.astype("float64")
+
+
+@pytest.mark.parametrize("family", list(families()))
+def test_every_family(family: str) -> None:
+    A = families()[family]("small")
+    B = np.random.default_rng(0).standard_normal((A.shape[1], 20), np.float32)
+    kernel = sparsetir.build(sparsetir.ops.spmm(), schedule=STREAMED)
+    np.testing.assert_allclose(kernel(A=A, B=B), product(A, B), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("feat", [1, 3, 8, 16, 17, 40])
+def test_any_address(dtype: str, idtype: str, feat: int) -> None:
+    """A vector that bypasses the caches must not lie across a line: other addresses take ordinary stores."""
+    A = families()["uniform"]("small")[:50].astype(dtype)
+    B = np.random.default_rng(0).standard_normal((A.shape[1], feat)).astype(dtype)
+    kernel = sparsetir.build(sparsetir.ops.spmm(dtype, idtype=idtype), schedule=STREAMED)
+    room = np.zeros(50 * feat + 16, dtype)
+    for start in range(9):
+        out = room[start : start + 50 * feat].reshape(50, feat)
+        kernel(A=A, B=B, C=out)
+        np.testing.assert_allclose(out, product(A, B), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 1), (5, 4)])
+def test_nothing_to_write(shape: tuple[int, int]) -> None:
+    A = sp.csr_array(shape, dtype=np.float32)
+    B = np.ones((shape[1], 32), np.float32)
+    C = sparsetir.build(sparsetir.ops.spmm(), schedule=STREAMED)(A=A, B=B)
+    np.testing.assert_array_equal(C, np.zeros((shape[0], 32), np.float32))
+
+
+def test_machine_code_bypasses_the_caches() -> None:
+    if "x86_64" not in str(tvm.target.Target.from_device(tvm.cpu()).export().get("mtriple", "")):
+        pytest.skip("reads x86 assembly")
+    streamed, plain = (sparsetir.build(sparsetir.ops.spmm(), schedule=Choices(stream=n)) for n in (1, 0))
+    assert "vmovntps" in streamed.source("asm") or "movntps" in streamed.source("asm")
+    assert "movntps" not in plain.source("asm")
+
+
+def test_results_that_are_read_again_are_stored_as_always() -> None:
+    """Pieces of a format add to what earlier ones stored."""
+    A = families()["bipartite"]("small")
+    B = np.random.default_rng(0).standard_normal((A.shape[1], 24), np.float32)
+    parts = sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": sparsetir.formats.hyb(2)})
+    kernel = sparsetir.build(parts, schedule=STREAMED)
+    np.testing.assert_allclose(kernel(A=A, B=B), product(A, B), rtol=1e-3, atol=1e-3)
