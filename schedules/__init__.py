@@ -85,7 +85,7 @@ def schedule(
     for gv, func in mod.functions.items():
         if not isinstance(func, tirx.PrimFunc) or func.attrs is None or INDPTR not in func.attrs:
             continue
-        share_rows(sch, gv.name_hint, choices or Choices())
+        share_rows(sch, gv.name_hint, choices or Choices(), reorders=reorders)
         for name in leaves(func):
             sch = _try(sch, gv.name_hint, name, choices, registers or Registers(), reorders=reorders)
     return sch
