@@ -12,12 +12,13 @@ from tvm.runtime import DataType
 
 from sparsetir.lower.balance_loops import INDPTR
 from sparsetir.lower.rewriting import collect
+from sparsetir.schedules.carry import split_rows
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import tile_dot
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import share_rows, tile_row
 
-__all__ = ["Choices", "Registers", "leaves", "schedule", "share_rows", "tile_dot", "tile_row", "untuned"]
+__all__ = ["Choices", "Registers", "leaves", "schedule", "share_rows", "split_rows", "tile_dot", "tile_row", "untuned"]
 
 
 def leaves(func: tirx.PrimFunc) -> list[str]:

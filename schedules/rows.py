@@ -30,11 +30,12 @@ from tvm import ir, s_tir, tirx
 from tvm.runtime import DataType
 
 from sparsetir.ir import SWEEP
-from sparsetir.lower.balance_loops import CARRY, CHUNKS, PARALLEL_MARK
+from sparsetir.lower.balance_loops import CHUNKS, PARALLEL_MARK
 from sparsetir.lower.decompose_init import keeps_old
 from sparsetir.lower.insert_prefetch import PREFETCH
 from sparsetir.lower.rewriting import all_same, collect
 from sparsetir.lower.unroll_ragged import UNROLL
+from sparsetir.schedules.carry import split_rows
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.registers import Registers
 
@@ -161,7 +162,7 @@ def _annotate_steps(sch: s_tir.Schedule, loop: Any, choices: Choices) -> None:
 def share_rows(sch: s_tir.Schedule, func_name: str, choices: Choices, *, reorders: bool = False) -> None:
     """Run every independent outermost loop in parallel chunks of equal work.
 
-    args: the schedule, a function of its module, the number of chunks.
+    args: the schedule, a function of its module, the number of chunks, whether sums may be reordered.
     rewrite: ``for i in range(m)`` becomes ``for i in T.serial(m, annotations={"sparsetir.chunks": 16})``.
     """
     if choices.chunks == 0:
@@ -172,8 +173,7 @@ def share_rows(sch: s_tir.Schedule, func_name: str, choices: Choices, *, reorder
         own = [str(iv.var.name) for iv in node.iter_vars].index(str(node.annotations[PARALLEL_MARK]))
         loop = sch.get_loops(block)[own - len(node.iter_vars)]  # nothing is split yet
         sch.annotate(loop, CHUNKS, choices.chunks)
-        if choices.carry and reorders:
-            sch.annotate(loop, CARRY, choices.carry)
+        split_rows(sch, loop, choices, reorders=reorders)
         if SWEEP in node.annotations:
             sch.annotate(loop, SWEEP, node.annotations[SWEEP])
 
