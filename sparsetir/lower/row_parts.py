@@ -120,15 +120,17 @@ class RowParts:
     def _ragged(self, pointers: set[str]) -> tuple[list[tirx.For], Var]:
         """The outermost loops over the entries of the row, and its row pointers."""
         found: list[tirx.For] = []
+        arrays: list[Var] = []
 
         def on_for(node: tirx.For, mutator: Any) -> Any:
-            if self._pointer(node.extent, pointers) is None:
+            array = self._pointer(node.extent, pointers)
+            if array is None:
                 return mutator.default_mutate(node)
             found.append(node)
+            arrays.append(array)
             return node
 
         tvm_ffi.structural_mutate(self.loop.body, [(tirx.For, on_for)])
-        arrays = [self._pointer(f.extent, pointers) for f in found]
         if not found or any(not array.same_as(arrays[0]) for array in arrays):
             raise Unfit("the entries of a row are not those between two row pointers")
         return found, arrays[0]
