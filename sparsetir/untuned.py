@@ -23,7 +23,7 @@ LINE = 64  # bytes; shorter rows are not worth an instruction
 TIMES_CACHE = 2.0  # operands up to so many times the cache are left to the hardware
 NEW = 0.4  # of the rows in a window
 PREFETCH = 8  # entries ahead
-TIMES_SHARE = 1.5  # of the work of a thread: longer rows are split; measured, 1.3 gains nothing
+TIMES_SHARE = 1.5  # of the work of a thread: longer rows are split
 
 
 @dataclass(frozen=True)
