@@ -12,12 +12,13 @@ from tvm.runtime import DataType
 
 from sparsetir.lower.balance_loops import INDPTR
 from sparsetir.lower.rewriting import collect
+from sparsetir.schedules.carry import split_rows
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import tile_dot
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import share_rows, tile_row
 
-__all__ = ["Choices", "Registers", "leaves", "schedule", "share_rows", "tile_dot", "tile_row", "untuned"]
+__all__ = ["Choices", "Registers", "leaves", "schedule", "share_rows", "split_rows", "tile_dot", "tile_row", "untuned"]
 
 
 def leaves(func: tirx.PrimFunc) -> list[str]:
@@ -85,7 +86,7 @@ def schedule(
     for gv, func in mod.functions.items():
         if not isinstance(func, tirx.PrimFunc) or func.attrs is None or INDPTR not in func.attrs:
             continue
-        share_rows(sch, gv.name_hint, choices or Choices())
+        share_rows(sch, gv.name_hint, choices or Choices(), reorders=reorders)
         for name in leaves(func):
             sch = _try(sch, gv.name_hint, name, choices, registers or Registers(), reorders=reorders)
     return sch

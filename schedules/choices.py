@@ -31,6 +31,8 @@ class Choices:
         How many nonzeros ahead gathered rows are fetched; 0 leaves it to the hardware.
     stream : int
         1 writes results past the caches: for those that are larger than the caches anyway.
+    carry : int
+        1 splits rows that reach into several chunks, where sums may be reordered; 0 keeps rows whole.
     """
 
     tile: int = 64
@@ -38,6 +40,7 @@ class Choices:
     unroll: int = 1
     prefetch: int = 0
     stream: int = 0
+    carry: int = 0
 
     def __post_init__(self) -> None:
         if self.tile < 1 or self.tile & (self.tile - 1):
@@ -46,6 +49,8 @@ class Choices:
             raise ScheduleError(f"stream must be 0 or 1, found {self.stream}")
         if self.chunks < 0 or self.unroll < 1 or self.prefetch < 0:
             raise ScheduleError(f"chunks and prefetch must not be negative and unroll at least 1, found {self}")
+        if self.carry not in (0, 1):
+            raise ScheduleError(f"carry must be 0 or 1, found {self.carry!r}")
 
     def as_dict(self) -> dict[str, int]:
         """Names and values, for records."""

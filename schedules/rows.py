@@ -36,6 +36,7 @@ from sparsetir.lower.insert_prefetch import PREFETCH
 from sparsetir.lower.rewriting import all_same, collect
 from sparsetir.lower.stream_stores import STREAM
 from sparsetir.lower.unroll_ragged import UNROLL
+from sparsetir.schedules.carry import split_rows
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.registers import Registers
 
@@ -159,10 +160,10 @@ def _annotate_steps(sch: s_tir.Schedule, loop: Any, choices: Choices) -> None:
         sch.annotate(loop, PREFETCH, choices.prefetch)
 
 
-def share_rows(sch: s_tir.Schedule, func_name: str, choices: Choices) -> None:
+def share_rows(sch: s_tir.Schedule, func_name: str, choices: Choices, *, reorders: bool = False) -> None:
     """Run every independent outermost loop in parallel chunks of equal work.
 
-    args: the schedule, a function of its module, the number of chunks.
+    args: the schedule, a function of its module, the number of chunks, whether sums may be reordered.
     rewrite: ``for i in range(m)`` becomes ``for i in T.serial(m, annotations={"sparsetir.chunks": 16})``.
     """
     if choices.chunks == 0:
@@ -173,6 +174,7 @@ def share_rows(sch: s_tir.Schedule, func_name: str, choices: Choices) -> None:
         own = [str(iv.var.name) for iv in node.iter_vars].index(str(node.annotations[PARALLEL_MARK]))
         loop = sch.get_loops(block)[own - len(node.iter_vars)]  # nothing is split yet
         sch.annotate(loop, CHUNKS, choices.chunks)
+        split_rows(sch, loop, choices, reorders=reorders)
         if SWEEP in node.annotations:
             sch.annotate(loop, SWEEP, node.annotations[SWEEP])
         if choices.stream:

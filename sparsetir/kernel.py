@@ -19,7 +19,8 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.plans import key_of, make_plan
 from sparsetir.signature import Arguments, Signature
-from sparsetir.untuned import PREFETCH, gathers, suits_prefetch, suits_streaming
+from sparsetir.threads import get_num_threads
+from sparsetir.untuned import PREFETCH, gathers, row_pointers, suits_carry, suits_prefetch, suits_streaming
 
 Fit = Callable[[], Callable[..., Any]]
 
@@ -70,6 +71,7 @@ class Kernel:
         self.function: Callable[..., Any] = compiled.function
         self.plans: dict[Any, Callable[[dict[str, Any]], Any]] = {}
         self.gathers = gathers(self.signature.program)
+        self.row_pointers = row_pointers(self.signature.program) if compiled.reorders else []
 
     @property
     def target(self) -> Any:
@@ -125,7 +127,7 @@ class Kernel:
         """What makes a function that suits these arguments better, and after how many calls it pays.
 
         Waking a second thread takes longer than a small product; large operands may want prefetching, large results
-        ways past the caches. None where
+        ways past the caches, and a row with more than a thread's share of the entries wants to be split. None where
         nothing is better, or a schedule was asked for.
         """
         if self.compiled.schedule is not None:
@@ -135,9 +137,11 @@ class Kernel:
         changes = {"prefetch": PREFETCH} if suits_prefetch(self.gathers, args.arrays) else {}
         if suits_streaming(args.arrays[n] for n in self.signature.effects.written):
             changes["stream"] = 1
-        if changes:
-            return lambda: self.compiled.variant(**changes), 0 if is_bound else FEW_CALLS
-        return None, 0
+        if suits_carry(self.row_pointers, args.arrays, get_num_threads()):
+            changes["carry"] = 1
+        if not changes:
+            return None, 0
+        return lambda: self.compiled.variant(**changes), 0 if is_bound else FEW_CALLS
 
     @staticmethod
     def _remember(plans: dict[Any, Any], key: Any, plan: Any) -> None:

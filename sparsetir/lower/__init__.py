@@ -12,6 +12,7 @@ from sparsetir.errors import VerifyError, own_errors
 from sparsetir.lower.align_params import AlignParams
 from sparsetir.lower.balance_loops import BalanceLoops
 from sparsetir.lower.bound_locals import BoundLocals
+from sparsetir.lower.carry_rows import CarryRows
 from sparsetir.lower.check_caches import CheckCaches
 from sparsetir.lower.check_form import CheckForm
 from sparsetir.lower.check_loops import CheckLoops
@@ -66,6 +67,7 @@ TO_STAGE_3 = [
     BoundLocals,  # fixed sizes for arrays inside loops
     RefuseRagged,  # no scratch as long as a row
     FuseRows,  # neighbouring row loops -> parallel chunks of the same rows
+    CarryRows,  # annotated rows -> parallel chunks of the same number of entries
     BalanceLoops,  # annotated rows -> parallel chunks of equal work
     VersionEdges,  # rows whose blocks lie inside without bounds checks
     PeelTiles,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars

@@ -34,6 +34,7 @@ from sparsetir.ir import SWEEP, cast, const
 from sparsetir.lower.lower_find import binary_search
 from sparsetir.lower.rewriting import alloc, cell, collect, get, mentions, put, seq, substitute
 
+CARRY = "sparsetir.carry"
 CHUNKS = "sparsetir.chunks"
 INDPTR = "sparsetir.indptr"
 PARALLEL_MARK = "sparsetir.parallel"
@@ -159,4 +160,4 @@ def BalanceLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
 
-__all__ = ["CHUNKS", "INDPTR", "BalanceLoops", "balance", "work_before", "work_before_step"]
+__all__ = ["CARRY", "CHUNKS", "INDPTR", "BalanceLoops", "balance", "work_before", "work_before_step"]

@@ -37,7 +37,7 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import SWEEP, cast, const
-from sparsetir.lower.balance_loops import CHUNKS, INDPTR, PARALLEL_MARK, work_before_step
+from sparsetir.lower.balance_loops import CARRY, CHUNKS, INDPTR, PARALLEL_MARK, work_before_step
 from sparsetir.lower.lower_find import binary_search
 from sparsetir.lower.rewriting import alloc, cell, collect, get, mentions, put, same, seq, substitute
 
@@ -223,7 +223,7 @@ class Run:
             find = [put(stop, get(place)), tirx.While(is_below, put(stop, get(stop) + const(1, dtype)))]
         step = Var(str(loop.loop_var.name), loop.loop_var.ty)
         body = substitute(loop.body, {loop.loop_var: get(place) + step})
-        kept = {k: v for k, v in loop.annotations.items() if k not in (CHUNKS, PARALLEL_MARK, SWEEP)}
+        kept = {k: v for k, v in loop.annotations.items() if k not in (CARRY, CHUNKS, PARALLEL_MARK, SWEEP)}
         count = get(stop) - get(place)
         inner = tirx.For(step, const(0, dtype), count, tirx.ForKind.SERIAL, body, None, kept)
         return [*find, inner, put(place, get(stop))]
