@@ -12,6 +12,7 @@ TILES = (8, 16, 32, 64, 128, 256)
 CHUNKS_PER_THREAD = (1, 2, 4, 8, 16, 32)
 UNROLLS = (1, 2, 4, 8)
 PREFETCHES = (0, 4, 8, 16, 32)
+PANELS = (32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
@@ -29,16 +30,22 @@ class Choices:
         Nonzeros per step of the innermost ragged loop.
     prefetch : int
         How many nonzeros ahead gathered rows are fetched; 0 leaves it to the hardware.
+    panel : int
+        Columns, a power of two and at least the tile, of a gathered operand that are packed for all rows before the
+        next; 0 packs only operands whose columns are not their last dimension.
     """
 
     tile: int = 64
     chunks: int = field(default_factory=get_num_threads)
     unroll: int = 1
     prefetch: int = 0
+    panel: int = 0
 
     def __post_init__(self) -> None:
         if self.tile < 1 or self.tile & (self.tile - 1):
             raise ScheduleError(f"tile must be a power of two, found {self.tile}")
+        if self.panel < 0 or self.panel & (self.panel - 1):
+            raise ScheduleError(f"panel must be 0 or a power of two, found {self.panel}")
         if self.chunks < 0 or self.unroll < 1 or self.prefetch < 0:
             raise ScheduleError(f"chunks and prefetch must not be negative and unroll at least 1, found {self}")
 
@@ -68,4 +75,6 @@ class Choices:
         """
         tiles = tuple(tile for tile in TILES if feat is None or tile <= feat) or TILES[:1]
         chunks = {0, *(threads * pieces for pieces in CHUNKS_PER_THREAD)}
-        return {"tile": tiles, "chunks": tuple(sorted(chunks)), "unroll": UNROLLS, "prefetch": PREFETCHES}
+        panels = (0, *(panel for panel in PANELS if feat is None or panel < feat))
+        steps = {"unroll": UNROLLS, "prefetch": PREFETCHES}
+        return {"tile": tiles, "chunks": tuple(sorted(chunks)), **steps, "panel": panels}
