@@ -17,9 +17,9 @@ after::
             for k_1 in T.vectorized(64):
                 c[k_0 * 64 + k_1, i] = c_local[k_1]
 
-The pass `sparsetir.lower.pack_panels` takes the panels out of the rows. Wins wherever columns are not the last dimension
-of an operand or the result (then it is the default), and by choice where a panel of a large gathered operand stays in a
-cache that its whole rows do not.
+The pass `sparsetir.lower.pack_panels` takes the panels out of the rows. Wins wherever columns are not the last
+dimension of an operand or the result (then it is the default), and by choice where rows of a large operand are gathered
+often, and a panel of it stays in a cache that the whole does not.
 """
 
 from __future__ import annotations

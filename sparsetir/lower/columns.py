@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from tvm import ir, sym, tirx
 from tvm.ir import Var
@@ -77,8 +76,8 @@ class Columns:
     def of(cls, rows: tirx.For) -> Columns | None:
         """Those of `rows`; None where none is marked or results do not fall apart into columns."""
         marked = [f for f in collect(rows.body, tirx.For) if PANEL in f.annotations]
-        tiled = [ColumnLoop.of(f) for f in marked]
-        if not marked or any(t is None or not same(t.width, tiled[0].width) for t in tiled):
+        tiled = [one for f in marked if (one := ColumnLoop.of(f)) is not None]
+        if not tiled or len(tiled) < len(marked) or not all(same(t.width, tiled[0].width) for t in tiled):
             return None
         panel, width = int(marked[0].annotations[PANEL]), tiled[0].width
         loops = [*tiled, *_plain(rows, marked, width)]

@@ -104,7 +104,9 @@ def group(rows: tirx.For, columns: Columns, results: dict[Var, int], first: ir.E
     targets = {s.buffer: s for s in collect(rows.body, tirx.BufferStore) if s.buffer in held}
 
     def written(width: ir.Expr, kind: Any) -> tirx.Stmt:
-        return seq(*(_unload(targets[b], held[b], d, (index * size, width, kind), (first, count)) for b, d in results.items()))
+        return seq(
+            *(_unload(targets[b], held[b], d, (index * size, width, kind), (first, count)) for b, d in results.items())
+        )
 
     ends = tirx.IfThenElse(size <= left, written(size, VECTORIZED), written(left, SERIAL))
     steps = tirx.floordiv(rows.extent + (size - const(1, dtype)), size)

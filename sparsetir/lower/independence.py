@@ -78,5 +78,3 @@ def _allocated_inside(block: s_tir.SBlock) -> set[Var]:
     ]
     tvm_ffi.structural_walk(block.body, callbacks)
     return found | {v for v, s in views.items() if s in found}
-
-

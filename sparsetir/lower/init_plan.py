@@ -134,5 +134,3 @@ class InitPlan:
                 return False
             group.append(entry)
         return True
-
-

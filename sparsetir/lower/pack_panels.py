@@ -141,7 +141,6 @@ class Panel:
         return tirx.For(step, node.min, steps, node.kind, body, None, notes)
 
 
-
 def _may_pack(loop: tirx.For) -> tirx.Stmt | None:
     """The loop over panels around a loop over rows; None where there is nothing to pack."""
     columns = Columns.of(loop) if PARALLEL_MARK in loop.annotations else None
