@@ -78,3 +78,5 @@ def _allocated_inside(block: s_tir.SBlock) -> set[Var]:
     ]
     tvm_ffi.structural_walk(block.body, callbacks)
     return found | {v for v, s in views.items() if s in found}
+
+

@@ -134,3 +134,5 @@ class InitPlan:
                 return False
             group.append(entry)
         return True
+
+
