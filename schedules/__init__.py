@@ -15,10 +15,30 @@ from sparsetir.lower.rewriting import collect
 from sparsetir.schedules.carry import split_rows
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import tile_dot
+from sparsetir.schedules.panels import tile_panels
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import share_rows, tile_row
 
-__all__ = ["Choices", "Registers", "leaves", "schedule", "share_rows", "split_rows", "tile_dot", "tile_row", "untuned"]
+__all__ = [
+    "SKETCHES",
+    "Choices",
+    "Registers",
+    "leaves",
+    "schedule",
+    "share_rows",
+    "split_rows",
+    "tile_dot",
+    "tile_panels",
+    "tile_row",
+    "untuned",
+]
+
+SKETCHES = [
+    tile_panels,  # columns that are not the last dimension somewhere, or panels that were asked for
+    tile_row,  # rows of a result in registers
+    tile_dot,  # sums along rows in vectors
+]
+SUMS = (tile_dot,)  # take a sum in another order
 
 
 def leaves(func: tirx.PrimFunc) -> list[str]:
@@ -50,8 +70,7 @@ def _try(
     trial.work_on(func_name)
     block = trial.get_sblock(name)
     try:
-        fits = tile_row(trial, block, choices, registers)
-        fits = fits or (reorders and tile_dot(trial, block, choices, registers))
+        fits = any(sketch(trial, block, choices, registers) for sketch in SKETCHES if reorders or sketch not in SUMS)
     except (s_tir.ScheduleError, InternalError):
         return sch
     return trial if fits else sch

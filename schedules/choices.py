@@ -12,6 +12,7 @@ TILES = (8, 16, 32, 64, 128, 256)
 CHUNKS_PER_THREAD = (1, 2, 4, 8, 16, 32)
 UNROLLS = (1, 2, 4, 8)
 PREFETCHES = (0, 4, 8, 16, 32)
+PANELS = (32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class Choices:
         1 writes results past the caches: for those that are larger than the caches anyway.
     carry : int
         1 splits rows that reach into several chunks, where sums may be reordered; 0 keeps rows whole.
+    panel : int
+        Columns, a power of two and at least the tile, of a gathered operand that are packed for all rows before the
+        next; 0 packs only operands whose columns are not their last dimension.
     """
 
     tile: int = 64
@@ -41,12 +45,15 @@ class Choices:
     prefetch: int = 0
     stream: int = 0
     carry: int = 0
+    panel: int = 0
 
     def __post_init__(self) -> None:
         if self.tile < 1 or self.tile & (self.tile - 1):
             raise ScheduleError(f"tile must be a power of two, found {self.tile}")
         if self.stream not in (0, 1):
             raise ScheduleError(f"stream must be 0 or 1, found {self.stream}")
+        if self.panel < 0 or self.panel & (self.panel - 1):
+            raise ScheduleError(f"panel must be 0 or a power of two, found {self.panel}")
         if self.chunks < 0 or self.unroll < 1 or self.prefetch < 0:
             raise ScheduleError(f"chunks and prefetch must not be negative and unroll at least 1, found {self}")
         if self.carry not in (0, 1):
@@ -84,4 +91,5 @@ class Choices:
             "unroll": UNROLLS,
             "prefetch": PREFETCHES,
             "stream": (0, 1),
+            "panel": (0, *(panel for panel in PANELS if feat is None or panel < feat)),
         }

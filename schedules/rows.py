@@ -44,20 +44,19 @@ SPATIAL, REDUCE = 0, 2
 MOST_ROWS = 32
 
 
-def _vector_loop(sch: s_tir.Schedule, block: Any) -> int | None:
-    """Index of the loop whose variable is the last subscript of the block's store."""
+def spatial_loop(sch: s_tir.Schedule, block: Any, index: Any) -> int | None:
+    """Position, from the end, of the loop of a reduction block alone whose variable is a subscript of its result."""
     node = sch.get(block)
-    store = _store(node.body)
+    store = store_of(node.body)
     if store is None or (node.init is None and not _updates(store)):
         return None
-    last = store.indices[-1]
-    own = [n for n, iv in enumerate(node.iter_vars) if iv.var.same_as(last) and int(iv.iter_type) == SPATIAL]
+    own = [n for n, iv in enumerate(node.iter_vars) if iv.var.same_as(index) and int(iv.iter_type) == SPATIAL]
     if not own or not any(int(iv.iter_type) == REDUCE for iv in node.iter_vars):
         return None
     return own[0] - len(node.iter_vars)
 
 
-def _store(body: tirx.Stmt) -> tirx.BufferStore | None:
+def store_of(body: tirx.Stmt) -> tirx.BufferStore | None:
     """The store that a block consists of, below conditions or not."""
     while isinstance(body, tirx.IfThenElse) and body.else_case is None:
         body = body.then_case
@@ -66,7 +65,7 @@ def _store(body: tirx.Stmt) -> tirx.BufferStore | None:
 
 def _width(body: tirx.Stmt) -> int:
     """Bits of an element of the result."""
-    store = _store(body)
+    store = store_of(body)
     return 32 if store is None else int(DataType(str(store.buffer.ty.dtype)).bits)
 
 
@@ -92,15 +91,20 @@ def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices | None, registers
     args: the schedule, an innermost block with an initialisation, tile, unroll and prefetch, the target's registers.
     rewrite: see the module's before and after.
     """
-    at, node = _vector_loop(sch, block), sch.get(block)
-    if at is None:
-        return False
+    store = store_of(sch.get(block).body)
+    at = None if store is None else spatial_loop(sch, block, store.indices[-1])
+    return at is not None and tile_loop(sch, block, at, choices, registers) is not None
+
+
+def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices | None, registers: Registers) -> Any:
+    """Tile the loop of a block at a position from the end: the loop over tiles; None (and no change) if it is short."""
+    node = sch.get(block)
     loops = sch.get_loops(block)
     kinds = [int(iv.iter_type) for iv in node.iter_vars]
     own = loops[len(loops) - len(kinds) :]
     vector = own[at]
     if collect(sch.get(vector).extent, ir.TensorLoad):
-        return False
+        return None
     spatial = [lp for lp, k in zip(own, kinds, strict=True) if k == SPATIAL and lp is not vector]
     reduced = [lp for lp, k in zip(own, kinds, strict=True) if k == REDUCE]
     rows = [lp for lp in spatial if _is_short(sch.get(lp).extent)]
@@ -112,7 +116,7 @@ def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices | None, registers
     wanted = min(choices.tile, registers.lanes(held, bits=bits)) if rows else choices.tile
     tile = _tile_of(sch.get(vector).extent, wanted)
     if tile < 2:
-        return False
+        return None
     outer, lanes = sch.split(vector, [None, tile])
     sch.reorder(*others, *groups, outer, *reduced, *rows, lanes)
     is_fresh = node.init is not None and not keeps_old(node.init)
@@ -122,7 +126,7 @@ def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices | None, registers
         sch.unroll(loop)
     sch.vectorize(lanes)
     _annotate_steps(sch, reduced[-1], choices)
-    return True
+    return outer
 
 
 def _hold_result(sch: s_tir.Schedule, block: Any, outer: Any) -> None:

@@ -27,6 +27,7 @@ PORTFOLIO: tuple[dict[str, int], ...] = (
     {"tile": 32},
     {"prefetch": 16, "chunks": 16, "unroll": 2},
     {"tile": 128, "unroll": 4},
+    {"panel": 64},
     {"chunks": 0},
 )
 

@@ -32,6 +32,7 @@ from sparsetir.lower.insert_prefetch import InsertPrefetch
 from sparsetir.lower.keep_accumulators import KeepAccumulators
 from sparsetir.lower.lower_find import LowerFind
 from sparsetir.lower.mask_lanes import MaskLanes
+from sparsetir.lower.pack_panels import PackPanels
 from sparsetir.lower.peel_tiles import PeelTiles
 from sparsetir.lower.promote_halves import PromoteHalves
 from sparsetir.lower.serialize_lanes import SerializeLanes
@@ -66,6 +67,7 @@ TO_STAGE_3 = [
     CheckParallel,  # parallel loops write apart
     BoundLocals,  # fixed sizes for arrays inside loops
     RefuseRagged,  # no scratch as long as a row
+    PackPanels,  # marked column loops -> panels outside the rows, operands packed
     FuseRows,  # neighbouring row loops -> parallel chunks of the same rows
     CarryRows,  # annotated rows -> parallel chunks of the same number of entries
     BalanceLoops,  # annotated rows -> parallel chunks of equal work

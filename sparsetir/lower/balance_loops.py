@@ -41,9 +41,11 @@ PARALLEL_MARK = "sparsetir.parallel"
 
 
 def _is_prefix(expr: ir.Expr, row: Var, pointers: set[str]) -> bool:
-    """Whether `expr` is the row, or row pointers of the dialect applied to it: then it never decreases."""
+    """Whether `expr` is the row, times a number maybe, or row pointers of the dialect applied to it: it never falls."""
     if isinstance(expr, tirx.Cast):
         return _is_prefix(expr.value, row, pointers)
+    if isinstance(expr, tirx.Mul) and isinstance(expr.b, tirx.IntImm) and int(expr.b) > 0:
+        return _is_prefix(expr.a, row, pointers)
     if isinstance(expr, ir.TensorLoad):
         return str(expr.source.name) in pointers and _is_prefix(expr.indices[0], row, pointers)
     return expr.same_as(row)
@@ -83,8 +85,12 @@ def _at(work: ir.Expr, row: Var, index: ir.Expr, rows: ir.Expr) -> ir.Expr:
     """`work` before row `index`; all of it before rows that a padded loop has beyond the row pointers."""
     pointers = next(x for x in collect(work, ir.TensorLoad) if not collect(x.indices, ir.TensorLoad))
     last = cast(pointers.source.ty.shape[0], str(row.ty.dtype)) - const(1, str(row.ty.dtype))
-    within = sym.Analyzer().can_prove(rows <= last)
-    return substitute(work, {row: index if within else tirx.min(index, last)})
+    place = pointers.indices[0]
+    if sym.Analyzer().can_prove(substitute(place, {row: rows}) <= last):
+        return substitute(work, {row: index})
+    nearest = tirx.min(substitute(place, {row: index}), last)
+    on_load = lambda x, m: tirx.BufferLoad(x.source, [nearest]) if x.same_as(pointers) else m.default_mutate(x)  # noqa: E731
+    return substitute(tvm_ffi.structural_mutate(work, [(ir.TensorLoad, on_load)]), {row: index})
 
 
 def work_before_step(loop: tirx.For, pointers: set[str]) -> Callable[[ir.Expr], ir.Expr]:

@@ -52,7 +52,7 @@ def _checks(body: tirx.Stmt, outer: Var) -> list[tirx.IfThenElse]:
     return found
 
 
-def _lanes(body: tirx.Stmt) -> list[tirx.For]:
+def vector_loops(body: tirx.Stmt) -> list[tirx.For]:
     found: list[tirx.For] = []
     on_for = lambda f: found.append(f) if f.kind == VECTORIZED else None  # noqa: E731
     tvm_ffi.structural_walk(body, (tirx.For, on_for))
@@ -70,7 +70,7 @@ def match(loop: tirx.For) -> tuple[int, ir.Expr] | None:
     """(tile, limit) when every vector loop below `loop` is one tile of it, bounds-checked; else None."""
     if loop.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED):
         return None
-    checks, lanes = _checks(loop.body, loop.loop_var), _lanes(loop.body)
+    checks, lanes = _checks(loop.body, loop.loop_var), vector_loops(loop.body)
     if not checks or not lanes or any(not isinstance(x.extent, tirx.IntImm) for x in lanes):
         return None
     tile, limit = int(lanes[0].extent), checks[0].condition.b
