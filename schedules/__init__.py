@@ -14,10 +14,11 @@ from sparsetir.lower.balance_loops import INDPTR
 from sparsetir.lower.rewriting import collect
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import tile_dot
+from sparsetir.schedules.maps import tile_map
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import share_rows, tile_row
 
-__all__ = ["Choices", "Registers", "leaves", "schedule", "share_rows", "tile_dot", "tile_row", "untuned"]
+__all__ = ["Choices", "Registers", "leaves", "schedule", "share_rows", "tile_dot", "tile_map", "tile_row", "untuned"]
 
 
 def leaves(func: tirx.PrimFunc) -> list[str]:
@@ -50,7 +51,8 @@ def _try(
     block = trial.get_sblock(name)
     try:
         fits = tile_row(trial, block, choices, registers)
-        fits = fits or (reorders and tile_dot(trial, block, choices, registers))
+        fits = fits or tile_dot(trial, block, choices, registers, reorders=reorders)
+        fits = fits or tile_map(trial, block, registers)
     except (s_tir.ScheduleError, InternalError):
         return sch
     return trial if fits else sch
