@@ -31,10 +31,11 @@ from sparsetir.lower.rewriting import collect, mentions, substitute
 from sparsetir.lower.vectorize_dots import COMBINERS, DOT
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.registers import Registers
-from sparsetir.schedules.rows import REDUCE
+from sparsetir.schedules.rows import REDUCE, tile_of
 
 VECTORS = 2  # of each sum: with four sums they hide the latency of the multiply-add units
 LEAST_BITS = 32
+LEAST_LANES = 2
 
 
 def tile_dot(
@@ -59,9 +60,13 @@ def tile_dot(
     loads = [x for x in collect(store.value.b, ir.TensorLoad) if mentions(x, [along.var])]
     if not loads or not all(is_contiguous(x, along.var) for x in loads):
         return False
-    is_ragged = bool(collect(sch.get(loop).extent, ir.TensorLoad))
+    extent = sch.get(loop).extent
+    is_ragged = bool(collect(extent, ir.TensorLoad))
     # Rows of nonzeros are short: what is left over of them is done one by one.
-    sch.annotate(loop, DOT, (1 if is_ragged else VECTORS) * registers.bits // int(dtype.bits))
+    lanes = tile_of(extent, (1 if is_ragged else VECTORS) * registers.bits // int(dtype.bits))
+    if lanes < LEAST_LANES:
+        return False
+    sch.annotate(loop, DOT, lanes)
     if choices is not None and choices.prefetch and len(sch.get_loops(block)) > 1 and not is_ragged:
         sch.annotate(sch.get_loops(block)[-2], PREFETCH, choices.prefetch)
     return True

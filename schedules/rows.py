@@ -74,7 +74,7 @@ def _updates(store: tirx.BufferStore) -> bool:
     return bool(loads) and all(all_same(list(x.indices), list(store.indices)) for x in loads)
 
 
-def _tile_of(extent: Any, wanted: int) -> int:
+def tile_of(extent: Any, wanted: int) -> int:
     """`wanted`, or the largest power of two below a smaller fixed extent."""
     if not isinstance(extent, tirx.IntImm):
         return wanted
@@ -108,7 +108,7 @@ def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices | None, registers
     groups, rows = _grouped(sch, rows, registers)
     held = math.prod(int(sch.get(lp).extent) for lp in rows)
     wanted = min(choices.tile, registers.lanes(held, bits=bits)) if rows else choices.tile
-    tile = _tile_of(sch.get(vector).extent, wanted)
+    tile = tile_of(sch.get(vector).extent, wanted)
     if tile < 2:
         return False
     outer, lanes = sch.split(vector, [None, tile])

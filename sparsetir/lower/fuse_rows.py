@@ -45,6 +45,7 @@ from sparsetir.lower.rewriting import alloc, cell, collect, get, mentions, put, 
 ASCENDING = "sparsetir.ascending"
 PART = 64  # rows: their results stay in the second-level cache up to a thousand columns
 WIDE = "int64"
+Touched = dict[Var, list[list[ir.Expr]]]  # the subscripts of every access to an array
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +123,10 @@ def _advances(position: ir.Expr, loop: tirx.For) -> bool:
     return isinstance(gap, tirx.IntImm) and int(gap) == 1 and not mentions(position, inner)
 
 
-def _accesses(loop: tirx.For) -> tuple[dict[Var, list[list[ir.Expr]]], set[Var]]:
+def _accesses(loop: tirx.For) -> tuple[Touched, set[Var]]:
     """Subscripts of every access to an array from outside the loop, and the arrays that are written."""
     inside = {a.buffer for a in collect(loop.body, tirx.AllocBuffer)}
-    found: dict[Var, list[list[ir.Expr]]] = {}
+    found: Touched = {}
     written = set()
     for store in collect(loop.body, tirx.BufferStore):
         if store.buffer not in inside:
@@ -145,7 +146,7 @@ class Run:
         self.pointers = pointers
         self.loops: list[tirx.For] = []
         self.rows: list[Rows] = []
-        self.touched: list[dict[Var, list[list[ir.Expr]]]] = []
+        self.touched: list[Touched] = []
         self.written: set[Var] = set()
 
     def add(self, loop: tirx.For) -> bool:
@@ -164,7 +165,7 @@ class Run:
         self.rows = rows or []
         return True
 
-    def _rows(self, steps: list[tuple[tirx.For, dict[Var, list[list[ir.Expr]]]]], shared: set[Var]) -> list[Rows] | None:
+    def _rows(self, steps: list[tuple[tirx.For, Touched]], shared: set[Var]) -> list[Rows] | None:
         """The one set of rows of each loop in all of its accesses to what is shared; None where there is none."""
         found: list[Rows | None] = [None] * len(steps)
         for buffer in shared:
@@ -178,12 +179,9 @@ class Run:
         known = [rows for rows in found if rows is not None]
         return known if len(known) == len(found) else None
 
-    def _rows_in(
-        self, buffer: Var, steps: list[tuple[tirx.For, dict[Var, list[list[ir.Expr]]]]]
-    ) -> list[Rows | None] | None:
+    def _rows_in(self, buffer: Var, steps: list[tuple[tirx.For, Touched]]) -> list[Rows | None] | None:
         """The rows of each loop that one dimension of an array stands for; None for a loop that does not touch it."""
-        rank = len(buffer.ty.shape)
-        for dim in range(rank):
+        for dim in range(len(buffer.ty.shape)):
             rows = [self._rows_at(loop, [i[dim] for i in touched.get(buffer, [])]) for loop, touched in steps]
             used = [r for r in rows if r is not None]
             fits = len(used) == sum(buffer in touched for _, touched in steps)
