@@ -15,6 +15,7 @@ from sparsetir.lower.rewriting import collect
 from sparsetir.schedules.carry import split_rows
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import tile_dot
+from sparsetir.schedules.maps import tile_map
 from sparsetir.schedules.panels import tile_panels
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import share_rows, tile_row
@@ -28,6 +29,7 @@ __all__ = [
     "share_rows",
     "split_rows",
     "tile_dot",
+    "tile_map",
     "tile_panels",
     "tile_row",
     "untuned",
@@ -36,9 +38,9 @@ __all__ = [
 SKETCHES = [
     tile_panels,  # columns that are not the last dimension somewhere, or panels that were asked for
     tile_row,  # rows of a result in registers
-    tile_dot,  # sums along rows in vectors
+    tile_dot,  # sums, maxima and minima along rows in vectors
+    tile_map,  # elementwise functions along rows in vectors
 ]
-SUMS = (tile_dot,)  # take a sum in another order
 
 
 def leaves(func: tirx.PrimFunc) -> list[str]:
@@ -70,7 +72,7 @@ def _try(
     trial.work_on(func_name)
     block = trial.get_sblock(name)
     try:
-        fits = any(sketch(trial, block, choices, registers) for sketch in SKETCHES if reorders or sketch not in SUMS)
+        fits = any(sketch(trial, block, choices, registers, reorders=reorders) for sketch in SKETCHES)
     except (s_tir.ScheduleError, InternalError):
         return sch
     return trial if fits else sch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dot kernels: sums along contiguous rows in vectors, several results at once.
+"""Dot kernels: sums, maxima and minima along contiguous rows in vectors, several results at once.
 
 before::
 
@@ -12,54 +12,71 @@ after::
         for k in T.serial(feat, annotations={"sparsetir.dot": 16}):
             o[indptr[i] + j] = o[indptr[i] + j] + s[indptr[i] + j] * x[i, k] * y[indices[indptr[i] + j], k]
 
-Wins wherever the innermost loop sums along rows that are dense and contiguous, and the order of the sum is open.
+The positions of a sparse row are contiguous too: ``total[i] = total[i] + s[indptr[i] + j]``, or the maximum of these.
+
+Wins wherever the innermost loop reduces along rows that are contiguous, and the order of the reduction is open: that of
+a maximum always is.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tvm import ir, s_tir, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.runtime import DataType
 
+from sparsetir.ir import const
 from sparsetir.lower.insert_prefetch import PREFETCH
-from sparsetir.lower.rewriting import collect, mentions
-from sparsetir.lower.vectorize_dots import DOT
+from sparsetir.lower.rewriting import collect, mentions, substitute
+from sparsetir.lower.vectorize_dots import COMBINERS, DOT
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.registers import Registers
-from sparsetir.schedules.rows import REDUCE
+from sparsetir.schedules.rows import REDUCE, tile_of
 
 VECTORS = 2  # of each sum: with four sums they hide the latency of the multiply-add units
 LEAST_BITS = 32
+LEAST_LANES = 2
 
 
-def tile_dot(sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers) -> bool:
+def tile_dot(
+    sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers, *, reorders: bool = True
+) -> bool:
     """Annotate the innermost loop of a reduction block; False (and no change) where the sketch does not fit.
 
-    args: the schedule, an innermost block, how many results ahead gathered rows are fetched, the target's registers.
+    args: the schedule, an innermost block, how many results ahead gathered rows are fetched, the target's registers,
+    whether sums may be taken in another order.
     rewrite: see the module's before and after.
     """
     node = sch.get(block)
     store = node.body
-    if not isinstance(store, tirx.BufferStore) or not node.iter_vars or not isinstance(store.value, tirx.Add):
+    if not isinstance(store, tirx.BufferStore) or not node.iter_vars:
+        return False
+    if not isinstance(store.value, COMBINERS if reorders else COMBINERS[1:]):
         return False
     along, loop = node.iter_vars[-1], sch.get_loops(block)[-1]
     dtype = DataType(str(store.buffer.ty.dtype))
-    if int(along.iter_type) != REDUCE or collect(sch.get(loop).extent, ir.TensorLoad) or int(dtype.bits) < LEAST_BITS:
+    if int(along.iter_type) != REDUCE or int(dtype.bits) < LEAST_BITS:
         return False
     loads = [x for x in collect(store.value.b, ir.TensorLoad) if mentions(x, [along.var])]
-    if not loads or not all(_is_contiguous(x, along.var) for x in loads):
+    if not loads or not all(is_contiguous(x, along.var) for x in loads):
         return False
-    sch.annotate(loop, DOT, VECTORS * registers.bits // int(dtype.bits))
-    if choices is not None and choices.prefetch and len(sch.get_loops(block)) > 1:
+    extent = sch.get(loop).extent
+    is_ragged = bool(collect(extent, ir.TensorLoad))
+    # Rows of nonzeros are short: what is left over of them is done one by one.
+    lanes = tile_of(extent, (1 if is_ragged else VECTORS) * registers.bits // int(dtype.bits))
+    if lanes < LEAST_LANES:
+        return False
+    sch.annotate(loop, DOT, lanes)
+    if choices is not None and choices.prefetch and len(sch.get_loops(block)) > 1 and not is_ragged:
         sch.annotate(sch.get_loops(block)[-2], PREFETCH, choices.prefetch)
     return True
 
 
-def _is_contiguous(load: ir.TensorLoad, var: Any) -> bool:
+def is_contiguous(load: ir.TensorLoad, var: Any) -> bool:
     """Whether only the last subscript moves with `var`, by one."""
     *others, last = load.indices
-    return bool(last.same_as(var)) and not mentions(others, [var])
+    step = sym.Analyzer().simplify(substitute(last, {var: var + const(1, str(var.ty.dtype))}) - last)
+    return isinstance(step, tirx.IntImm) and int(step) == 1 and not mentions(others, [var])
 
 
-__all__ = ["tile_dot"]
+__all__ = ["is_contiguous", "tile_dot"]

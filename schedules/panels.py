@@ -38,7 +38,9 @@ from sparsetir.schedules.rows import spatial_loop, store_of, tile_loop
 UNTUNED = 128  # columns of a panel that has to be
 
 
-def tile_panels(sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers) -> bool:
+def tile_panels(
+    sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers, *, reorders: bool = True
+) -> bool:
     """Tile one reduction block and mark its panels; False (and no change) where the sketch does not fit.
 
     args: the schedule, an innermost block, tile, panel, unroll and prefetch, the target's registers.

@@ -75,7 +75,7 @@ def _updates(store: tirx.BufferStore) -> bool:
     return bool(loads) and all(all_same(list(x.indices), list(store.indices)) for x in loads)
 
 
-def _tile_of(extent: Any, wanted: int) -> int:
+def tile_of(extent: Any, wanted: int) -> int:
     """`wanted`, or the largest power of two below a smaller fixed extent."""
     if not isinstance(extent, tirx.IntImm):
         return wanted
@@ -85,7 +85,9 @@ def _tile_of(extent: Any, wanted: int) -> int:
     return tile
 
 
-def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers) -> bool:
+def tile_row(
+    sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers, *, reorders: bool = True
+) -> bool:
     """Tile one reduction block; False (and no change) where the sketch does not fit.
 
     args: the schedule, an innermost block with an initialisation, tile, unroll and prefetch, the target's registers.
@@ -114,7 +116,7 @@ def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices | None,
     groups, rows = _grouped(sch, rows, registers)
     held = math.prod(int(sch.get(lp).extent) for lp in rows)
     wanted = min(choices.tile, registers.lanes(held, bits=bits)) if rows else choices.tile
-    tile = _tile_of(sch.get(vector).extent, wanted)
+    tile = tile_of(sch.get(vector).extent, wanted)
     if tile < 2:
         return None
     outer, lanes = sch.split(vector, [None, tile])

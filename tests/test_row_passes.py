@@ -134,6 +134,40 @@ def test_loops_over_the_same_rows_are_one(second: str) -> None:
     np.testing.assert_array_equal(found[2].numpy(), want_z)
 
 
+FIBERS = """
+@tir.prim_func(s_tir=True)
+def main(y: tir.Buffer((64,), "float32"), z: tir.Buffer((64,), "float32"), w: tir.Buffer((4, 64), "float32"),
+         starts: tir.Buffer((9,), "int32"), others: tir.Buffer((9,), "int32"), rows: tir.Buffer((8,), "int32")):
+    tir.func_attr({{"sparsetir.indptr": ["starts", "others"], "sparsetir.ascending": []}})
+    for i in tir.serial(8, annotations={{"sparsetir.chunks": 3, "sparsetir.parallel": True}}):
+        for j in range(starts[i + 1] - starts[i]):
+            y[starts[i] + j] = z[starts[i] + j]
+            w[i % 4, starts[i] + j] = z[starts[i] + j]
+    for r in tir.serial(8, annotations={{"sparsetir.chunks": 3, "sparsetir.parallel": True}}):
+        {second}
+"""
+
+
+@pytest.mark.parametrize(
+    ("second", "loops"),
+    [
+        ("for j in range(starts[r + 1] - starts[r]): z[r] = z[r] + y[starts[r] + j]", 2),  # z by nonzero, then by row
+        ("for j in range(starts[r + 1] - starts[r]): y[starts[r] + j] = y[starts[r] + j] * 2.0", 1),
+        ("for j in range(starts[r + 1] - starts[r]): w[r % 4, starts[r] + j] = w[1, starts[r] + j] + 1.0", 1),
+        ("for j in range(others[r + 1] - others[r]): y[others[r] + j] = y[others[r] + j] * 2.0", 2),
+        ("for j in range(starts[r + 1] - starts[r]): y[starts[r] + j] = y[starts[r] + j + 1]", 2),
+        ("for j in range(starts[r + 1] - starts[r] + 1): y[starts[r] + j] = 2.0", 2),
+        ("for j in range(starts[r + 1] - starts[r]): y[starts[r] + j] = y[r]", 2),
+        ("for j in range(starts[rows[r] + 1] - starts[rows[r]]): y[starts[rows[r]] + j] = 2.0", 2),
+    ],
+)
+def test_loops_over_the_nonzeros_of_the_same_rows_are_one(second: str, loops: int) -> None:
+    func = fused(tvm.script.from_source(FIBERS.format(second=second), {"tir": tir}))
+    found = collect(func.body, tirx.For)
+    assert len(parallel_loops(func)) == (loops == 1)
+    assert len([f for f in found if "sparsetir.chunks" in f.annotations]) == (0 if loops == 1 else 2)
+
+
 @pytest.mark.parametrize(
     ("second", "why"),
     [

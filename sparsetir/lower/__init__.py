@@ -39,6 +39,7 @@ from sparsetir.lower.serialize_lanes import SerializeLanes
 from sparsetir.lower.stream_stores import StreamStores
 from sparsetir.lower.unroll_ragged import UnrollRagged
 from sparsetir.lower.vectorize_dots import VectorizeDots
+from sparsetir.lower.vectorize_maps import VectorizeMaps
 from sparsetir.lower.version_edges import VersionEdges
 from sparsetir.verify import verify
 
@@ -74,6 +75,7 @@ TO_STAGE_3 = [
     VersionEdges,  # rows whose blocks lie inside without bounds checks
     PeelTiles,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
     VectorizeDots,  # annotated sums along rows -> vectors, several at once
+    VectorizeMaps,  # annotated functions along rows -> arithmetic in vectors
     UnrollRagged,  # annotated ragged loops -> unrolled groups and a rest
     InsertPrefetch,  # annotated gather loops -> prefetch ahead
     tirx.transform.ConvertSSA(),

@@ -22,7 +22,8 @@ Rows of a result stay in cache from loop to loop, threads start once, and loops 
 beside each other. A loop with another note ``"sweep"`` than those before it begins a loop of its own.
 
 It takes loops in which every step has rows of its own wherever it touches what they share, in ascending order: step
-``x`` has row ``x``, rows ``x * R`` to ``x * R + R - 1``, or the same of ``rows[x]`` for a sorted list.
+``x`` has row ``x``, rows ``x * R`` to ``x * R + R - 1``, or the same of ``rows[x]`` for a sorted list; or it has the
+nonzeros of row ``x``, at ``indptr[x] + j``: scratch that one loop fills and the next reads stays in cache too.
 """
 
 from __future__ import annotations
@@ -44,22 +45,50 @@ from sparsetir.lower.rewriting import alloc, cell, collect, get, mentions, put, 
 ASCENDING = "sparsetir.ascending"
 PART = 64  # rows: their results stay in the second-level cache up to a thousand columns
 WIDE = "int64"
+Touched = dict[Var, list[list[ir.Expr]]]  # the subscripts of every access to an array
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of a step: `size` of them from `size` times its number, or times the entry of a sorted list, on."""
+    """The rows of a step: `size` of them from `size` times its number, or times the entry of a sorted list, on.
+
+    `fibers` are the row pointers, outermost first, that lead from a row to a place in what is shared.
+    """
 
     size: int
     listed: ir.TensorLoad | None = None
+    fibers: tuple[Var, ...] = ()
 
     def same_as(self, other: Rows) -> bool:
         """Whether both are the same rows of the same loop."""
         return self.size == other.size and same(self.listed, other.listed)
 
 
-def _rows_of(index: ir.Expr, loop: tirx.For, ascending: set[str]) -> Rows | None:
+def _fibers(index: ir.Expr, loop: tirx.For, pointers: set[str]) -> tuple[Var, ...] | None:
+    """The row pointers that lead from the row of a step to a place among its nonzeros; None for other subscripts."""
+    if index.same_as(loop.loop_var):
+        return ()
+    if not isinstance(index, tirx.Add) or not isinstance(index.b, Var) or not isinstance(index.a, ir.TensorLoad):
+        return None
+    begin, analyzer = index.a, sym.Analyzer()
+    if str(begin.source.name) not in pointers or len(begin.indices) != 1:
+        return None
+    place = begin.indices[0]
+    end = tirx.BufferLoad(begin.source, [place + const(1, str(place.ty.dtype))])
+    around = next((f for f in collect(loop.body, tirx.For) if f.loop_var.same_as(index.b)), None)
+    if around is None or not analyzer.can_prove_equal(around.min, const(0, str(around.min.ty.dtype))):
+        return None
+    if not same(analyzer.simplify(around.extent), analyzer.simplify(end - begin)):
+        return None
+    above = _fibers(place, loop, pointers)
+    return None if above is None else (*above, begin.source)
+
+
+def _rows_of(index: ir.Expr, loop: tirx.For, ascending: set[str], pointers: set[str]) -> Rows | None:
     """The rows that a subscript stands for; None where it is not of a form known here."""
+    fibers = _fibers(index, loop, pointers)
+    if fibers:
+        return Rows(1, None, fibers)
     loads = [x for x in collect(index, ir.TensorLoad)]
     step, listed = loop.loop_var, None
     if loads:
@@ -94,29 +123,30 @@ def _advances(position: ir.Expr, loop: tirx.For) -> bool:
     return isinstance(gap, tirx.IntImm) and int(gap) == 1 and not mentions(position, inner)
 
 
-def _accesses(loop: tirx.For) -> tuple[dict[Var, list[ir.Expr]], set[Var]]:
-    """First subscripts of every access to an array from outside the loop, and the arrays that are written."""
+def _accesses(loop: tirx.For) -> tuple[Touched, set[Var]]:
+    """Subscripts of every access to an array from outside the loop, and the arrays that are written."""
     inside = {a.buffer for a in collect(loop.body, tirx.AllocBuffer)}
-    found: dict[Var, list[ir.Expr]] = {}
+    found: Touched = {}
     written = set()
     for store in collect(loop.body, tirx.BufferStore):
         if store.buffer not in inside:
-            found.setdefault(store.buffer, []).append(store.indices[0])
+            found.setdefault(store.buffer, []).append(list(store.indices))
             written.add(store.buffer)
     for load in collect(loop.body, ir.TensorLoad):
         if load.source not in inside:
-            found.setdefault(load.source, []).append(load.indices[0])
+            found.setdefault(load.source, []).append(list(load.indices))
     return found, written
 
 
 class Run:
     """Neighbouring loops that may go over the rows together."""
 
-    def __init__(self, ascending: set[str]) -> None:
+    def __init__(self, ascending: set[str], pointers: set[str]) -> None:
         self.ascending = ascending
+        self.pointers = pointers
         self.loops: list[tirx.For] = []
         self.rows: list[Rows] = []
-        self.touched: list[dict[Var, list[ir.Expr]]] = []
+        self.touched: list[Touched] = []
         self.written: set[Var] = set()
 
     def add(self, loop: tirx.For) -> bool:
@@ -127,19 +157,44 @@ class Run:
         shared = {b for b in changed if sum(b in m for m in maps) > 1}
         if self.loops and not shared & set(touched):
             return False
-        rows = [self._rows(one, found, shared) for one, found in zip(loops, maps, strict=True)]
-        if self.loops and any(r is None for r in rows):
+        steps = list(zip(loops, maps, strict=True))
+        rows = self._rows(steps, shared)
+        if self.loops and rows is None:
             return False
         self.loops, self.touched, self.written = loops, maps, changed
-        self.rows = [r for r in rows if r is not None]
+        self.rows = rows or []
         return True
 
-    def _rows(self, loop: tirx.For, touched: dict[Var, list[ir.Expr]], shared: set[Var]) -> Rows | None:
-        """The one set of rows in all of a loop's accesses to what is shared."""
+    def _rows(self, steps: list[tuple[tirx.For, Touched]], shared: set[Var]) -> list[Rows] | None:
+        """The one set of rows of each loop in all of its accesses to what is shared; None where there is none."""
+        found: list[Rows | None] = [None] * len(steps)
+        for buffer in shared:
+            rows = self._rows_in(buffer, steps)
+            if rows is None:
+                return None
+            for n, (old, new) in enumerate(zip(found, rows, strict=True)):
+                if old is not None and new is not None and not new.same_as(old):
+                    return None
+                found[n] = old or new
+        known = [rows for rows in found if rows is not None]
+        return known if len(known) == len(found) else None
+
+    def _rows_in(self, buffer: Var, steps: list[tuple[tirx.For, Touched]]) -> list[Rows | None] | None:
+        """The rows of each loop that one dimension of an array stands for; None for a loop that does not touch it."""
+        for dim in range(len(buffer.ty.shape)):
+            rows = [self._rows_at(loop, [i[dim] for i in touched.get(buffer, [])]) for loop, touched in steps]
+            used = [r for r in rows if r is not None]
+            fits = len(used) == sum(buffer in touched for _, touched in steps)
+            if fits and all(r.fibers == used[0].fibers for r in used):
+                return rows
+        return None
+
+    def _rows_at(self, loop: tirx.For, subscripts: list[ir.Expr]) -> Rows | None:
+        """The rows that all of some subscripts in a loop stand for; None where they differ."""
         found: Rows | None = None
-        for index in (i for b in shared for i in touched.get(b, [])):
-            rows = _rows_of(index, loop, self.ascending)
-            if rows is None or (found is not None and not rows.same_as(found)):
+        for index in subscripts:
+            rows = _rows_of(index, loop, self.ascending, self.pointers)
+            if rows is None or (found is not None and not (rows.same_as(found) and rows.fibers == found.fibers)):
                 return None
             found = rows
         return found
@@ -251,7 +306,7 @@ def fuse(stmts: list[tirx.Stmt], ascending: set[str], pointers: set[str]) -> lis
         close()
         run = None
         if _may_join(stmt):
-            run = Run(ascending)
+            run = Run(ascending, pointers)
             run.add(stmt)
         else:
             out.append(stmt)

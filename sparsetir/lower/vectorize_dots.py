@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sum along contiguous rows in vectors, for several results at once.
+"""Reduce along contiguous rows in vectors, for several results at once.
 
 before::
 
@@ -22,7 +22,11 @@ after::
         ...  # the same for one
 
 A row of ``x`` is loaded once for four results, and four sums hide each other's latency. Factors that a sum does not
-move leave it. The note is for sums that may be reordered.
+move leave it. The note is for sums that may be reordered, and for maxima and minima, which begin with what they are
+compared to in every lane::
+
+    for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.dot": 8}):
+        top[i] = T.max(top[i], s[indptr[i] + j])
 """
 
 from __future__ import annotations
@@ -42,13 +46,16 @@ from sparsetir.lower.rewriting import all_same, alloc, cell, get, mentions, put,
 
 DOT = "sparsetir.dot"
 GROUP = 4  # results at once
-ADD_LANES = "llvm.vector.reduce.fadd"
+COMBINERS = (tirx.Add, tirx.Max, tirx.Min)
 SERIAL, UNROLLED, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
 
 
 @dataclass(frozen=True)
 class Dot:
-    """``target[indices] = start + factor * sum(term)`` over `loop`; `is_whole` if that needs no earlier value."""
+    """``target[indices] = start + factor * sum(term)`` over `loop`; `is_whole` if that needs no earlier value.
+
+    `combine` is what takes two values to one; without factors where it is no sum.
+    """
 
     loop: tirx.For
     store: tirx.BufferStore
@@ -57,6 +64,12 @@ class Dot:
     factors: list[ir.Expr]
     term: ir.Expr
     lanes: int
+    combine: type = tirx.Add
+
+    @property
+    def neutral(self) -> ir.Expr:
+        """What a running value begins with: it may count several times."""
+        return const(0, str(self.store.buffer.ty.dtype)) if self.combine is tirx.Add else self.start
 
 
 def _factors(expr: ir.Expr) -> list[ir.Expr]:
@@ -78,19 +91,20 @@ def _match(loop: tirx.For, before: tirx.Stmt | None) -> Dot | None:
     if DOT not in loop.annotations or loop.kind != SERIAL or not isinstance(store, tirx.BufferStore):
         return None
     value, own = store.value, [loop.loop_var]
-    if mentions(store.indices, own) or not isinstance(value, tirx.Add) or not _is_element(value.a, store):
+    if mentions(store.indices, own) or not isinstance(value, COMBINERS) or not _is_element(value.a, store):
         return None
     if mentions(value.b, [store.buffer]):
         return None
-    moving = [f for f in _factors(value.b) if mentions(f, own)]
-    fixed = [f for f in _factors(value.b) if not mentions(f, own)]
+    factors = _factors(value.b) if isinstance(value, tirx.Add) else [value.b]
+    moving = [f for f in factors if mentions(f, own)]
+    fixed = [f for f in factors if not mentions(f, own)]
     if not moving:
         return None
     start: ir.Expr = tirx.BufferLoad(store.buffer, store.indices)
     is_whole = False
     if isinstance(before, tirx.BufferStore) and same(tirx.BufferLoad(before.buffer, before.indices), start):
         start, is_whole = before.value, True
-    return Dot(loop, store, start, is_whole, fixed, _product(moving), int(loop.annotations[DOT]))
+    return Dot(loop, store, start, is_whole, fixed, _product(moving), int(loop.annotations[DOT]), type(value))
 
 
 def _is_element(expr: ir.Expr, store: tirx.BufferStore) -> bool:
@@ -118,39 +132,46 @@ def _emit(
         return tirx.For(fresh, zero, const(group, dtype), kind_, renewed(substitute(body, {member: fresh})))
 
     def add(at: list[ir.Expr], term: ir.Expr) -> tirx.Stmt:
-        return tirx.BufferStore(acc, tirx.BufferLoad(acc, at) + term, at)
+        return tirx.BufferStore(acc, dot.combine(tirx.BufferLoad(acc, at), term), at)
 
     def term(at: ir.Expr) -> ir.Expr:
         return substitute(dot.term, {k: at, **of_member})
 
-    clear = tirx.For(lane, zero, width, VECTORIZED, tirx.BufferStore(acc, const(0, kind), element(lane)))
+    neutral = substitute(dot.neutral, of_member)
+    clear = tirx.For(lane, zero, width, VECTORIZED, tirx.BufferStore(acc, neutral, element(lane)))
     inner = tirx.For(lane, zero, width, VECTORIZED, add(element(lane), term(block * width + lane)))
     full = tirx.floordiv(dot.loop.extent, width)
     left = tirx.floormod(dot.loop.extent, width)
     behind = cell("rest", kind)
-    tail = tirx.For(rest, zero, left, SERIAL, put(behind, get(behind) + term(full * width + rest)))
-    total = get(behind) + _sum(acc, member * width, dot)
+    tail = tirx.For(rest, zero, left, SERIAL, put(behind, dot.combine(get(behind), term(full * width + rest))))
+    total = dot.combine(get(behind), _sum(acc, member * width, dot))
     if dot.factors:
         total = _product([substitute(f, of_member) for f in dot.factors]) * total
     indices = [substitute(i, of_member) for i in dot.store.indices]
-    finish = tirx.BufferStore(dot.store.buffer, substitute(dot.start, of_member) + total, indices)
+    if dot.combine is tirx.Add:
+        total = substitute(dot.start, of_member) + total
+    finish = tirx.BufferStore(dot.store.buffer, total, indices)
     ahead = [each(UNROLLED, substitute(f, {k: block * width, **of_member})) for f in fetches]
     sums = tirx.For(block, zero, full, SERIAL, seq(*ahead, each(UNROLLED, inner)))
-    ends = seq(*alloc(behind), put(behind, const(0, kind)), tail, finish)
+    ends = seq(*alloc(behind), put(behind, neutral), tail, finish)
     return seq(*alloc(acc), each(UNROLLED, clear), sums, each(UNROLLED, ends))
 
 
 def _sum(acc: Var, begin: ir.Expr, dot: Dot) -> ir.Expr:
-    """The sum of a dot's lanes."""
+    """A dot's lanes taken to one value, half by half: lanes taken one by one would leave the registers."""
     dtype, kind = str(begin.ty.dtype), str(acc.ty.dtype)
-    if kind.startswith("float"):
-        # Lanes taken one by one leave the registers; the target's flag lets LLVM add them as a tree.
-        lanes = tirx.BufferLoad(acc, [tirx.Ramp(begin, const(1, dtype), dot.lanes)])
-        return tirx.call_llvm_intrin(kind, ADD_LANES, const(0, kind), lanes)
-    parts = [tirx.BufferLoad(acc, [begin + const(n, dtype)]) for n in range(dot.lanes)]
-    while len(parts) > 1:
-        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
+    lanes = dot.lanes
+    value: ir.Expr = tirx.BufferLoad(acc, [tirx.Ramp(begin, const(1, dtype), lanes)])
+    names = []
+    while lanes > 1:
+        whole = Var("lanes", ir.PrimType(f"{kind}x{lanes}"))
+        names.append((whole, value))
+        lanes //= 2
+        halves = (range(lanes), range(lanes, 2 * lanes))
+        value = dot.combine(*(tirx.Shuffle([whole], [const(n) for n in half]) for half in halves))
+    for name, meaning in reversed(names):
+        value = tirx.Let(name, meaning, value)
+    return value
 
 
 def _parts(body: tirx.Stmt) -> tuple[tirx.Stmt | None, tirx.Stmt]:
@@ -216,4 +237,4 @@ def _joined(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
     return out
 
 
-__all__ = ["DOT", "VectorizeDots", "vectorize"]
+__all__ = ["COMBINERS", "DOT", "VectorizeDots", "vectorize"]

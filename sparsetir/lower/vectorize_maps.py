@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compute functions along contiguous positions in vectors.
+
+before::
+
+    for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.map": 8}):
+        s[indptr[i] + j] = T.exp(s[indptr[i] + j] - top[i])
+
+after::
+
+    for j_0 in range((indptr[i + 1] - indptr[i]) // 8):
+        for j_1 in T.vectorized(8):
+            s[indptr[i] + j_0 * 8 + j_1] = ...  # the exponential as arithmetic
+    if (indptr[i + 1] - indptr[i]) % 8 // 4 == 1:
+        ...  # four at once, then two, then one
+
+Rows are often shorter than a vector or two: what is left over takes three steps, not seven. All steps compute alike, so
+that an element's result does not depend on its place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.ir import const
+from sparsetir.lower.rewriting import renewed, seq, substitute
+from sparsetir.lower.vector_math import expand
+
+MAP = "sparsetir.map"
+SERIAL, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED
+
+
+def vectorize(loop: tirx.For) -> tirx.Stmt:
+    """An annotated loop over one store in vectors; the sketch that annotates it has seen that its steps are apart."""
+    j, lanes = loop.loop_var, int(loop.annotations[MAP])
+    dtype, body = str(j.ty.dtype), expand(loop.body)
+    number = lambda n: const(n, dtype)  # noqa: E731
+
+    def vector(begin: ir.Expr, width: int) -> tirx.Stmt:
+        if width == 1:
+            return renewed(substitute(body, {j: begin}))
+        lane = Var(f"{j.name}_1", j.ty)
+        return tirx.For(lane, number(0), number(width), VECTORIZED, renewed(substitute(body, {j: begin + lane})))
+
+    block = Var(f"{j.name}_0", j.ty)
+    full = tirx.floordiv(loop.extent, number(lanes))
+    stmts: list[tirx.Stmt] = [tirx.For(block, number(0), full, SERIAL, vector(block * number(lanes), lanes))]
+    while lanes > 1:
+        begin, lanes = tirx.floordiv(loop.extent, number(lanes)) * number(lanes), lanes // 2
+        is_left = tirx.floormod(loop.extent, number(lanes * 2)) >= number(lanes)
+        stmts.append(tirx.IfThenElse(is_left, vector(begin, lanes), None))
+        # What comes next begins where these end: at the extent's multiple of the smaller width.
+    return seq(*stmts)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.VectorizeMaps")
+def VectorizeMaps(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Rewrite every annotated loop of a function that is still one store; the note is dropped elsewhere."""
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        inner = mutator.default_mutate(node)
+        if MAP not in inner.annotations:
+            return inner
+        if inner.kind == SERIAL and isinstance(inner.body, tirx.BufferStore):
+            return vectorize(inner)
+        notes = {k: v for k, v in inner.annotations.items() if k != MAP}
+        return tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, inner.body, None, notes)
+
+    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
+    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+
+
+__all__ = ["MAP", "VectorizeMaps", "vectorize"]
