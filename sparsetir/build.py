@@ -50,11 +50,6 @@ class Compiled:
         self.function: Callable[..., Any] = _not_loaded
         self.library: Any = None
 
-    @property
-    def reorders(self) -> bool:
-        """Whether sums may be taken in another order."""
-        return bool(self.target.export().get(REASSOCIATE, False))
-
     @cached_property
     def stages(self) -> dict[int, ir.IRModule]:
         """The scheduled stage-II module and the stage-III module."""

@@ -71,7 +71,7 @@ class Kernel:
         self.function: Callable[..., Any] = compiled.function
         self.plans: dict[Any, Callable[[dict[str, Any]], Any]] = {}
         self.gathers = gathers(self.signature.program)
-        self.row_pointers = row_pointers(self.signature.program) if compiled.reorders else []
+        self.row_pointers = row_pointers(self.signature.program)
 
     @property
     def target(self) -> Any:
