@@ -19,6 +19,7 @@ from sparsetir.formats.splits import Split
 from sparsetir.transform.rule import FormatRewriteRule
 
 SIGNATURES = 3  # orders that rows are sorted into, after their own
+SAMPLE = 1 << 18  # entries whose rows are grouped for a pattern's numbers
 SALT = 0x9E37  # between the hashes of two seeds
 MIX = (0x7FEB352D, 0x846CA68B)  # factors of a hash of 32 bits: every bit of a column moves every other one
 
@@ -179,6 +180,20 @@ def groups_of(entries: Entries, r: int, padding: float) -> Array:
     return groups[np.argsort(groups[:, 0], kind="stable")]
 
 
+def grouped_share(entries: Entries, r: int, padding: float) -> tuple[float, float]:
+    """Fraction of the entries that `groups_of` gets into groups, and of the groups' slots that these fill.
+
+    Of a large matrix only rows with some signatures count: similar rows have the same one, and stay together.
+    """
+    rows, step = np.flatnonzero(np.diff(entries.indptr)), -(-entries.nnz // SAMPLE)
+    if step > 1:
+        keep = np.zeros(entries.shape[0], np.bool_)
+        keep[rows] = signatures(entries, rows, 1) % np.uint32(step) == 0
+        entries, _ = subset(entries, np.repeat(keep, lengths_of(entries)))
+    used, held = _columns(entries, groups_of(entries, r, padding))
+    return float(held.sum()) / max(entries.nnz, 1), float(held.sum()) / max(int(used.sum()) * r, 1)
+
+
 def _by_signature(entries: Entries, rows: Array, seed: int) -> tuple[Array, Array]:
     """Rows in the order of their signatures, and these; rows of one signature are ordered by another one."""
     first, second = (signatures(entries, rows, 2 * seed + k) for k in range(2))
@@ -217,4 +232,4 @@ def _columns(entries: Entries, groups: Array) -> tuple[Array, Array]:
     return count_blocks(starts, columns, entries.shape[1]), np.diff(starts)
 
 
-__all__ = ["Grouped", "RowGroups", "groups_of", "signatures"]
+__all__ = ["Grouped", "RowGroups", "grouped_share", "groups_of", "signatures"]

@@ -193,9 +193,8 @@ def _level(axis: Axis, axes: Sequence[Axis], length: int, sizes: dict[str, int])
             rules[name] = symbolic.formula(expr, sizes)
     width = symbolic.Size(axis.width).known(sizes) if axis.kind == "sparse_fixed" else None
     parent = None if axis.parent is None else list(axes).index(axis.parent)
-    return Level(
-        axis.name, axis.kind, parent, axis.idtype, length, width, sorted=axis.sorted, unique=axis.unique, **rules
-    )
+    flags = {"sorted": axis.sorted, "unique": axis.unique, "full": axis.full}
+    return Level(axis.name, axis.kind, parent, axis.idtype, length, width, **rules, **flags)
 
 
 def _named_arrays(axes: Sequence[Axis], builder: Builder) -> dict[str, Array]:
