@@ -195,9 +195,16 @@ def grouped_share(entries: Entries, r: int, padding: float) -> tuple[float, floa
 
 
 def _by_signature(entries: Entries, rows: Array, seed: int) -> tuple[Array, Array]:
-    """Rows in the order of their signatures, and these; rows of one signature are ordered by another one."""
-    first, second = (signatures(entries, rows, 2 * seed + k) for k in range(2))
-    order = np.argsort((first.astype(np.uint64) << np.uint64(32)) | second, kind="stable")
+    """Rows in the order of their signatures, and these.
+
+    Rows of one signature are ordered by another one, then by a hash of all columns: equal rows are neighbours.
+    """
+    keys, runs = _hashes(entries, rows, 2 * seed + 1)
+    second = np.minimum.reduceat(keys, runs[:-1]) if len(rows) else keys
+    every = np.add.reduceat(keys, runs[:-1], dtype=np.uint32) if len(rows) else keys
+    first = signatures(entries, rows, 2 * seed)
+    inner = (second & np.uint32(0xFFFF0000)) | (every >> np.uint32(16))
+    order = np.argsort((first.astype(np.uint64) << np.uint64(32)) | inner, kind="stable")
     return rows[order], first[order]
 
 
@@ -211,6 +218,12 @@ def _in_runs(rows: Array, keys: Array, r: int) -> Array:
 
 def signatures(entries: Entries, rows: Array, seed: int) -> Array:
     """The least hash of a column of each row; rows must be ascending and hold something."""
+    keys, runs = _hashes(entries, rows, seed)
+    return np.minimum.reduceat(keys, runs[:-1]) if len(rows) else keys
+
+
+def _hashes(entries: Entries, rows: Array, seed: int) -> tuple[Array, Array]:
+    """A hash of the column of each entry of the rows, and where each row begins among them."""
     lengths = lengths_of(entries)[rows]
     every = len(rows) == np.count_nonzero(np.diff(entries.indptr))
     runs = begins(lengths)
@@ -220,7 +233,7 @@ def signatures(entries: Entries, rows: Array, seed: int) -> Array:
     for factor in MIX:
         keys *= np.uint32(factor)
         keys ^= keys >> np.uint32(15)
-    return np.minimum.reduceat(keys, runs[:-1]) if len(rows) else keys
+    return keys, runs
 
 
 def _columns(entries: Entries, groups: Array) -> tuple[Array, Array]:
