@@ -59,7 +59,8 @@ class Axis:
 
     ``count`` is the number of stored positions over all fibers, ``width`` the slots per fiber where that is
     fixed. ``indices`` is an array, ``rule`` a formula of (ancestors' coordinates..., slot) that replaces it;
-    ``extent_rule`` and ``offset_rule`` (of the ancestors' coordinates) replace ``indptr``.
+    ``extent_rule`` and ``offset_rule`` (of the ancestors' coordinates) replace ``indptr``. A ``full`` axis has a
+    coordinate in every slot.
     """
 
     var: Var
@@ -75,6 +76,7 @@ class Axis:
     offset_rule: ir.Expr | None = None
     sorted: bool = True
     unique: bool = True
+    full: bool = False
 
     @property
     def name(self) -> str:
@@ -97,7 +99,7 @@ class Axis:
     @property
     def may_be_absent(self) -> bool:
         """Whether a stored slot may hold a coordinate outside ``[0, length)``, that is padding."""
-        return self.kind in ("sparse_fixed", "singleton")
+        return self.kind in ("sparse_fixed", "singleton") and not self.full
 
     @cached_property
     def ancestors(self) -> tuple[Axis, ...]:
@@ -270,6 +272,7 @@ def decode_axis(var: Var, value: Call, axes: dict[Var, Axis]) -> Axis:
         return Axis(var, kind, args[1], args[2], parent, indptr=args[3])
     if kind == "dense_implicit":
         return Axis(var, kind, args[1], args[2], parent, extent_rule=args[3], offset_rule=args[4])
+    full = kind == "sparse_fixed" and len(args) > 6 and bool(int(args.pop()))
     flags = {"sorted": bool(int(args[-2])), "unique": bool(int(args[-1]))}
     if kind == "sparse_variable":
         return Axis(var, kind, args[1], args[2], parent, indptr=args[3], indices=args[4], **flags)
@@ -277,7 +280,7 @@ def decode_axis(var: Var, value: Call, axes: dict[Var, Axis]) -> Axis:
     if kind == "singleton":
         return Axis(var, kind, args[1], above, parent, width=const(1), **where, **flags)
     count = cast(above, str(args[2].ty.dtype)) * args[2] if parent is not None else args[2]
-    return Axis(var, kind, args[1], count, parent, width=args[2], **where, **flags)
+    return Axis(var, kind, args[1], count, parent, width=args[2], full=full, **where, **flags)
 
 
 def decode_entries(block: s_tir.SBlock, values: Sequence[Call], axes: dict[Var, Axis]) -> tuple[Entry, ...]:

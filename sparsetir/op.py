@@ -9,7 +9,7 @@ operator            arguments                                                   
 dense_fixed         length                                                      an axis
 dense_variable      parent, length, nnz, indptr                                 an axis
 dense_implicit      parent, length, nnz, extent, offset                         an axis
-sparse_fixed        parent, length, width, indices | expr, sorted, unique       an axis
+sparse_fixed        parent, length, width, indices | expr, sorted, unique[, 1]  an axis
 sparse_variable     parent, length, nnz, indptr, indices, sorted, unique        an axis
 singleton           parent, length, indices | expr, sorted, unique              an axis
 attach              axis, new_parent                                            an entry of an sp_iter

@@ -388,6 +388,7 @@ def _levels(buffer: SparseBuffer) -> list[interop.Level]:
             axis.idtype,
             sorted=axis.sorted,
             unique=axis.unique,
+            full=axis.full,
         )
         for axis in axes
     ]

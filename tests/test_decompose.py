@@ -61,6 +61,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "dia_rest": {"density": 0.4},
     "dense_rows": {"density": 0.4},
     "dense_columns": {"density": 0.4},
+    "row_groups": {"r": 2, "padding": 0.9},
 }
 #: formats without parameters of a matrix
 OTHERS = {"tree"}

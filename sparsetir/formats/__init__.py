@@ -25,6 +25,7 @@ from sparsetir.formats.partitions import Columns as columns
 from sparsetir.formats.partitions import Rows as rows
 from sparsetir.formats.row_buckets import Buckets as buckets
 from sparsetir.formats.row_buckets import Hyb as hyb
+from sparsetir.formats.row_groups import RowGroups as row_groups
 from sparsetir.formats.special import NM as nm
 from sparsetir.formats.special import SELL as sell
 from sparsetir.formats.special import SRBCRS as sr_bcrs
@@ -62,6 +63,7 @@ __all__ = [
     "padded_csr",
     "ragged",
     "register",
+    "row_groups",
     "rows",
     "sell",
     "sr_bcrs",

@@ -219,6 +219,11 @@ def number_blocks(starts: Array, keys: Array, extent: int) -> tuple[Array, Array
     return found, numbers, held
 
 
+def count_blocks(starts: Array, keys: Array, extent: int) -> Array:
+    """How many distinct keys each run has; the arguments are those of `number_blocks`."""
+    return _joined((batch.distinct() for batch in _batches(starts, keys, extent)), keys.dtype)[1]
+
+
 @dataclass(frozen=True)
 class _Batch:
     """Runs `first` to `last`, whose keys lie at `part`; `keys` are theirs plus the number of the run times `extent`."""
@@ -266,4 +271,4 @@ def _joined(found: Iterable[tuple[Array, Array]], dtype: np.dtype[Any]) -> tuple
     return np.concatenate(keys), np.concatenate(held)
 
 
-__all__ = ["BSR", "DBSR", "number_blocks"]
+__all__ = ["BSR", "DBSR", "count_blocks", "number_blocks"]

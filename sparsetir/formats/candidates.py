@@ -16,6 +16,7 @@ from sparsetir.formats.layouts import CSC, CSR, DCSR, ELL, Ragged
 from sparsetir.formats.partitions import Columns, Rows
 from sparsetir.formats.pattern import SLICES, MatrixPattern, Pattern
 from sparsetir.formats.row_buckets import Buckets, Hyb
+from sparsetir.formats.row_groups import RowGroups
 from sparsetir.formats.special import NM, SELL, SRBCRS, PaddedCSR
 from sparsetir.formats.splits import Blocks, DiaRest, EllRest
 
@@ -26,6 +27,8 @@ HYPERSPARSE = 64  # rows or columns for each entry from which on nothing is stor
 WORTHWHILE = 0.1  # fraction of the entries for which a piece of their own pays
 UNEVEN = 1.1  # share of the largest of equal ranges of rows, relative to its due
 WIDE = 1024  # columns that a range keeps
+SIMILAR = 0.75  # fraction of the entries from which on rows are grouped
+APART = 0.8  # how full neighbours' blocks may be, relative to those of grouped rows
 EMPTY = 0.25  # fraction of empty rows from which on the others are listed
 
 
@@ -93,6 +96,13 @@ def by_group(p: MatrixPattern) -> Iterator[Sized]:
         yield NM(most, 4), p.shape[0] * -(-p.shape[1] // 4) * most
 
 
+def by_similarity(p: MatrixPattern) -> Iterator[Sized]:
+    """Groups of rows that use about the same columns, unless these are neighbours, whose blocks bsr stores as well."""
+    grouped = p.group_share * p.group_fill
+    if p.group_share >= SIMILAR and p.blocks[4, 1].fill < APART * grouped:
+        yield RowGroups(), round(1.5 * p.nnz)
+
+
 def by_diagonal(p: MatrixPattern) -> Iterator[Sized]:
     """Every diagonal, a band, or the diagonals that are full with the rest apart."""
     m, (lower, upper) = p.shape[0], p.bandwidth
@@ -123,6 +133,7 @@ RULES: Sequence[Callable[[MatrixPattern], Iterator[Sized]]] = (
     by_length,
     by_block,
     by_group,
+    by_similarity,
     by_diagonal,
     by_line,
     by_range,

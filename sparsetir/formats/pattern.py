@@ -13,6 +13,7 @@ from sparsetir.formats.arrays import are_sorted
 from sparsetir.formats.fingerprint import fingerprint
 from sparsetir.formats.format import Entries
 from sparsetir.formats.origin import Origin, open_origin
+from sparsetir.formats.row_groups import grouped_share
 from sparsetir.formats.statistics import BlockFill, Degrees, Lines, fibers
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop.sources import Compressed
@@ -23,6 +24,7 @@ PARTS = (2, 4, 16)
 SLICES = (8, 64)  # rows of a slice and of the window in which they are sorted
 PANEL = 64  # rows whose distinct columns are counted
 HALF = 0.5  # full enough for a full diagonal
+GROUP = (4, 0.5)  # rows of a group, and the zeros that it may store for each entry
 
 
 @dataclass(frozen=True, repr=False)
@@ -116,6 +118,10 @@ class MatrixPattern(Pattern):
         For 2, 4 and 16 ranges of equally many rows: how many times its share of the entries the largest one holds.
     symmetry : float or None
         Fraction of the entries off the main diagonal whose mirror image is one, 1 without any; None if not square.
+    group_share, group_fill : float
+        Fraction of the entries in rows that groups of 4 similar rows take in with little padding, and how full the
+        blocks of 4 x 1 are that such groups store (see `formats.row_groups`). Of a large matrix, that of a sample; 0
+        where most rows or columns hold nothing.
     """
 
     rows: Degrees
@@ -132,6 +138,8 @@ class MatrixPattern(Pattern):
     reuse_distance: float | None
     imbalance: Mapping[int, float] = field(hash=False)
     symmetry: float | None
+    group_share: float
+    group_fill: float
 
     def as_dict(self) -> dict[str, Any]:
         return {**super().as_dict(), "blocks": [asdict(found) for found in self.blocks.values()]}
@@ -239,6 +247,8 @@ def _matrix(entries: Entries) -> dict[str, Any]:
     lines = Lines(entries)
     rows, columns = lines.row_degrees, lines.column_degrees
     diagonals, full, share = lines.diagonals(HALF)
+    few = lines.labels is not None  # rows are not numbered one by one
+    share_of_groups, fill_of_groups = (0.0, 0.0) if few else grouped_share(entries, *GROUP)
     return {
         "fibers": (columns.count - columns.empty, rows.count - rows.empty),
         "rows": rows,
@@ -255,6 +265,8 @@ def _matrix(entries: Entries) -> dict[str, Any]:
         "reuse_distance": lines.reuse_distance,
         "imbalance": {parts: lines.imbalance(parts) for parts in PARTS},
         "symmetry": lines.symmetry,
+        "group_share": share_of_groups,
+        "group_fill": fill_of_groups,
     }
 
 

@@ -183,7 +183,7 @@ def _solve(sizes: dict[str, int], known: Sequence[tuple[Any, int]]) -> dict[str,
 
 
 def _level(axis: Axis, axes: Sequence[Axis], length: int, sizes: dict[str, int]) -> Level:
-    rules = {}
+    rules: dict[str, Any] = {}
     for name in ("rule", "extent_rule", "offset_rule"):
         expr = getattr(axis, name)
         if expr is not None:
@@ -193,9 +193,8 @@ def _level(axis: Axis, axes: Sequence[Axis], length: int, sizes: dict[str, int])
             rules[name] = symbolic.formula(expr, sizes)
     width = symbolic.Size(axis.width).known(sizes) if axis.kind == "sparse_fixed" else None
     parent = None if axis.parent is None else list(axes).index(axis.parent)
-    return Level(
-        axis.name, axis.kind, parent, axis.idtype, length, width, sorted=axis.sorted, unique=axis.unique, **rules
-    )
+    rules |= {"sorted": axis.sorted, "unique": axis.unique, "full": axis.full}
+    return Level(axis.name, axis.kind, parent, axis.idtype, length, width, **rules)
 
 
 def _named_arrays(axes: Sequence[Axis], builder: Builder) -> dict[str, Array]:

@@ -44,6 +44,8 @@ class Level:
         ``extent_rule(*ancestor_coords)`` and ``offset_rule(*ancestor_coords)`` describe a ``dense_implicit`` fiber.
     sorted, unique : bool
         Whether the coordinates of a fiber increase, and whether they are distinct.
+    full : bool
+        Whether every slot of a ``sparse_fixed`` axis holds a coordinate.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Level:
     offset_rule: Callable[..., Any] | None = None
     sorted: bool = True
     unique: bool = True
+    full: bool = False
 
 
 @cache

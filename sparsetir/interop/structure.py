@@ -52,7 +52,7 @@ def check_level(
     starts: Array | int | None = indptr
     if level.kind != "sparse_variable":
         starts = _check_count(level, indices.size, parent_count, where)
-    elif length is not None:
+    if length is not None and (level.kind == "sparse_variable" or level.full):
         _check_range(indices, length, where)
     if need_sorted and starts is not None and level.kind != "singleton":
         _check_sorted(level, indices, starts, length, where)

@@ -137,6 +137,8 @@ class Body:
         made = _axis_call("sparse_fixed", axis, args, self._where(axis, args[3]))
         if axis.indices is not None:
             self._size(axis, axis.width, made)
+        if axis.full:
+            made.keywords.append(ast.keyword("full", ast.Constant(True)))
         return _flagged(made, axis)
 
     def _sparse_variable(self, axis: Axis, args: list[ast.expr]) -> ast.Call:

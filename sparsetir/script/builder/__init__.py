@@ -234,11 +234,13 @@ def sparse_fixed(
     sorted: bool = True,
     *,
     unique: bool = True,
+    full: bool = False,
 ) -> Var:
     """An axis with the same number of stored coordinates below every parent position (ELL).
 
     `shape` is ``length`` or ``(length, nnz_cols)``. `indices` is an array, or a callable of the ancestors'
-    coordinates and the slot; a coordinate outside ``[0, length)`` marks an absent slot.
+    coordinates and the slot; a coordinate outside ``[0, length)`` marks an absent slot. `full` promises that there
+    is none.
     """
     _check_idtype(idtype)
     axis, operand, above = _parent_args(parent)
@@ -255,7 +257,8 @@ def sparse_fixed(
         where = _auxiliary(indices, [_times(above, width)], idtype, "indices")
         idtype = str(where.ty.dtype)
     sizes = [cast(_size(length, idtype), idtype), cast(_size(width, idtype), idtype)]
-    return _declare("sparse_fixed", [operand, *sizes, where, int(sorted), int(unique)], idtype)
+    promise = [1] if full else []
+    return _declare("sparse_fixed", [operand, *sizes, where, int(sorted), int(unique), *promise], idtype)
 
 
 def _times(count: ir.Expr, width: ir.Expr) -> ir.Expr:
