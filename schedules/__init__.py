@@ -14,6 +14,7 @@ from sparsetir.lower.balance_loops import INDPTR
 from sparsetir.lower.rewriting import collect
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import tile_dot
+from sparsetir.schedules.fibers import fixed_sum, take_factors
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import share_rows, tile_row
 
@@ -49,8 +50,10 @@ def _try(
     trial.work_on(func_name)
     block = trial.get_sblock(name)
     try:
-        fits = tile_row(trial, block, choices, registers)
+        fixed = fixed_sum(trial, block) if reorders else None
+        fits = tile_row(trial, block, choices, registers, sums=1 if fixed is None else 2)
         fits = fits or (reorders and tile_dot(trial, block, choices, registers))
+        fits = take_factors(trial, fixed) or fits
     except (s_tir.ScheduleError, InternalError):
         return sch
     return trial if fits else sch

@@ -22,6 +22,7 @@ from sparsetir.lower.compact_scratch import CompactScratch, RefuseRagged
 from sparsetir.lower.declare_regions import DeclareRegions
 from sparsetir.lower.decompose_init import DecomposeInit
 from sparsetir.lower.emit_nest import EmitNest
+from sparsetir.lower.factor_sums import FactorSums
 from sparsetir.lower.fuse_rows import FuseRows
 from sparsetir.lower.guard_copies import GuardCopies
 from sparsetir.lower.guard_domains import GuardDomains
@@ -29,6 +30,7 @@ from sparsetir.lower.hoist_guards import HoistGuards
 from sparsetir.lower.hoist_scratch import HoistScratch
 from sparsetir.lower.insert_prefetch import InsertPrefetch
 from sparsetir.lower.keep_accumulators import KeepAccumulators
+from sparsetir.lower.lift_tiles import LiftTiles
 from sparsetir.lower.lower_find import LowerFind
 from sparsetir.lower.mask_lanes import MaskLanes
 from sparsetir.lower.peel_tiles import PeelTiles
@@ -67,8 +69,10 @@ TO_STAGE_3 = [
     FuseRows,  # neighbouring row loops -> parallel chunks of the same rows
     BalanceLoops,  # annotated rows -> parallel chunks of equal work
     VersionEdges,  # rows whose blocks lie inside without bounds checks
+    LiftTiles,  # tiles of a row around all the sums that it collects
     PeelTiles,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
     VectorizeDots,  # annotated sums along rows -> vectors, several at once
+    FactorSums,  # annotated sums -> fixed factors once, and sums of the rest
     UnrollRagged,  # annotated ragged loops -> unrolled groups and a rest
     InsertPrefetch,  # annotated gather loops -> prefetch ahead
     tirx.transform.ConvertSSA(),
