@@ -23,6 +23,7 @@ from tvm import ir, s_tir, tirx
 from tvm.runtime import DataType
 
 from sparsetir.lower.insert_prefetch import PREFETCH
+from sparsetir.lower.promote_halves import HALVES
 from sparsetir.lower.rewriting import collect, mentions
 from sparsetir.lower.vectorize_dots import DOT
 from sparsetir.schedules.choices import Choices
@@ -30,7 +31,7 @@ from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import REDUCE
 
 VECTORS = 2  # of each sum: with four sums they hide the latency of the multiply-add units
-LEAST_BITS = 32
+LEAST_BITS = 32  # of a sum: 16-bit floats are summed in float32
 
 
 def tile_dot(sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers) -> bool:
@@ -45,12 +46,13 @@ def tile_dot(sch: s_tir.Schedule, block: Any, choices: Choices | None, registers
         return False
     along, loop = node.iter_vars[-1], sch.get_loops(block)[-1]
     dtype = DataType(str(store.buffer.ty.dtype))
-    if int(along.iter_type) != REDUCE or collect(sch.get(loop).extent, ir.TensorLoad) or int(dtype.bits) < LEAST_BITS:
+    bits = LEAST_BITS if str(dtype) in HALVES else int(dtype.bits)
+    if int(along.iter_type) != REDUCE or collect(sch.get(loop).extent, ir.TensorLoad) or bits < LEAST_BITS:
         return False
     loads = [x for x in collect(store.value.b, ir.TensorLoad) if mentions(x, [along.var])]
     if not loads or not all(_is_contiguous(x, along.var) for x in loads):
         return False
-    sch.annotate(loop, DOT, VECTORS * registers.bits // int(dtype.bits))
+    sch.annotate(loop, DOT, VECTORS * registers.bits // bits)
     if choices is not None and choices.prefetch and len(sch.get_loops(block)) > 1:
         sch.annotate(sch.get_loops(block)[-2], PREFETCH, choices.prefetch)
     return True
