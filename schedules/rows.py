@@ -84,9 +84,7 @@ def _tile_of(extent: Any, wanted: int) -> int:
     return tile
 
 
-def tile_row(
-    sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers, *, sums: int = 1
-) -> bool:
+def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers, *, sums: int = 1) -> bool:
     """Tile one reduction block; False (and no change) where the sketch does not fit.
 
     args: the schedule, an innermost block with an initialisation, tile, unroll and prefetch, the target's registers,

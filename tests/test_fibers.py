@@ -210,7 +210,7 @@ def test_tensor_times_two_vectors(name: str) -> None:
     assert "fiber" in built.script(stage=3)
 
 
-LOOPS = '''
+LOOPS = """
 @tir.prim_func(s_tir=True)
 def main(p: tir.Buffer((9,), "int32"), t: tir.Buffer((99,), "float32"), b: tir.Buffer((8, 16), "float32"),
          c: tir.Buffer((99, 16), "float32"), d: tir.Buffer((8, 16), "float32")):
@@ -218,7 +218,7 @@ def main(p: tir.Buffer((9,), "int32"), t: tir.Buffer((99,), "float32"), b: tir.B
         for k in tir.serial(p[j + 1] - p[j], annotations={{"sparsetir.factor": 1}}):
             for r in tir.vectorized(16):
                 {body}
-'''
+"""
 
 
 def factored(body: str) -> tirx.PrimFunc:
@@ -269,7 +269,7 @@ def test_other_sums_stay(body: str) -> None:
     assert FACTOR not in func.script()
 
 
-TILES = '''
+TILES = """
 @tir.prim_func(s_tir=True)
 def main(p: tir.Buffer((9,), "int32"), b: tir.Buffer((99, 20), "float32"), d: tir.Buffer((8, 20), "float32")):
     for i in range(8):
@@ -280,7 +280,7 @@ def main(p: tir.Buffer((9,), "int32"), b: tir.Buffer((99, 20), "float32"), d: ti
                 for r_1 in tir.vectorized(8):
                     if r_0 * 8 + r_1 < 20:
                         {body}
-'''
+"""
 
 
 def lifted(body: str, start: str = "0") -> tirx.PrimFunc:

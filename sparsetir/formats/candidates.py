@@ -135,8 +135,8 @@ RULES: Sequence[Callable[[MatrixPattern], Iterator[Sized]]] = (
 def of_tensor(p: Pattern) -> Iterator[Sized]:
     """Any number of dimensions: a list, and trees with each dimension at the root in turn.
 
-    Below the root the dimensions follow in order, and once more with the shortest first: the fewer coordinates the upper
-    levels have, the more entries share a fiber.
+    Below the root the dimensions follow in order, and once more with the shortest first: the fewer coordinates the
+    upper levels have, the more entries share a fiber.
     """
     yield COO(p.ndim), p.nnz
     for root in range(p.ndim):

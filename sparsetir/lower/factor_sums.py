@@ -108,7 +108,8 @@ def factor(loop: tirx.For) -> tirx.Stmt | None:
     if found is None:
         return None
     store, lanes, kind = found.store, found.lanes, str(found.store.buffer.ty.dtype)
-    fiber = tirx.decl_buffer([math.prod(_most(f.extent) or 1 for f in lanes)], kind, "fiber", scope="local", layout=None)
+    size = math.prod(_most(f.extent) or 1 for f in lanes)
+    fiber = tirx.decl_buffer([size], kind, name="fiber", scope="local", layout=None)
     at = [_element(lanes)]
     held = tirx.BufferLoad(fiber, at)
 
