@@ -51,7 +51,7 @@ def _try(
     block = trial.get_sblock(name)
     try:
         fixed = fixed_sum(trial, block) if reorders else None
-        fits = tile_row(trial, block, choices, registers, sums=1 if fixed is None else 2)
+        fits = tile_row(trial, block, choices, registers)
         fits = fits or (reorders and tile_dot(trial, block, choices, registers))
         fits = take_factors(trial, fixed) or fits
     except (s_tir.ScheduleError, InternalError):

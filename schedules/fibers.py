@@ -11,15 +11,19 @@ before::
 after::
 
     for i in T.serial(n_i, annotations={"sparsetir.chunks": 2}):
-        for r_0 in range((rank + 31) // 32):
+        for r_0 in range((rank + 63) // 64):
             for j in range(indptr_j[i + 1] - indptr_j[i]):
                 for k in range(indptr_k[...] - indptr_k[indptr_j[i] + j]):
-                    for r_1 in T.vectorized(32):
-                        fiber[r_1] = fiber[r_1] + t[...] * c[indices_k[...], r_0 * 32 + r_1]
-                for r_1 in T.vectorized(32):
-                    acc[r_1] = acc[r_1] + b[indices_j[indptr_j[i] + j], r_0 * 32 + r_1] * fiber[r_1]
-            for r_1 in T.vectorized(32):
-                d[i, r_0 * 32 + r_1] = acc[r_1]
+                    for r_1 in T.vectorized(64):
+                        fiber[r_1] = fiber[r_1] + t[...] * c[indices_k[...], r_0 * 64 + r_1]
+                for r_1 in T.vectorized(64):
+                    acc[r_1] = acc[r_1] + b[indices_j[indptr_j[i] + j], r_0 * 64 + r_1] * fiber[r_1]
+            for r_1 in T.vectorized(64):
+                d[i, r_0 * 64 + r_1] = acc[r_1]
+
+The tile is as wide as for a single sum: the fiber's part stays in registers, and hides the latency of the multiply-add
+units; where both do not fit, the row's part is in the nearest cache and touched once a fiber. A tile of half the width
+was slower (kinship, rank 64: 84 against 70 us).
 
 The sketch leaves a note; the passes `FactorSums`, `LiftTiles` and `KeepAccumulators` do the rest on flat loops.
 

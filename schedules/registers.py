@@ -27,8 +27,6 @@ class Registers:
     16
     >>> Registers(32, 512).lanes(4, bits=32)
     64
-    >>> Registers(16, 256).nested(2, bits=32)
-    32
     """
 
     count: int = 16
@@ -52,13 +50,6 @@ class Registers:
         """Elements of each of `rows` rows that fit beside as many of the operand and one factor; a power of two."""
         held = 1
         while (rows + 1) * 2 * held + 1 <= self.count:
-            held *= 2
-        return held * self.bits // max(bits, 32)
-
-    def nested(self, sums: int, *, bits: int) -> int:
-        """Elements of each of `sums` running sums that fit beside an operand and one factor; a power of two."""
-        held = 1
-        while sums * 2 * held + 2 <= self.count:
             held *= 2
         return held * self.bits // max(bits, 32)
 

@@ -84,11 +84,10 @@ def _tile_of(extent: Any, wanted: int) -> int:
     return tile
 
 
-def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers, *, sums: int = 1) -> bool:
+def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers) -> bool:
     """Tile one reduction block; False (and no change) where the sketch does not fit.
 
-    args: the schedule, an innermost block with an initialisation, tile, unroll and prefetch, the target's registers,
-    how many running sums of a tile they must hold.
+    args: the schedule, an innermost block with an initialisation, tile, unroll and prefetch, the target's registers.
     rewrite: see the module's before and after.
     """
     at, node = _vector_loop(sch, block), sch.get(block)
@@ -109,7 +108,6 @@ def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices | None, registers
     groups, rows = _grouped(sch, rows, registers)
     held = math.prod(int(sch.get(lp).extent) for lp in rows)
     wanted = min(choices.tile, registers.lanes(held, bits=bits)) if rows else choices.tile
-    wanted = wanted if sums == 1 else min(wanted, registers.nested(sums, bits=bits))
     tile = _tile_of(sch.get(vector).extent, wanted)
     if tile < 2:
         return False
