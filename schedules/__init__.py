@@ -15,6 +15,7 @@ from sparsetir.lower.rewriting import collect
 from sparsetir.schedules.carry import split_rows
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import tile_dot
+from sparsetir.schedules.fibers import fixed_sum, take_factors
 from sparsetir.schedules.maps import tile_map
 from sparsetir.schedules.panels import tile_panels
 from sparsetir.schedules.registers import Registers
@@ -72,7 +73,9 @@ def _try(
     trial.work_on(func_name)
     block = trial.get_sblock(name)
     try:
+        fixed = fixed_sum(trial, block) if reorders else None
         fits = any(sketch(trial, block, choices, registers, reorders=reorders) for sketch in SKETCHES)
+        fits = take_factors(trial, fixed) or fits
     except (s_tir.ScheduleError, InternalError):
         return sch
     return trial if fits else sch

@@ -27,6 +27,7 @@ from tvm.runtime import DataType
 
 from sparsetir.ir import const
 from sparsetir.lower.insert_prefetch import PREFETCH
+from sparsetir.lower.promote_halves import HALVES
 from sparsetir.lower.rewriting import collect, mentions, substitute
 from sparsetir.lower.vectorize_dots import COMBINERS, DOT
 from sparsetir.schedules.choices import Choices
@@ -34,7 +35,7 @@ from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import REDUCE, tile_of
 
 VECTORS = 2  # of each sum: with four sums they hide the latency of the multiply-add units
-LEAST_BITS = 32
+LEAST_BITS = 32  # of a sum: 16-bit floats are summed in float32
 LEAST_LANES = 2
 
 
@@ -55,7 +56,8 @@ def tile_dot(
         return False
     along, loop = node.iter_vars[-1], sch.get_loops(block)[-1]
     dtype = DataType(str(store.buffer.ty.dtype))
-    if int(along.iter_type) != REDUCE or int(dtype.bits) < LEAST_BITS:
+    bits = LEAST_BITS if str(dtype) in HALVES else int(dtype.bits)
+    if int(along.iter_type) != REDUCE or bits < LEAST_BITS:
         return False
     loads = [x for x in collect(store.value.b, ir.TensorLoad) if mentions(x, [along.var])]
     if not loads or not all(is_contiguous(x, along.var) for x in loads):
@@ -63,7 +65,7 @@ def tile_dot(
     extent = sch.get(loop).extent
     is_ragged = bool(collect(extent, ir.TensorLoad))
     # Rows of nonzeros are short: what is left over of them is done one by one.
-    lanes = tile_of(extent, (1 if is_ragged else VECTORS) * registers.bits // int(dtype.bits))
+    lanes = tile_of(extent, (1 if is_ragged else VECTORS) * registers.bits // bits)
     if lanes < LEAST_LANES:
         return False
     sch.annotate(loop, DOT, lanes)

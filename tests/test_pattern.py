@@ -465,6 +465,12 @@ def test_candidates_of_a_tensor_have_each_mode_at_the_root() -> None:
     assert found == [formats.coo(3), *(formats.csf(order) for order in orders)]
 
 
+def test_candidates_of_a_tensor_have_the_shortest_modes_above_the_fibers() -> None:
+    found = candidates(pattern(CooTensor.from_dense(np.ones((4, 3, 2)))))
+    orders = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
+    assert found == [formats.coo(3), *(formats.csf(order) for order in orders)]
+
+
 # --- the command --------------------------------------------------------------------------------------------
 
 

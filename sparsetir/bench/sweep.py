@@ -25,7 +25,7 @@ from sparsetir.tuning.operands import Case
 MOST_VALUES = 2.0  # stored for each entry
 BURST = 0.03  # seconds of calls
 CLEARLY = 0.97  # of the time of the best so far
-# What they are for: the same loops over all rows at once, or in an order that has no row to share out.
+# For matrices. What they are for: the same loops over all rows at once, or in an order that has no row to share out.
 LEFT_OUT = (CSR, CSC, COO, CSF, Ragged)
 
 
@@ -55,10 +55,10 @@ def options(case: Case) -> Iterator[Option]:
         {"chunks": 0},
     ):
         yield Option(None, replace(base, **changes))
-    if len(case.sparse.shape) == 2:
-        for format in candidates(sparsetir.pattern(case.sparse), most=MOST_VALUES):
-            if not isinstance(format, LEFT_OUT):
-                yield Option(format, None)
+    is_matrix = len(case.sparse.shape) == 2
+    for format in candidates(sparsetir.pattern(case.sparse), most=MOST_VALUES):
+        if not (is_matrix and isinstance(format, LEFT_OUT)):
+            yield Option(format, None)
 
 
 def best_of(case: Case) -> tuple[Any, Option] | None:

@@ -144,10 +144,17 @@ RULES: Sequence[Callable[[MatrixPattern], Iterator[Sized]]] = (
 
 
 def of_tensor(p: Pattern) -> Iterator[Sized]:
-    """Any number of dimensions: a list, and trees with each dimension at the root in turn."""
+    """Any number of dimensions: a list, and trees with each dimension at the root in turn.
+
+    Below the root the dimensions follow in order, and once more with the shortest first: the fewer coordinates the
+    upper levels have, the more entries share a fiber.
+    """
     yield COO(p.ndim), p.nnz
     for root in range(p.ndim):
-        yield CSF((root, *(d for d in range(p.ndim) if d != root))), p.nnz
+        rest = [d for d in range(p.ndim) if d != root]
+        yield CSF((root, *rest)), p.nnz
+        if sorted(rest, key=lambda d: p.shape[d]) != rest:
+            yield CSF((root, *sorted(rest, key=lambda d: p.shape[d]))), p.nnz
 
 
 def proposed(p: Pattern) -> Iterator[Sized]:

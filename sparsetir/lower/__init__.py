@@ -23,6 +23,7 @@ from sparsetir.lower.compact_scratch import CompactScratch, RefuseRagged
 from sparsetir.lower.declare_regions import DeclareRegions
 from sparsetir.lower.decompose_init import DecomposeInit
 from sparsetir.lower.emit_nest import EmitNest
+from sparsetir.lower.factor_sums import FactorSums
 from sparsetir.lower.fuse_rows import FuseRows
 from sparsetir.lower.guard_copies import GuardCopies
 from sparsetir.lower.guard_domains import GuardDomains
@@ -30,6 +31,7 @@ from sparsetir.lower.hoist_guards import HoistGuards
 from sparsetir.lower.hoist_scratch import HoistScratch
 from sparsetir.lower.insert_prefetch import InsertPrefetch
 from sparsetir.lower.keep_accumulators import KeepAccumulators
+from sparsetir.lower.lift_tiles import LiftTiles
 from sparsetir.lower.lower_find import LowerFind
 from sparsetir.lower.mask_lanes import MaskLanes
 from sparsetir.lower.pack_panels import PackPanels
@@ -73,9 +75,11 @@ TO_STAGE_3 = [
     CarryRows,  # annotated rows -> parallel chunks of the same number of entries
     BalanceLoops,  # annotated rows -> parallel chunks of equal work
     VersionEdges,  # rows whose blocks lie inside without bounds checks
+    LiftTiles,  # tiles of a row around all the sums that it collects
     PeelTiles,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
     VectorizeDots,  # annotated sums along rows -> vectors, several at once
     VectorizeMaps,  # annotated functions along rows -> arithmetic in vectors
+    FactorSums,  # annotated sums -> fixed factors once, and sums of the rest
     UnrollRagged,  # annotated ragged loops -> unrolled groups and a rest
     InsertPrefetch,  # annotated gather loops -> prefetch ahead
     tirx.transform.ConvertSSA(),

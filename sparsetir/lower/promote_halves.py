@@ -80,6 +80,11 @@ class _Promoter:
         return tirx.AllocBuffer(self.local.get(node.buffer, node.buffer))
 
 
+def widened(expr: ir.Expr) -> ir.Expr:
+    """A 16-bit floating-point expression computed in float32; others as they are."""
+    return _Promoter({}).wide(expr) if _is_half(expr) else expr
+
+
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PromoteHalves")
 def PromoteHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Widen the 16-bit arithmetic of a function."""

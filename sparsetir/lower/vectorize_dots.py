@@ -22,8 +22,8 @@ after::
         ...  # the same for one
 
 A row of ``x`` is loaded once for four results, and four sums hide each other's latency. Factors that a sum does not
-move leave it. The note is for sums that may be reordered, and for maxima and minima, which begin with what they are
-compared to in every lane::
+move leave it. 16-bit floats are summed in float32, and rounded once. The note is for sums that may be reordered, and
+for maxima and minima, which begin with what they are compared to in every lane::
 
     for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.dot": 8}):
         top[i] = T.max(top[i], s[indptr[i] + j])
@@ -42,6 +42,7 @@ from tvm.ir import Var
 
 from sparsetir.ir import const
 from sparsetir.lower.insert_prefetch import PREFETCH, ahead, fetch, gathers
+from sparsetir.lower.promote_halves import HALVES, widened
 from sparsetir.lower.rewriting import all_same, alloc, cell, get, mentions, put, renewed, same, seq, substitute
 
 DOT = "sparsetir.dot"
@@ -120,7 +121,8 @@ def _emit(
     `fetches` are run at the head of every block of lanes, in terms of the loops' variables.
     """
     k, dtype = dot.loop.loop_var, str(dot.loop.loop_var.ty.dtype)
-    lanes, kind = dot.lanes, str(dot.store.buffer.ty.dtype)
+    lanes, stored = dot.lanes, str(dot.store.buffer.ty.dtype)
+    kind = "float32" if stored in HALVES else stored
     acc = tirx.decl_buffer([group * lanes], kind, name="acc", scope="local", layout=None)
     member, block, lane, rest = (Var(n, k.ty) for n in ("g", "k_0", "k_1", "k_rest"))
     of_member = {} if outer is None or base is None else {outer: base + member.astype(str(outer.ty.dtype))}
@@ -135,9 +137,9 @@ def _emit(
         return tirx.BufferStore(acc, dot.combine(tirx.BufferLoad(acc, at), term), at)
 
     def term(at: ir.Expr) -> ir.Expr:
-        return substitute(dot.term, {k: at, **of_member})
+        return substitute(widened(dot.term), {k: at, **of_member})
 
-    neutral = substitute(dot.neutral, of_member)
+    neutral = substitute(widened(dot.neutral), of_member)
     clear = tirx.For(lane, zero, width, VECTORIZED, tirx.BufferStore(acc, neutral, element(lane)))
     inner = tirx.For(lane, zero, width, VECTORIZED, add(element(lane), term(block * width + lane)))
     full = tirx.floordiv(dot.loop.extent, width)
@@ -146,11 +148,11 @@ def _emit(
     tail = tirx.For(rest, zero, left, SERIAL, put(behind, dot.combine(get(behind), term(full * width + rest))))
     total = dot.combine(get(behind), _sum(acc, member * width, dot))
     if dot.factors:
-        total = _product([substitute(f, of_member) for f in dot.factors]) * total
+        total = _product([substitute(widened(f), of_member) for f in dot.factors]) * total
     indices = [substitute(i, of_member) for i in dot.store.indices]
     if dot.combine is tirx.Add:
-        total = substitute(dot.start, of_member) + total
-    finish = tirx.BufferStore(dot.store.buffer, total, indices)
+        total = substitute(widened(dot.start), of_member) + total
+    finish = tirx.BufferStore(dot.store.buffer, tirx.Cast(stored, total) if stored in HALVES else total, indices)
     ahead = [each(UNROLLED, substitute(f, {k: block * width, **of_member})) for f in fetches]
     sums = tirx.For(block, zero, full, SERIAL, seq(*ahead, each(UNROLLED, inner)))
     ends = seq(*alloc(behind), put(behind, neutral), tail, finish)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""16-bit floats: loaded as they are, summed in float32, rounded once."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from tvm import tirx
+
+import sparsetir
+from sparsetir import ops
+from sparsetir.bench import suite
+from sparsetir.interop import CooTensor
+from sparsetir.lower.rewriting import collect
+from sparsetir.schedules import Choices
+
+HALVES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+VECTORIZED = tirx.ForKind.VECTORIZED
+LENGTHS = (1, 3, 4, 7, 8, 15, 16, 17, 33, 64, 100)
+
+
+@functools.cache
+def kernel(op: str, dtype: str, idtype: str = "int32", **choices: int) -> Any:
+    schedule = Choices(**choices) if choices else None
+    return sparsetir.build(getattr(ops, op)(dtype, idtype=idtype), schedule=schedule)
+
+
+def dense(shape: tuple[int, int], dtype: str, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(HALVES[dtype])
+
+
+def rounded(matrix: sp.csr_array, dtype: str) -> tuple[CooTensor, sp.csr_array]:
+    """A matrix with 16-bit values, and the same values in float64."""
+    held = matrix.data.astype(HALVES[dtype])
+    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+    wide = sp.csr_array((held.astype(np.float64), matrix.indices, matrix.indptr), shape=matrix.shape)
+    return CooTensor(np.stack([rows, matrix.indices]), held, matrix.shape), wide
+
+
+def limits(dtype: str) -> dict[str, float]:
+    """Half a unit in the last place, and what float32 sums add to that."""
+    return {"rtol": float(ml_dtypes.finfo(HALVES[dtype]).eps) * 0.52}
+
+
+def check_spmm(built: Any, matrix: sp.csr_array, feat: int, dtype: str) -> None:
+    A, wide = rounded(matrix, dtype)
+    B = dense((matrix.shape[1], feat), dtype, 1)
+    found = np.asarray(built(A=A, B=B)).astype(np.float64)
+    want = wide @ B.astype(np.float64)
+    size = abs(wide) @ np.abs(B.astype(np.float64))
+    np.testing.assert_array_less(np.abs(found - want), limits(dtype)["rtol"] * np.abs(want) + 1e-5 * size + 1e-7)
+
+
+def check_sddmm(built: Any, matrix: sp.csr_array, feat: int, dtype: str) -> None:
+    S, wide = rounded(matrix, dtype)
+    X, Y = dense((matrix.shape[0], feat), dtype, 2), dense((matrix.shape[1], feat), dtype, 3)
+    found = np.asarray(built(S=S, X=X, Y=Y).values).astype(np.float64)
+    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+    x, y = X[rows].astype(np.float64), Y[matrix.indices].astype(np.float64)
+    want, size = wide.data * (x * y).sum(1), np.abs(wide.data) * np.abs(x * y).sum(1)
+    np.testing.assert_array_less(np.abs(found - want), limits(dtype)["rtol"] * np.abs(want) + 1e-5 * size + 1e-7)
+
+
+CHECKS = {"spmm": check_spmm, "sddmm": check_sddmm}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("op", CHECKS)
+@pytest.mark.parametrize("family", suite.families())
+def test_every_family(family: str, op: str, dtype: str) -> None:
+    CHECKS[op](kernel(op, dtype), suite.families()[family](size="small"), 32, dtype)
+
+
+def small() -> sp.csr_array:
+    matrix = sp.random_array((11, 20), density=0.4, format="csr", rng=np.random.default_rng(0))
+    matrix.sort_indices()
+    return sp.csr_array(matrix)
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("op", CHECKS)
+def test_rows_of_every_length(op: str, dtype: str, idtype: str) -> None:
+    for feat in LENGTHS:
+        CHECKS[op](kernel(op, dtype, idtype), small(), feat, dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("op", CHECKS)
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (1, 1), (6, 4)])
+def test_nothing_stored(op: str, dtype: str, shape: tuple[int, int]) -> None:
+    CHECKS[op](kernel(op, dtype), sp.csr_array(shape), 9, dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_dots_fetch_ahead(dtype: str) -> None:
+    for feat in LENGTHS:
+        check_sddmm(kernel("sddmm", dtype, prefetch=4), small(), feat, dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("op", CHECKS)
+def test_sums_are_vectors_of_single_precision(op: str, dtype: str) -> None:
+    func = kernel(op, dtype).compiled.stage(3)
+    held = [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
+    assert {str(b.ty.dtype) for b in held if str(b.ty.dtype).startswith(("float", "bf"))} == {"float32"}
+    loops = [f for f in collect(func.body, tirx.For) if f.kind == VECTORIZED]
+    adds = [s for f in loops for s in collect(f.body, tirx.BufferStore) if isinstance(s.value, tirx.Add)]
+    assert adds
+    assert all(isinstance(f.extent, tirx.IntImm) for f in loops)
+    assert {str(s.buffer.ty.dtype) for s in adds} == {"float32"}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_sum_of_many_ones_does_not_stop(dtype: str) -> None:
+    """In 16 bits it would at 2048, and at 256."""
+    ones = sp.csr_array(np.ones((2, 4096)))
+    A, _ = rounded(ones, dtype)
+    assert (np.asarray(kernel("spmm", dtype)(A=A, B=np.ones((4096, 9), HALVES[dtype]))).astype(int) == 4096).all()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_rounding_is_to_nearest_even_and_keeps_what_is_not_finite(dtype: str) -> None:
+    kind, eps = HALVES[dtype], float(ml_dtypes.finfo(HALVES[dtype]).eps)
+    most = float(ml_dtypes.finfo(kind).max)
+    first = np.array([1, 1 + eps, 1, 1 + eps, -1, np.nan, np.inf, -np.inf, most, most, 0.5], np.float64)
+    second = np.array([eps / 2, eps / 2, eps, 0, -eps / 2, 1, 1, 1, most, 0, np.nan], np.float64)
+    B = np.tile(np.stack([first, second]), (1, 7)).astype(kind)
+    with np.errstate(all="ignore"):
+        want = (B[0].astype(np.float32) + B[1].astype(np.float32)).astype(kind)
+    A, _ = rounded(sp.csr_array(np.ones((1, 2))), dtype)
+    with np.errstate(all="ignore"):
+        found = np.asarray(kernel("spmm", dtype)(A=A, B=B))[0]
+    np.testing.assert_array_equal(found.astype(np.float64), want.astype(np.float64))
+
+
+WIDENING = {"float16": r"vcvtph2ps\s+\S*\(.*\), %[yz]mm", "bfloat16": r"vpmovzxwd\s+\S*\(.*\), %[yz]mm"}
+
+
+@pytest.mark.parametrize("mcpu", ["znver3", "sapphirerapids", "znver5"])
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("op", CHECKS)
+def test_loads_are_widened_in_vectors(op: str, dtype: str, mcpu: str) -> None:
+    built = sparsetir.build(getattr(ops, op)(dtype), target={"kind": "llvm", "mcpu": mcpu})
+    text = built.source("asm")
+    assert re.search(WIDENING[dtype], text)
+    assert not re.search(r"call\w*\s+__(trunc|extend)\w+2", text)
