@@ -53,7 +53,7 @@ def tile_panels(
     dimension, at = found
     column = store.indices[dimension]
     wanted = choices.panel if choices is not None else 0
-    is_moved = dimension < len(store.indices) - 1 or _is_column_major(store, column)
+    is_moved = dimension < len(store.indices) - 1 or _is_column_major(store, column, sch.get(block))
     if not is_moved and not (wanted and _is_gathered(store, column)):
         return False
     outer = tile_loop(sch, block, at, choices, registers)
@@ -83,9 +83,10 @@ def _others(load: ir.TensorLoad, column: Any) -> list[Any]:
     return others if len(others) == len(load.indices) - 1 else []
 
 
-def _is_column_major(store: tirx.BufferStore, column: Any) -> bool:
-    """Whether columns are not the last dimension of an operand."""
-    return any(_others(x, column) and not x.indices[-1].same_as(column) for x in collect(store.value, ir.TensorLoad))
+def _is_column_major(store: tirx.BufferStore, column: Any, block: s_tir.SBlock) -> bool:
+    """Whether columns are not the last dimension of an operand, and no loop runs along that one."""
+    loads = [x for x in collect(store.value, ir.TensorLoad) if _others(x, column)]
+    return any(not any(x.indices[-1].same_as(iv.var) for iv in block.iter_vars) for x in loads)
 
 
 def _is_gathered(store: tirx.BufferStore, column: Any) -> bool:
