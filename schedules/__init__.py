@@ -16,8 +16,9 @@ from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import tile_dot
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import share_rows, tile_row
+from sparsetir.schedules.sums import tile_sum
 
-__all__ = ["Choices", "Registers", "leaves", "schedule", "share_rows", "tile_dot", "tile_row", "untuned"]
+__all__ = ["Choices", "Registers", "leaves", "schedule", "share_rows", "tile_dot", "tile_row", "tile_sum", "untuned"]
 
 
 def leaves(func: tirx.PrimFunc) -> list[str]:
@@ -51,6 +52,7 @@ def _try(
     try:
         fits = tile_row(trial, block, choices, registers)
         fits = fits or (reorders and tile_dot(trial, block, choices, registers))
+        fits = fits or (reorders and tile_sum(trial, block, choices, registers))
     except (s_tir.ScheduleError, InternalError):
         return sch
     return trial if fits else sch

@@ -34,6 +34,8 @@ from sparsetir.lower.mask_lanes import MaskLanes
 from sparsetir.lower.peel_tiles import PeelTiles
 from sparsetir.lower.promote_halves import PromoteHalves
 from sparsetir.lower.serialize_lanes import SerializeLanes
+from sparsetir.lower.stack_locals import StackLocals
+from sparsetir.lower.sum_ragged import SumRagged
 from sparsetir.lower.unroll_ragged import UnrollRagged
 from sparsetir.lower.vectorize_dots import VectorizeDots
 from sparsetir.lower.version_edges import VersionEdges
@@ -69,6 +71,7 @@ TO_STAGE_3 = [
     VersionEdges,  # rows whose blocks lie inside without bounds checks
     PeelTiles,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
     VectorizeDots,  # annotated sums along rows -> vectors, several at once
+    SumRagged,  # annotated sums along ragged rows -> vectors, the end under a mask
     UnrollRagged,  # annotated ragged loops -> unrolled groups and a rest
     InsertPrefetch,  # annotated gather loops -> prefetch ahead
     tirx.transform.ConvertSSA(),
@@ -81,6 +84,7 @@ TO_STAGE_3 = [
     LowerFind,  # search calls -> loops
     tirx.transform.FlattenBuffer(),
     tirx.transform.StmtSimplify(),
+    StackLocals,  # small local arrays on the stack
     CheckScratch,  # no scratch that TVM cannot place
 ]
 

@@ -65,17 +65,17 @@ def _factors(expr: ir.Expr) -> list[ir.Expr]:
     return [expr]
 
 
-def _product(factors: list[ir.Expr]) -> ir.Expr:
+def product(factors: list[ir.Expr]) -> ir.Expr:
     out = factors[0]
     for factor in factors[1:]:
         out = out * factor
     return out
 
 
-def _match(loop: tirx.For, before: tirx.Stmt | None) -> Dot | None:
-    """The sum that an annotated loop computes, begun by the store `before` it if that sets the same element."""
+def match(loop: tirx.For, before: tirx.Stmt | None, note: str = DOT) -> Dot | None:
+    """The sum that a loop with a `note` computes, begun by the store `before` it if that sets the same element."""
     store = loop.body
-    if DOT not in loop.annotations or loop.kind != SERIAL or not isinstance(store, tirx.BufferStore):
+    if note not in loop.annotations or loop.kind != SERIAL or not isinstance(store, tirx.BufferStore):
         return None
     value, own = store.value, [loop.loop_var]
     if mentions(store.indices, own) or not isinstance(value, tirx.Add) or not _is_element(value.a, store):
@@ -90,7 +90,7 @@ def _match(loop: tirx.For, before: tirx.Stmt | None) -> Dot | None:
     is_whole = False
     if isinstance(before, tirx.BufferStore) and same(tirx.BufferLoad(before.buffer, before.indices), start):
         start, is_whole = before.value, True
-    return Dot(loop, store, start, is_whole, fixed, _product(moving), int(loop.annotations[DOT]))
+    return Dot(loop, store, start, is_whole, fixed, product(moving), int(loop.annotations[note]))
 
 
 def _is_element(expr: ir.Expr, store: tirx.BufferStore) -> bool:
@@ -129,9 +129,9 @@ def _emit(
     left = tirx.floormod(dot.loop.extent, width)
     behind = cell("rest", kind)
     tail = tirx.For(rest, zero, left, SERIAL, put(behind, get(behind) + term(full * width + rest)))
-    total = get(behind) + _sum(acc, member * width, dot)
+    total = get(behind) + sum_of(acc, member * width, lanes)
     if dot.factors:
-        total = _product([substitute(f, of_member) for f in dot.factors]) * total
+        total = product([substitute(f, of_member) for f in dot.factors]) * total
     indices = [substitute(i, of_member) for i in dot.store.indices]
     finish = tirx.BufferStore(dot.store.buffer, substitute(dot.start, of_member) + total, indices)
     ahead = [each(UNROLLED, substitute(f, {k: block * width, **of_member})) for f in fetches]
@@ -140,14 +140,14 @@ def _emit(
     return seq(*alloc(acc), each(UNROLLED, clear), sums, each(UNROLLED, ends))
 
 
-def _sum(acc: Var, begin: ir.Expr, dot: Dot) -> ir.Expr:
-    """The sum of a dot's lanes."""
+def sum_of(acc: Var, begin: ir.Expr, count: int) -> ir.Expr:
+    """The sum of `count` elements of a local array."""
     dtype, kind = str(begin.ty.dtype), str(acc.ty.dtype)
     if kind.startswith("float"):
         # Lanes taken one by one leave the registers; the target's flag lets LLVM add them as a tree.
-        lanes = tirx.BufferLoad(acc, [tirx.Ramp(begin, const(1, dtype), dot.lanes)])
+        lanes = tirx.BufferLoad(acc, [tirx.Ramp(begin, const(1, dtype), count)])
         return tirx.call_llvm_intrin(kind, ADD_LANES, const(0, kind), lanes)
-    parts = [tirx.BufferLoad(acc, [begin + const(n, dtype)]) for n in range(dot.lanes)]
+    parts = [tirx.BufferLoad(acc, [begin + const(n, dtype)]) for n in range(count)]
     while len(parts) > 1:
         parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
@@ -165,7 +165,7 @@ def vectorize(outer: tirx.For) -> tirx.Stmt | None:
     before, inner = _parts(outer.body)
     if outer.kind != SERIAL or not isinstance(inner, tirx.For):
         return None
-    dot = _match(inner, before)
+    dot = match(inner, before)
     if dot is None or (before is not None and not dot.is_whole):
         return None
     if mentions(inner.extent, [outer.loop_var]) or not mentions(dot.store.indices, [outer.loop_var]):
@@ -190,7 +190,7 @@ def VectorizeDots(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
         found = vectorize(node)
         if found is not None:
             return found
-        dot = _match(node, None)
+        dot = match(node, None)
         if dot is not None:
             return _emit(dot, None, None, 1)
         inner = mutator.default_mutate(node)
@@ -208,7 +208,7 @@ def _joined(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
     """The statements of a sequence, a store and the sum that begins with it as one."""
     out: list[tirx.Stmt] = []
     for stmt in stmts:
-        dot = _match(stmt, out[-1]) if out and isinstance(stmt, tirx.For) else None
+        dot = match(stmt, out[-1]) if out and isinstance(stmt, tirx.For) else None
         if dot is not None and dot.is_whole:
             out[-1] = _emit(dot, None, None, 1)
         else:
@@ -216,4 +216,4 @@ def _joined(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
     return out
 
 
-__all__ = ["DOT", "VectorizeDots", "vectorize"]
+__all__ = ["DOT", "Dot", "VectorizeDots", "match", "product", "sum_of", "vectorize"]
