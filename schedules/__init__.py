@@ -52,7 +52,7 @@ def _try(
     try:
         fits = tile_row(trial, block, choices, registers)
         fits = fits or (reorders and tile_dot(trial, block, choices, registers))
-        fits = fits or (reorders and tile_sum(trial, block, choices, registers))
+        fits = fits or (reorders and tile_sum(trial, block, choices))
     except (s_tir.ScheduleError, InternalError):
         return sch
     return trial if fits else sch

@@ -12,6 +12,7 @@ TILES = (8, 16, 32, 64, 128, 256)
 CHUNKS_PER_THREAD = (1, 2, 4, 8, 16, 32)
 UNROLLS = (1, 2, 4, 8)
 PREFETCHES = (0, 4, 8, 16, 32)
+LANES = (0, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -29,18 +30,24 @@ class Choices:
         Nonzeros per step of the innermost ragged loop.
     prefetch : int
         How many nonzeros ahead gathered rows are fetched; 0 leaves it to the hardware.
+    lanes : int
+        Nonzeros of a ragged row that are summed side by side, the last of them under a mask; a power of two. 0 leaves
+        the loop to LLVM.
     """
 
     tile: int = 64
     chunks: int = field(default_factory=get_num_threads)
     unroll: int = 1
     prefetch: int = 0
+    lanes: int = 0
 
     def __post_init__(self) -> None:
         if self.tile < 1 or self.tile & (self.tile - 1):
             raise ScheduleError(f"tile must be a power of two, found {self.tile}")
         if self.chunks < 0 or self.unroll < 1 or self.prefetch < 0:
             raise ScheduleError(f"chunks and prefetch must not be negative and unroll at least 1, found {self}")
+        if self.lanes < 0 or self.lanes & (self.lanes - 1) or self.lanes == 1:
+            raise ScheduleError(f"lanes must be 0 or a power of two from 2 on, found {self.lanes}")
 
     def as_dict(self) -> dict[str, int]:
         """Names and values, for records."""
@@ -68,4 +75,5 @@ class Choices:
         """
         tiles = tuple(tile for tile in TILES if feat is None or tile <= feat) or TILES[:1]
         chunks = {0, *(threads * pieces for pieces in CHUNKS_PER_THREAD)}
-        return {"tile": tiles, "chunks": tuple(sorted(chunks)), "unroll": UNROLLS, "prefetch": PREFETCHES}
+        rest = {"unroll": UNROLLS, "prefetch": PREFETCHES, "lanes": LANES}
+        return {"tile": tiles, "chunks": tuple(sorted(chunks)), **rest}

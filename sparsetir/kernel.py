@@ -19,7 +19,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.plans import key_of, make_plan
 from sparsetir.signature import Arguments, Signature
-from sparsetir.untuned import PREFETCH, gathers, suits_prefetch
+from sparsetir.untuned import PREFETCH, gathers, ragged_sums, suitable_lanes, suits_prefetch
 
 Fit = Callable[[], Callable[..., Any]]
 
@@ -70,6 +70,7 @@ class Kernel:
         self.function: Callable[..., Any] = compiled.function
         self.plans: dict[Any, Callable[[dict[str, Any]], Any]] = {}
         self.gathers = gathers(self.signature.program)
+        self.sums = ragged_sums(self.signature.program)
 
     @property
     def target(self) -> Any:
@@ -124,13 +125,15 @@ class Kernel:
     def fitting(self, args: Arguments, *, is_bound: bool = False) -> tuple[Fit | None, int]:
         """What makes a function that suits these arguments better, and after how many calls it pays.
 
-        Waking a second thread takes longer than a small product; large operands may want prefetching. None where
-        nothing is better, or a schedule was asked for.
+        Waking a second thread takes longer than a small product; large operands may want prefetching, and sums along
+        rows of ever other lengths vectors. None where nothing is better, or a schedule was asked for.
         """
         if self.compiled.schedule is not None:
             return None, 0
         if sum(a.size for a in args.arrays.values()) <= SMALL_ELEMENTS:
             return lambda: self.compiled.variant(tile=32, chunks=0), HOT_CALLS
+        if lanes := suitable_lanes(self.sums, args.arrays):
+            return lambda: self.compiled.variant(lanes=lanes), 0 if is_bound else FEW_CALLS
         if suits_prefetch(self.gathers, args.arrays):
             return lambda: self.compiled.variant(prefetch=PREFETCH), 0 if is_bound else FEW_CALLS
         return None, 0

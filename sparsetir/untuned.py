@@ -3,6 +3,8 @@
 
 Rows of a dense operand that are gathered through an index array are prefetched where they are not in the core's cache
 anyway: a few windows of the array, as many entries long as that cache holds rows, tell how often a row comes again.
+
+A row that is summed into one number is summed in vectors where the processor cannot foresee how long it is.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ LINE = 64  # bytes; shorter rows are not worth an instruction
 TIMES_CACHE = 2.0  # operands up to so many times the cache are left to the hardware
 NEW = 0.4  # of the rows in a window
 PREFETCH = 8  # entries ahead
+ROWS = 1024  # looked at in a window
+UNFORESEEN = 0.5  # of the rows: their length is another than that of the row before
+LONG = 16  # entries of a row, on average
+LANES_OF_SHORT, LANES_OF_LONG = 4, 8
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,44 @@ def suits_prefetch(gathers: list[Gather], arrays: Mapping[str, np.ndarray]) -> b
     return False
 
 
+def ragged_sums(program: Program) -> list[str]:
+    """The parameters with the row lengths of every iteration that ends in a sum along a ragged row."""
+    found: dict[str, None] = {}
+    for iteration in program.iterations:
+        last = iteration.axes[-1] if iteration.axes else None
+        if last is not None and last.indptr is not None and iteration.kinds[-1] == "R":
+            found[str(last.indptr.name)] = None
+    return list(found)
+
+
+def suitable_lanes(sums: list[str], arrays: Mapping[str, np.ndarray]) -> int:
+    """How many entries of a ragged row to sum side by side; 0 where its length is no surprise."""
+    for name in sums:
+        indptr = arrays.get(name)
+        if indptr is not None and len(indptr) > 1 and share_of_changes(indptr) > UNFORESEEN:
+            mean = int(indptr[-1]) / (len(indptr) - 1)
+            return LANES_OF_LONG if mean >= LONG else LANES_OF_SHORT
+    return 0
+
+
+def share_of_changes(indptr: np.ndarray) -> float:
+    """The share of rows in a few windows that are not as long as the row before.
+
+    Parameters
+    ----------
+    indptr : ndarray
+
+    Examples
+    --------
+    >>> share_of_changes(np.array([0, 2, 4, 7, 10]))
+    0.3333333333333333
+    """
+    length = min(ROWS + 1, len(indptr))
+    starts = np.linspace(0, len(indptr) - length, WINDOWS if length < len(indptr) else 1).astype(np.int64)
+    changes = [np.diff(indptr[s : s + length], n=2) != 0 for s in starts]
+    return float(np.mean(changes)) if changes[0].size else 0.0
+
+
 def share_of_new(indices: np.ndarray, window: int) -> float:
     """The mean share of different numbers in a few windows of an index array.
 
@@ -81,4 +125,13 @@ def share_of_new(indices: np.ndarray, window: int) -> float:
     return float(np.mean([len(np.unique(flat[s : s + length])) / length for s in starts]))
 
 
-__all__ = ["PREFETCH", "Gather", "gathers", "share_of_new", "suits_prefetch"]
+__all__ = [
+    "PREFETCH",
+    "Gather",
+    "gathers",
+    "ragged_sums",
+    "share_of_changes",
+    "share_of_new",
+    "suitable_lanes",
+    "suits_prefetch",
+]

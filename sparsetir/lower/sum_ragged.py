@@ -9,17 +9,17 @@ before::
 
 after::
 
-    if 7 <= nnz - indptr[i] - (indptr[i + 1] - indptr[i]):
-        for j_0 in range((indptr[i + 1] - indptr[i]) // 32):
-            for g in T.unroll(4):
+    if indptr[i + 1] - indptr[i] + 7 <= nnz - indptr[i]:
+        for j_0 in range((indptr[i + 1] - indptr[i]) // 16):
+            for g in T.unroll(2):
                 for j_1 in T.vectorized(8):
-                    acc[g * 8 + j_1] = acc[g * 8 + j_1] + a[...] * x[indices[indptr[i] + j_0 * 32 + g * 8 + j_1]]
-        for j_0 in range(((indptr[i + 1] - indptr[i]) % 32 + 7) // 8):
+                    acc[g * 8 + j_1] = acc[g * 8 + j_1] + a[...] * x[indices[indptr[i] + j_0 * 16 + g * 8 + j_1]]
+        for j_0 in range(((indptr[i + 1] - indptr[i]) % 16 + 7) // 8):
             for j_1 in T.vectorized(8):
                 term[j_1] = a[...] * x[indices[indptr[i] + ... + j_0 * 8 + j_1]]
             for j_1 in T.vectorized(8):
-                acc[j_1] = acc[j_1] + T.Select(j_0 * 8 + j_1 < (indptr[i + 1] - indptr[i]) % 32, term[j_1], 0)
-        y[i] = 0 + ...  # the sum of acc[0:32]
+                acc[j_1] = acc[j_1] + T.Select(j_0 * 8 + j_1 < (indptr[i + 1] - indptr[i]) % 16, term[j_1], 0)
+        y[i] = 0 + ...  # the sum of acc[0:16]
     else:
         ...  # as it was: rows that end just before their arrays do
 
@@ -43,7 +43,7 @@ from sparsetir.lower.rewriting import alloc, collect, conjunction, mentions, ren
 from sparsetir.lower.vectorize_dots import Dot, match, product, sum_of
 
 SUM = "sparsetir.sum"
-GROUP = 4  # vectors at once: sums that hide each other's latency
+GROUP = 2  # vectors at once: sums that hide each other's latency; more would cost short rows a longer end
 SERIAL, UNROLLED, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
 
 
@@ -89,36 +89,75 @@ def _is_gathered(load: ir.TensorLoad, var: Var, structure: set[str]) -> bool:
     return True
 
 
+class _Sum:
+    """A sum in vectors: `GROUP` accumulators of `lanes` elements."""
+
+    def __init__(self, dot: Dot) -> None:
+        self.dot = dot
+        self.j, self.lanes, self.kind = dot.loop.loop_var, dot.lanes, str(dot.store.buffer.ty.dtype)
+        self.acc = tirx.decl_buffer([GROUP * self.lanes], self.kind, name="acc", scope="local", layout=None)
+        self.lane = Var("j_1", self.j.ty)
+
+    def number(self, value: int) -> ir.Expr:
+        """A constant of the loop variable's dtype."""
+        return const(value, str(self.j.ty.dtype))
+
+    def vector(self, body: tirx.Stmt, lanes: int | None = None) -> tirx.Stmt:
+        """`body` for every lane."""
+        extent = self.number(self.lanes if lanes is None else lanes)
+        return renewed(tirx.For(self.lane, self.number(0), extent, VECTORIZED, body))
+
+    def term(self, at: ir.Expr) -> ir.Expr:
+        """What step `at` adds."""
+        return substitute(self.dot.term, {self.j: at})
+
+    def add(self, at: ir.Expr, value: ir.Expr) -> tirx.Stmt:
+        """Add to an accumulator."""
+        return tirx.BufferStore(self.acc, tirx.BufferLoad(self.acc, [at]) + value, [at])
+
+    def clear(self) -> tirx.Stmt:
+        """All accumulators zero."""
+        return self.vector(tirx.BufferStore(self.acc, const(0, self.kind), [self.lane]), GROUP * self.lanes)
+
+    def groups(self) -> tirx.Stmt:
+        """The steps that fill all accumulators."""
+        group, member, size = Var("j_0", self.j.ty), Var("g", self.j.ty), self.number(GROUP * self.lanes)
+        at = member * self.number(self.lanes) + self.lane
+        inner = self.vector(self.add(at, self.term(group * size + at)))
+        each = tirx.For(member, self.number(0), self.number(GROUP), UNROLLED, inner)
+        return tirx.For(group, self.number(0), tirx.floordiv(self.dot.loop.extent, size), SERIAL, each)
+
+    def end(self) -> tirx.Stmt:
+        """The steps behind the groups, under a mask: the term is kept apart, or its subscripts were simplified by it."""
+        step, size, width = Var("j_0", self.j.ty), self.number(GROUP * self.lanes), self.number(self.lanes)
+        done = tirx.floordiv(self.dot.loop.extent, size) * size
+        left = tirx.floormod(self.dot.loop.extent, size)
+        held = tirx.decl_buffer([self.lanes], self.kind, name="term", scope="local", layout=None)
+        at = step * width + self.lane
+        load = self.vector(tirx.BufferStore(held, self.term(done + at), [self.lane]))
+        chosen = tirx.Select(at < left, tirx.BufferLoad(held, [self.lane]), const(0, self.kind))
+        body = seq(*alloc(held), load, self.vector(self.add(self.lane, chosen)))
+        steps = tirx.floordiv(left + self.number(self.lanes - 1), width)
+        return tirx.For(step, self.number(0), steps, SERIAL, body)
+
+    def finish(self) -> tirx.Stmt:
+        """The result out of the accumulators."""
+        total = sum_of(self.acc, self.number(0), GROUP * self.lanes)
+        if self.dot.factors:
+            total = product(self.dot.factors) * total
+        return tirx.BufferStore(self.dot.store.buffer, self.dot.start + total, self.dot.store.indices)
+
+
 def _emit(dot: Dot, rooms: list[ir.Expr]) -> tirx.Stmt:
     """The sum in vectors, and as it was where they would read past an array."""
-    j, lanes, kind = dot.loop.loop_var, dot.lanes, str(dot.store.buffer.ty.dtype)
-    dtype, extent = str(j.ty.dtype), dot.loop.extent
-    zero, width, block = const(0, dtype), const(lanes, dtype), const(GROUP * lanes, dtype)
-    acc = tirx.decl_buffer([GROUP * lanes], kind, name="acc", scope="local", layout=None)
-    held = tirx.decl_buffer([lanes], kind, name="term", scope="local", layout=None)
-    row, group, step, lane = (Var(n, j.ty) for n in ("j_0", "g", "j_0", "j_1"))
-
-    def add(at: ir.Expr, value: ir.Expr) -> tirx.Stmt:
-        return tirx.BufferStore(acc, tirx.BufferLoad(acc, [at]) + value, [at])
-
-    def vector(count: int, body: tirx.Stmt) -> tirx.Stmt:
-        return renewed(tirx.For(lane, zero, const(count, dtype), VECTORIZED, body))
-
-    clear = vector(GROUP * lanes, tirx.BufferStore(acc, const(0, kind), [lane]))
-    inner = vector(lanes, add(group * width + lane, substitute(dot.term, {j: row * block + group * width + lane})))
-    full = tirx.For(row, zero, tirx.floordiv(extent, block), SERIAL, tirx.For(group, zero, const(GROUP, dtype), UNROLLED, inner))
-    done, left = tirx.floordiv(extent, block) * block, tirx.floormod(extent, block)
-    at = step * width + lane
-    load = vector(lanes, tirx.BufferStore(held, substitute(dot.term, {j: done + at}), [lane]))
-    chosen = tirx.Select(at < left, tirx.BufferLoad(held, [lane]), const(0, kind))
-    steps = tirx.floordiv(left + const(lanes - 1, dtype), width)
-    ends = tirx.For(step, zero, steps, SERIAL, seq(*alloc(held), load, vector(lanes, add(lane, chosen))))
-    total = sum_of(acc, zero, GROUP * lanes)
-    if dot.factors:
-        total = product(dot.factors) * total
-    finish = tirx.BufferStore(dot.store.buffer, dot.start + total, dot.store.indices)
-    fits = conjunction([room - cast(extent, str(room.ty.dtype)) >= const(lanes - 1, str(room.ty.dtype)) for room in rooms])
-    return tirx.IfThenElse(fits, seq(*alloc(acc), clear, full, ends, finish), renewed(_plain(dot)))
+    made, extent = _Sum(dot), dot.loop.extent
+    both = seq(*alloc(made.acc), made.clear(), made.groups(), made.end(), made.finish())
+    needed = cast(extent, "int64") + const(dot.lanes - 1, "int64")  # 32 bits may hold no more than the last position
+    fits = conjunction([needed <= cast(room, "int64") for room in rooms])
+    stmt = tirx.IfThenElse(fits, both, renewed(_plain(dot)))
+    # An empty loop must not touch the element: it may lie behind a condition of its own.
+    runs = extent > const(0, str(extent.ty.dtype))
+    return stmt if dot.is_whole else tirx.IfThenElse(runs, stmt, None)
 
 
 def _plain(dot: Dot) -> tirx.Stmt:
