@@ -19,11 +19,12 @@ import scipy.sparse as sp
 from tvm.script import sparsetir as T
 
 from sparsetir import ops
-from sparsetir.build import build, write_cache
+from sparsetir.build import build, make_target, write_cache
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, TuningError
 from sparsetir.interop import CooTensor
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
+from sparsetir.schedules.choices import LANES
 from sparsetir.tuning import Database, Key, Record, TuneResult, features, space, tune, tune_sparse
 from sparsetir.tuning.database import fingerprint
 from sparsetir.tuning.measure import Form, Measurement, Measurer, Workload
@@ -34,7 +35,7 @@ from sparsetir.tuning.search import BATCH, Search
 from sparsetir.tuning.tune import Budget, Log, explore, winner
 
 FEAT = 16
-VALUES = Choices.space(threads=2, feat=256)
+VALUES = Choices.space(threads=2, feat=256) | {"lanes": (0,)}
 KEY = Key("spmm", "p", "s", {"m": 3}, "float32", "llvm", "a machine", 2, "1")
 PATTERN = dict.fromkeys(features.STATISTICS, 100.0)
 
@@ -65,7 +66,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def made_up_seconds(choices: Choices) -> float:
     """Fastest at tile 128, 8 chunks, unroll 2 and prefetch 8, with interactions."""
-    wanted = {"tile": 7.0, "chunks": 3.0, "unroll": 1.0, "prefetch": 3.0}
+    wanted = {"tile": 7.0, "chunks": 3.0, "unroll": 1.0, "prefetch": 3.0, "lanes": 0.0}
     off = [abs(np.log2(max(1, value)) - wanted[name]) for name, value in choices.as_dict().items()]
     return 1e-3 * (1.0 + 0.2 * off[0] + 0.1 * off[1] + 0.05 * off[2] * off[0] + 0.1 * off[3])
 
@@ -180,6 +181,13 @@ def test_the_space_follows_the_sizes() -> None:
 def test_choices_that_change_nothing_are_left_out() -> None:
     assert "tile" in space.open_choices(Form(ops.spmm(), None).second, threads=2)
     assert "prefetch" not in space.open_choices(Form(ops.spmv(), None).second, threads=2)
+    assert "lanes" not in space.open_choices(Form(ops.spmm(), None).second, threads=2)
+
+
+def test_lanes_are_open_where_sums_may_be_reordered() -> None:
+    second = Form(ops.spmv(), None).second
+    assert "lanes" not in space.open_choices(second, threads=2)
+    assert space.open_choices(second, threads=2, target=make_target(None, ops.spmv()))["lanes"] == LANES
 
 
 def test_free_sizes() -> None:

@@ -26,6 +26,7 @@ HYPERSPARSE = 64  # rows or columns for each entry from which on nothing is stor
 WORTHWHILE = 0.1  # fraction of the entries for which a piece of their own pays
 UNEVEN = 1.1  # share of the largest of equal ranges of rows, relative to its due
 WIDE = 1024  # columns that a range keeps
+WINDOWS = 16  # of rows that are sorted together where their lengths differ much
 EMPTY = 0.25  # fraction of empty rows from which on the others are listed
 
 
@@ -63,6 +64,8 @@ def by_slot(p: MatrixPattern) -> Iterator[Sized]:
     yield EllRest(width), m * width + p.nnz
     yield PaddedCSR(4), p.nnz + 3 * held
     yield SELL(*SLICES), p.sliced
+    if m > SLICES[1]:
+        yield SELL(SLICES[0], WINDOWS * SLICES[1]), p.sliced  # at most as many: rows are sorted over longer ways
     yield Ragged(), p.prefix
 
 
