@@ -26,7 +26,7 @@ HYPERSPARSE = 64  # rows or columns for each entry from which on nothing is stor
 WORTHWHILE = 0.1  # fraction of the entries for which a piece of their own pays
 UNEVEN = 1.1  # share of the largest of equal ranges of rows, relative to its due
 WIDE = 1024  # columns that a range keeps
-WINDOWS = 16  # of rows that are sorted together where their lengths differ much
+WINDOWS = 128  # of rows that are sorted together where their lengths differ much
 EMPTY = 0.25  # fraction of empty rows from which on the others are listed
 
 

@@ -52,9 +52,10 @@ def _room(dot: Dot, structure: set[str]) -> list[ir.Expr] | None:
 
     Such a step is safe where it reads arrays along the row, and others through an index array that is read so.
     """
-    var, found = dot.loop.loop_var, []
+    var = dot.loop.loop_var
+    found: list[ir.Expr] = []
     for load in collect(dot.term, ir.TensorLoad):
-        *others, last = load.indices
+        last = load.indices[-1]
         if not mentions(list(load.indices), [var]):
             continue
         if _is_along(load, var):
@@ -128,7 +129,7 @@ class _Sum:
         return tirx.For(group, self.number(0), tirx.floordiv(self.dot.loop.extent, size), SERIAL, each)
 
     def end(self) -> tirx.Stmt:
-        """The steps behind the groups, under a mask: the term is kept apart, or its subscripts were simplified by it."""
+        """The steps behind the groups, under a mask; the term is kept apart, or TVM simplified its subscripts by it."""
         step, size, width = Var("j_0", self.j.ty), self.number(GROUP * self.lanes), self.number(self.lanes)
         done = tirx.floordiv(self.dot.loop.extent, size) * size
         left = tirx.floormod(self.dot.loop.extent, size)
