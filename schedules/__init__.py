@@ -20,6 +20,7 @@ from sparsetir.schedules.maps import tile_map
 from sparsetir.schedules.panels import tile_panels
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import share_rows, tile_row
+from sparsetir.schedules.sums import tile_sum
 
 __all__ = [
     "SKETCHES",
@@ -33,6 +34,7 @@ __all__ = [
     "tile_map",
     "tile_panels",
     "tile_row",
+    "tile_sum",
     "untuned",
 ]
 
@@ -40,6 +42,7 @@ SKETCHES = [
     tile_panels,  # columns that are not the last dimension somewhere, or panels that were asked for
     tile_row,  # rows of a result in registers
     tile_dot,  # sums, maxima and minima along rows in vectors
+    tile_sum,  # sums along rows of nonzeros in vectors
     tile_map,  # elementwise functions along rows in vectors
 ]
 

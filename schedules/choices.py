@@ -13,6 +13,7 @@ CHUNKS_PER_THREAD = (1, 2, 4, 8, 16, 32)
 UNROLLS = (1, 2, 4, 8)
 PREFETCHES = (0, 4, 8, 16, 32)
 PANELS = (32, 64, 128, 256)
+LANES = (0, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Choices:
     panel : int
         Columns, a power of two and at least the tile, of a gathered operand that are packed for all rows before the
         next; 0 packs only operands whose columns are not their last dimension.
+    lanes : int
+        Nonzeros of a ragged row that are summed side by side, the last of them under a mask; a power of two. 0 leaves
+        the loop to LLVM.
     """
 
     tile: int = 64
@@ -46,6 +50,7 @@ class Choices:
     stream: int = 0
     carry: int = 0
     panel: int = 0
+    lanes: int = 0
 
     def __post_init__(self) -> None:
         if self.tile < 1 or self.tile & (self.tile - 1):
@@ -58,6 +63,8 @@ class Choices:
             raise ScheduleError(f"chunks and prefetch must not be negative and unroll at least 1, found {self}")
         if self.carry not in (0, 1):
             raise ScheduleError(f"carry must be 0 or 1, found {self.carry!r}")
+        if self.lanes < 0 or self.lanes & (self.lanes - 1) or self.lanes == 1:
+            raise ScheduleError(f"lanes must be 0 or a power of two from 2 on, found {self.lanes}")
 
     def as_dict(self) -> dict[str, int]:
         """Names and values, for records."""
@@ -92,4 +99,5 @@ class Choices:
             "prefetch": PREFETCHES,
             "stream": (0, 1),
             "panel": (0, *(panel for panel in PANELS if feat is None or panel < feat)),
+            "lanes": LANES,
         }

@@ -20,7 +20,7 @@ from sparsetir.ir import decode
 from sparsetir.plans import key_of, make_plan
 from sparsetir.signature import Arguments, Signature
 from sparsetir.threads import get_num_threads
-from sparsetir.untuned import PREFETCH, gathers, row_pointers, suits_carry, suits_prefetch, suits_streaming
+from sparsetir.untuned import Suited
 
 Fit = Callable[[], Callable[..., Any]]
 
@@ -70,8 +70,7 @@ class Kernel:
         self.signature = Signature(decode(func), compiled.searched)
         self.function: Callable[..., Any] = compiled.function
         self.plans: dict[Any, Callable[[dict[str, Any]], Any]] = {}
-        self.gathers = gathers(self.signature.program)
-        self.row_pointers = row_pointers(self.signature.program)
+        self.suited = Suited.of(self.signature.program)
 
     @property
     def target(self) -> Any:
@@ -126,19 +125,15 @@ class Kernel:
     def fitting(self, args: Arguments, *, is_bound: bool = False) -> tuple[Fit | None, int]:
         """What makes a function that suits these arguments better, and after how many calls it pays.
 
-        Waking a second thread takes longer than a small product; large operands may want prefetching, large results
-        ways past the caches, and a row with more than a thread's share of the entries wants to be split. None where
-        nothing is better, or a schedule was asked for.
+        Waking a second thread takes longer than a small product; `sparsetir.untuned` knows what large ones want. None
+        where nothing is better, or a schedule was asked for.
         """
         if self.compiled.schedule is not None:
             return None, 0
         if sum(a.size for a in args.arrays.values()) <= SMALL_ELEMENTS:
             return lambda: self.compiled.variant(tile=32, chunks=0), HOT_CALLS
-        changes = {"prefetch": PREFETCH} if suits_prefetch(self.gathers, args.arrays) else {}
-        if suits_streaming(args.arrays[n] for n in self.signature.effects.written):
-            changes["stream"] = 1
-        if suits_carry(self.row_pointers, args.arrays, get_num_threads()):
-            changes["carry"] = 1
+        written = [args.arrays[name] for name in self.signature.effects.written]
+        changes = self.suited.changes(args.arrays, written, get_num_threads())
         if not changes:
             return None, 0
         return lambda: self.compiled.variant(**changes), 0 if is_bound else FEW_CALLS

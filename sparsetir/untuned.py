@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which loops suit a kernel that nobody tuned, from what its operands are like.
+"""Which loops suit a kernel that nobody tuned, from what its arguments are like.
 
-Rows of a dense operand that are gathered through an index array are prefetched where they are not in the core's cache
-anyway: a few windows of the array, as many entries long as that cache holds rows, tell how often a row comes again.
-Results larger than every cache are written past them.
+* Rows of a dense operand that are gathered through an index array are prefetched where they are not in the core's
+  cache anyway: a few windows of the array, as many entries long as that cache holds rows, tell how often a row comes
+  again.
+* Results larger than every cache are written past them.
+* Rows are split among threads where one has clearly more than its share of the work: whole, it would keep one thread
+  busy while the others wait.
+* A row that is summed into one number is summed in vectors where the processor cannot foresee how long it is.
 
-Rows are split among threads where one has clearly more than its share of the work: whole, it would keep one thread busy
-while the others wait.
+Each rule looks at no more than a few thousand elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +27,13 @@ LINE = 64  # bytes; shorter rows are not worth an instruction
 TIMES_CACHE = 2.0  # operands up to so many times the cache are left to the hardware
 NEW = 0.4  # of the rows in a window
 PREFETCH = 8  # entries ahead
-TIMES_SHARE = 1.5  # of the work of a thread: longer rows are split
+TIMES_SHARE = 1.5  # of a thread's share of the work, from which on a row is split
+ROWS = 1024  # looked at in a window
+UNFORESEEN = 0.5  # of the rows: their length is another than that of the row before
+LONG = 16  # entries of a row, on average
+LANES_OF_SHORT, LANES_OF_LONG = 4, 8
+
+Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,41 @@ class Gather:
     indices: str
     operand: str
     dimension: int
+
+
+@dataclass(frozen=True)
+class Suited:
+    """What of a program the rules look at, by the names of parameters.
+
+    Parameters
+    ----------
+    gathers : sequence of Gather
+    pointers : sequence of str
+        Where the rows of a loop over dense rows begin.
+    sums : sequence of str
+        Where the rows begin that an iteration sums into one number each.
+    """
+
+    gathers: Sequence[Gather]
+    pointers: Sequence[str]
+    sums: Sequence[str]
+
+    @classmethod
+    def of(cls, program: Program) -> Suited:
+        """That of a program."""
+        return cls(gathers(program), row_pointers(program), ragged_sums(program))
+
+    def changes(self, arrays: Arrays, results: Iterable[np.ndarray], threads: int) -> dict[str, int]:
+        """The choices that suit these arguments better than the usual ones."""
+        return {
+            **({"prefetch": PREFETCH} if suits_prefetch(self.gathers, arrays) else {}),
+            **({"stream": 1} if suits_streaming(results) else {}),
+            **({"carry": 1} if suits_carry(self.pointers, arrays, threads) else {}),
+            **({"lanes": lanes} if (lanes := suitable_lanes(self.sums, arrays)) else {}),
+        }
+
+
+# ------------------------------------------------------------------ prefetching
 
 
 def gathers(program: Program) -> list[Gather]:
@@ -52,7 +96,7 @@ def gathers(program: Program) -> list[Gather]:
     return list(found)
 
 
-def suits_prefetch(gathers: list[Gather], arrays: Mapping[str, np.ndarray]) -> bool:
+def suits_prefetch(gathers: Sequence[Gather], arrays: Arrays) -> bool:
     """Whether the rows of some gather are rarely in the core's own cache when they are needed."""
     for gather in gathers:
         indices, operand = arrays.get(gather.indices), arrays.get(gather.operand)
@@ -65,9 +109,36 @@ def suits_prefetch(gathers: list[Gather], arrays: Mapping[str, np.ndarray]) -> b
     return False
 
 
+def share_of_new(indices: np.ndarray, window: int) -> float:
+    """The mean share of different numbers in a few windows of an index array.
+
+    Parameters
+    ----------
+    indices : ndarray
+    window : int
+        Entries.
+
+    Examples
+    --------
+    >>> share_of_new(np.array([5, 5, 6, 6]), 4)
+    0.5
+    """
+    flat = indices.reshape(-1)
+    length = max(1, min(window, len(flat)))
+    count = min(WINDOWS, max(1, len(flat) // length))
+    starts = np.linspace(0, len(flat) - length, count).astype(np.int64)
+    return float(np.mean([len(np.unique(flat[s : s + length])) / length for s in starts]))
+
+
+# ------------------------------------------------------------------ streaming
+
+
 def suits_streaming(results: Iterable[np.ndarray]) -> bool:
     """Whether some result is so large that nothing of it is left in any cache when it is read."""
     return any(result.ndim > 1 and result.nbytes > last_cache() for result in results)
+
+
+# ------------------------------------------------------------------ splitting rows
 
 
 def row_pointers(program: Program) -> list[str]:
@@ -80,7 +151,7 @@ def row_pointers(program: Program) -> list[str]:
     return list(found)
 
 
-def suits_carry(pointers: list[str], arrays: Mapping[str, np.ndarray], threads: int) -> bool:
+def suits_carry(pointers: Sequence[str], arrays: Arrays, threads: int) -> bool:
     """Whether some row has more work than `TIMES_SHARE` times a thread's share: one step a row and one an entry."""
     if threads < 2:
         return False
@@ -112,34 +183,58 @@ def has_longer_row(indptr: np.ndarray, length: int) -> bool:
     return bool(np.any(indptr[rows + 1] - indptr[rows] > length))
 
 
-def share_of_new(indices: np.ndarray, window: int) -> float:
-    """The mean share of different numbers in a few windows of an index array.
+# ------------------------------------------------------------------ sums along rows
+
+
+def ragged_sums(program: Program) -> list[str]:
+    """The parameters with the row lengths of every iteration that ends in a sum along a ragged row."""
+    found: dict[str, None] = {}
+    for iteration in program.iterations:
+        last = iteration.axes[-1] if iteration.axes else None
+        if last is not None and last.indptr is not None and iteration.kinds[-1] == "R":
+            found[str(last.indptr.name)] = None
+    return list(found)
+
+
+def suitable_lanes(sums: Sequence[str], arrays: Arrays) -> int:
+    """How many entries of a ragged row to sum side by side; 0 where its length is no surprise."""
+    for name in sums:
+        indptr = arrays.get(name)
+        if indptr is not None and len(indptr) > 1 and share_of_changes(indptr) > UNFORESEEN:
+            mean = int(indptr[-1]) / (len(indptr) - 1)
+            return LANES_OF_LONG if mean >= LONG else LANES_OF_SHORT
+    return 0
+
+
+def share_of_changes(indptr: np.ndarray) -> float:
+    """The share of rows in a few windows that are not as long as the row before.
 
     Parameters
     ----------
-    indices : ndarray
-    window : int
-        Entries.
+    indptr : ndarray
 
     Examples
     --------
-    >>> share_of_new(np.array([5, 5, 6, 6]), 4)
-    0.5
+    >>> share_of_changes(np.array([0, 2, 4, 7, 10]))
+    0.3333333333333333
     """
-    flat = indices.reshape(-1)
-    length = max(1, min(window, len(flat)))
-    count = min(WINDOWS, max(1, len(flat) // length))
-    starts = np.linspace(0, len(flat) - length, count).astype(np.int64)
-    return float(np.mean([len(np.unique(flat[s : s + length])) / length for s in starts]))
+    length = min(ROWS + 1, len(indptr))
+    starts = np.linspace(0, len(indptr) - length, WINDOWS if length < len(indptr) else 1).astype(np.int64)
+    changes = [np.diff(indptr[s : s + length], n=2) != 0 for s in starts]
+    return float(np.mean(changes)) if changes[0].size else 0.0
 
 
 __all__ = [
     "PREFETCH",
     "Gather",
+    "Suited",
     "gathers",
     "has_longer_row",
+    "ragged_sums",
     "row_pointers",
+    "share_of_changes",
     "share_of_new",
+    "suitable_lanes",
     "suits_carry",
     "suits_prefetch",
     "suits_streaming",

@@ -24,7 +24,7 @@ THOROUGH = "SPARSETIR_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("SPARSETIR_EXAMPLES", "16"))
 #: largest length of an axis in each data set of one program
 LENGTHS = (6, 1, 3, 4)
-TILES, CHUNKS, UNROLLS, PREFETCHES = (2, 8, 64), (0, 1, 3, 16), (1, 2, 3, 4), (0, 1, 8)
+TILES, CHUNKS, UNROLLS, PREFETCHES, LANES = (2, 8, 64), (0, 1, 3, 16), (1, 2, 3, 4), (0, 1, 8), (0, 2, 4, 8)
 
 drawn = settings(
     max_examples=EXAMPLES,
@@ -41,6 +41,7 @@ choices = st.builds(
     chunks=st.sampled_from(CHUNKS),
     unroll=st.sampled_from(UNROLLS),
     prefetch=st.sampled_from(PREFETCHES),
+    lanes=st.sampled_from(LANES),
 )
 
 

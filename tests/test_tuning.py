@@ -19,11 +19,12 @@ import scipy.sparse as sp
 from tvm.script import sparsetir as T
 
 from sparsetir import ops
-from sparsetir.build import build, write_cache
+from sparsetir.build import build, make_target, write_cache
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, TuningError
 from sparsetir.interop import CooTensor
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
+from sparsetir.schedules.choices import LANES
 from sparsetir.tuning import Database, Key, Record, TuneResult, features, space, tune, tune_sparse
 from sparsetir.tuning.database import fingerprint
 from sparsetir.tuning.measure import Form, Measurement, Measurer, Workload
@@ -34,7 +35,7 @@ from sparsetir.tuning.search import BATCH, Search
 from sparsetir.tuning.tune import Budget, Log, explore, winner
 
 FEAT = 16
-VALUES = Choices.space(threads=2, feat=256)
+VALUES = {n: v for n, v in Choices.space(threads=2, feat=256).items() if n in ("tile", "chunks", "unroll", "prefetch")}
 KEY = Key("spmm", "p", "s", {"m": 3}, "float32", "llvm", "a machine", 2, "1")
 PATTERN = dict.fromkeys(features.STATISTICS, 100.0)
 
@@ -180,6 +181,12 @@ def test_the_space_follows_the_sizes() -> None:
 def test_choices_that_change_nothing_are_left_out() -> None:
     assert "tile" in space.open_choices(Form(ops.spmm(), None).second, threads=2)
     assert "prefetch" not in space.open_choices(Form(ops.spmv(), None).second, threads=2)
+    assert "lanes" not in space.open_choices(Form(ops.spmm(), None).second, threads=2)
+
+
+def test_lanes_are_open_where_a_row_makes_one_number() -> None:
+    target = make_target(None, ops.spmv())
+    assert space.open_choices(Form(ops.spmv(), None).second, threads=2, target=target)["lanes"] == LANES
 
 
 def test_free_sizes() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
@@ -28,24 +29,28 @@ PORTFOLIO: tuple[dict[str, int], ...] = (
     {"prefetch": 16, "chunks": 16, "unroll": 2},
     {"tile": 128, "unroll": 4},
     {"panel": 64},
+    {"lanes": 4},
+    {"lanes": 8},
     {"chunks": 0},
 )
 
 
-def changes_code(second: ir.IRModule, name: str, values: tuple[int, ...]) -> bool:
-    """Whether choice `name` makes a difference to the scheduled stage-II module."""
+def changes_code(second: ir.IRModule, name: str, values: tuple[int, ...], target: Any = None) -> bool:
+    """Whether choice `name` makes a difference to the stage-II module scheduled for a target."""
     default = Choices()
     other = next((value for value in values if value != getattr(default, name)), None)
     if other is None:
         return False
     try:
-        changed = scheduled(second, replace(default, **{name: other}))
+        changed = scheduled(second, replace(default, **{name: other}), target)
     except SparseTIRError:
         return True
-    return not tvm_ffi.structural_equal(scheduled(second, default), changed)
+    return not tvm_ffi.structural_equal(scheduled(second, default, target), changed)
 
 
-def open_choices(second: ir.IRModule, *, threads: int, feat: int | None = None) -> dict[str, tuple[int, ...]]:
+def open_choices(
+    second: ir.IRModule, *, threads: int, feat: int | None = None, target: Any = None
+) -> dict[str, tuple[int, ...]]:
     """The values to try for each choice that makes a difference to a stage-II module.
 
     Parameters
@@ -56,9 +61,11 @@ def open_choices(second: ir.IRModule, *, threads: int, feat: int | None = None) 
         Of the parallel loops.
     feat : int, optional
         Length of a dense output row.
+    target : Target, optional
+        As `make_target` gives it for the program; without it no sum is reordered.
     """
     values = Choices.space(threads=threads, feat=feat)
-    return {name: found for name, found in values.items() if changes_code(second, name, found)}
+    return {name: found for name, found in values.items() if changes_code(second, name, found, target)}
 
 
 def start(values: Values) -> Choices:

@@ -13,7 +13,7 @@ from typing import Any
 import tvm
 
 import sparsetir
-from sparsetir.build import _versions, build, single
+from sparsetir.build import _versions, build, make_target, single
 from sparsetir.errors import ArgumentError, ArgumentTypeError, TuningError
 from sparsetir.kernel import Kernel
 from sparsetir.schedules import Choices
@@ -174,7 +174,8 @@ class Session:
         self.fixed = {name: sizes[name] for name in space.free_sizes(decoded)}
         self.form = Form(space.fixed(decoded, self.fixed), target)
         feat = self.workload.feat
-        self.values = space.open_choices(self.form.second, threads=get_num_threads(), feat=feat)
+        freedom = make_target(target, self.func)
+        self.values = space.open_choices(self.form.second, threads=get_num_threads(), feat=feat, target=freedom)
         self.pattern = features.statistics(decoded, self.workload.arrays, feat)
         self.measure = Measurer(self.form, self.workload, self.reference)
 

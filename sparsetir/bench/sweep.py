@@ -53,6 +53,8 @@ def options(case: Case) -> Iterator[Option]:
         {"tile": 2 * base.tile, "prefetch": 8},
         {"unroll": 4},
         {"chunks": 0},
+        {"lanes": 4},
+        {"lanes": 8},
     ):
         yield Option(None, replace(base, **changes))
     is_matrix = len(case.sparse.shape) == 2

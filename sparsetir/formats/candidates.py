@@ -29,6 +29,7 @@ UNEVEN = 1.1  # share of the largest of equal ranges of rows, relative to its du
 WIDE = 1024  # columns that a range keeps
 SIMILAR = 0.75  # fraction of the entries from which on rows are grouped
 APART = 0.8  # how full neighbours' blocks may be, relative to those of grouped rows
+WINDOWS = 128  # of rows that are sorted together where their lengths differ much
 EMPTY = 0.25  # fraction of empty rows from which on the others are listed
 
 
@@ -66,6 +67,8 @@ def by_slot(p: MatrixPattern) -> Iterator[Sized]:
     yield EllRest(width), m * width + p.nnz
     yield PaddedCSR(4), p.nnz + 3 * held
     yield SELL(*SLICES), p.sliced
+    if m > SLICES[1]:
+        yield SELL(SLICES[0], WINDOWS * SLICES[1]), p.sliced  # at most as many: rows are sorted over longer ways
     yield Ragged(), p.prefix
 
 

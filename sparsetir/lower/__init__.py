@@ -38,7 +38,9 @@ from sparsetir.lower.pack_panels import PackPanels
 from sparsetir.lower.peel_tiles import PeelTiles
 from sparsetir.lower.promote_halves import PromoteHalves
 from sparsetir.lower.serialize_lanes import SerializeLanes
+from sparsetir.lower.stack_locals import StackLocals
 from sparsetir.lower.stream_stores import StreamStores
+from sparsetir.lower.sum_ragged import SumRagged
 from sparsetir.lower.unroll_ragged import UnrollRagged
 from sparsetir.lower.vectorize_dots import VectorizeDots
 from sparsetir.lower.vectorize_maps import VectorizeMaps
@@ -80,6 +82,7 @@ TO_STAGE_3 = [
     VectorizeDots,  # annotated sums along rows -> vectors, several at once
     VectorizeMaps,  # annotated functions along rows -> arithmetic in vectors
     FactorSums,  # annotated sums -> fixed factors once, and sums of the rest
+    SumRagged,  # annotated sums along ragged rows -> vectors, the end under a mask
     UnrollRagged,  # annotated ragged loops -> unrolled groups and a rest
     InsertPrefetch,  # annotated gather loops -> prefetch ahead
     tirx.transform.ConvertSSA(),
@@ -93,6 +96,7 @@ TO_STAGE_3 = [
     LowerFind,  # search calls -> loops
     tirx.transform.FlattenBuffer(),
     tirx.transform.StmtSimplify(),
+    StackLocals,  # small local arrays on the stack
     CheckScratch,  # no scratch that TVM cannot place
 ]
 

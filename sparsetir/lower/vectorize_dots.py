@@ -79,17 +79,17 @@ def _factors(expr: ir.Expr) -> list[ir.Expr]:
     return [expr]
 
 
-def _product(factors: list[ir.Expr]) -> ir.Expr:
+def product(factors: list[ir.Expr]) -> ir.Expr:
     out = factors[0]
     for factor in factors[1:]:
         out = out * factor
     return out
 
 
-def _match(loop: tirx.For, before: tirx.Stmt | None) -> Dot | None:
-    """The sum that an annotated loop computes, begun by the store `before` it if that sets the same element."""
+def match(loop: tirx.For, before: tirx.Stmt | None, note: str = DOT) -> Dot | None:
+    """The sum that a loop with a `note` computes, begun by the store `before` it if that sets the same element."""
     store = loop.body
-    if DOT not in loop.annotations or loop.kind != SERIAL or not isinstance(store, tirx.BufferStore):
+    if note not in loop.annotations or loop.kind != SERIAL or not isinstance(store, tirx.BufferStore):
         return None
     value, own = store.value, [loop.loop_var]
     if mentions(store.indices, own) or not isinstance(value, COMBINERS) or not _is_element(value.a, store):
@@ -105,7 +105,7 @@ def _match(loop: tirx.For, before: tirx.Stmt | None) -> Dot | None:
     is_whole = False
     if isinstance(before, tirx.BufferStore) and same(tirx.BufferLoad(before.buffer, before.indices), start):
         start, is_whole = before.value, True
-    return Dot(loop, store, start, is_whole, fixed, _product(moving), int(loop.annotations[DOT]), type(value))
+    return Dot(loop, store, start, is_whole, fixed, product(moving), int(loop.annotations[note]), type(value))
 
 
 def _is_element(expr: ir.Expr, store: tirx.BufferStore) -> bool:
@@ -146,9 +146,9 @@ def _emit(
     left = tirx.floormod(dot.loop.extent, width)
     behind = cell("rest", kind)
     tail = tirx.For(rest, zero, left, SERIAL, put(behind, dot.combine(get(behind), term(full * width + rest))))
-    total = dot.combine(get(behind), _sum(acc, member * width, dot))
+    total = dot.combine(get(behind), reduced(acc, member * width, lanes, dot.combine))
     if dot.factors:
-        total = _product([substitute(widened(f), of_member) for f in dot.factors]) * total
+        total = product([substitute(widened(f), of_member) for f in dot.factors]) * total
     indices = [substitute(i, of_member) for i in dot.store.indices]
     if dot.combine is tirx.Add:
         total = substitute(widened(dot.start), of_member) + total
@@ -159,10 +159,9 @@ def _emit(
     return seq(*alloc(acc), each(UNROLLED, clear), sums, each(UNROLLED, ends))
 
 
-def _sum(acc: Var, begin: ir.Expr, dot: Dot) -> ir.Expr:
-    """A dot's lanes taken to one value, half by half: lanes taken one by one would leave the registers."""
+def reduced(acc: Var, begin: ir.Expr, lanes: int, combine: Any = tirx.Add) -> ir.Expr:
+    """Lanes of a local array taken to one value, half by half: taken one by one they would leave the registers."""
     dtype, kind = str(begin.ty.dtype), str(acc.ty.dtype)
-    lanes = dot.lanes
     value: ir.Expr = tirx.BufferLoad(acc, [tirx.Ramp(begin, const(1, dtype), lanes)])
     names = []
     while lanes > 1:
@@ -170,7 +169,7 @@ def _sum(acc: Var, begin: ir.Expr, dot: Dot) -> ir.Expr:
         names.append((whole, value))
         lanes //= 2
         halves = (range(lanes), range(lanes, 2 * lanes))
-        value = dot.combine(*(tirx.Shuffle([whole], [const(n) for n in half]) for half in halves))
+        value = combine(*(tirx.Shuffle([whole], [const(n) for n in half]) for half in halves))
     for name, meaning in reversed(names):
         value = tirx.Let(name, meaning, value)
     return value
@@ -188,7 +187,7 @@ def vectorize(outer: tirx.For) -> tirx.Stmt | None:
     before, inner = _parts(outer.body)
     if outer.kind != SERIAL or not isinstance(inner, tirx.For):
         return None
-    dot = _match(inner, before)
+    dot = match(inner, before)
     if dot is None or (before is not None and not dot.is_whole):
         return None
     if mentions(inner.extent, [outer.loop_var]) or not mentions(dot.store.indices, [outer.loop_var]):
@@ -213,7 +212,7 @@ def VectorizeDots(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
         found = vectorize(node)
         if found is not None:
             return found
-        dot = _match(node, None)
+        dot = match(node, None)
         if dot is not None:
             return _emit(dot, None, None, 1)
         inner = mutator.default_mutate(node)
@@ -231,7 +230,7 @@ def _joined(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
     """The statements of a sequence, a store and the sum that begins with it as one."""
     out: list[tirx.Stmt] = []
     for stmt in stmts:
-        dot = _match(stmt, out[-1]) if out and isinstance(stmt, tirx.For) else None
+        dot = match(stmt, out[-1]) if out and isinstance(stmt, tirx.For) else None
         if dot is not None and dot.is_whole:
             out[-1] = _emit(dot, None, None, 1)
         else:
@@ -239,4 +238,4 @@ def _joined(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
     return out
 
 
-__all__ = ["COMBINERS", "DOT", "VectorizeDots", "vectorize"]
+__all__ = ["COMBINERS", "DOT", "Dot", "VectorizeDots", "match", "product", "reduced", "vectorize"]

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ragged sums: one result for a row of unknown length, its nonzeros side by side in vectors.
+
+before::
+
+    for j in range(indptr[i + 1] - indptr[i]):
+        y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
+
+after::
+
+    for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.sum": 4}):
+        y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
+
+Wins where the lengths of neighbouring rows differ, so that the processor cannot foresee the end of a loop: four lanes
+for rows of a few entries, eight for longer ones. Rows of equal length are better left to LLVM.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, s_tir, tirx
+from tvm.runtime import DataType
+
+from sparsetir.lower.rewriting import collect
+from sparsetir.lower.sum_ragged import SUM
+from sparsetir.schedules.choices import Choices
+from sparsetir.schedules.dots import LEAST_BITS
+from sparsetir.schedules.registers import Registers
+from sparsetir.schedules.rows import REDUCE
+
+
+def tile_sum(
+    sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers, *, reorders: bool = True
+) -> bool:
+    """Annotate the innermost loop of a ragged reduction; False (and no change) where the sketch does not fit.
+
+    args: the schedule, an innermost block, the number of lanes, whether sums may be taken in another order.
+    rewrite: see the module's before and after.
+    """
+    node, lanes = sch.get(block), 0 if choices is None else choices.lanes
+    store = node.body
+    if not (lanes and reorders) or not isinstance(store, tirx.BufferStore) or not node.iter_vars:
+        return False
+    loop, bits = sch.get_loops(block)[-1], int(DataType(str(store.buffer.ty.dtype)).bits)
+    is_sum = isinstance(store.value, tirx.Add) and int(node.iter_vars[-1].iter_type) == REDUCE
+    if not is_sum or bits < LEAST_BITS or not collect(sch.get(loop).extent, ir.TensorLoad):
+        return False
+    sch.annotate(loop, SUM, lanes)
+    return True
+
+
+__all__ = ["tile_sum"]

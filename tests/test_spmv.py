@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse matrix times vector: sums along ragged rows in vectors, and slices of rows side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import tvm
+from tvm import tirx
+from tvm.script import tirx as tir
+
+import sparsetir
+from fences import fenced
+from sparsetir import untuned
+from sparsetir.bench import suite
+from sparsetir.errors import ScheduleError
+from sparsetir.formats.special import SELL
+from sparsetir.ir import decode
+from sparsetir.lower import as_module
+from sparsetir.lower.rewriting import collect
+from sparsetir.lower.stack_locals import MOST_BYTES, StackLocals
+from sparsetir.lower.sum_ragged import SUM, SumRagged
+from sparsetir.schedules import Choices
+
+VECTORIZED = tirx.ForKind.VECTORIZED
+KERNELS: dict[Any, Any] = {}
+
+
+def kernel(lanes: int, dtype: str = "float32", idtype: str = "int32", chunks: int = 2) -> Any:
+    """A kernel for CSR, compiled once."""
+    key = lanes, dtype, idtype, chunks
+    if key not in KERNELS:
+        choices = Choices(lanes=lanes, chunks=chunks)
+        KERNELS[key] = sparsetir.build(sparsetir.ops.spmv(dtype, idtype=idtype), schedule=choices)
+    return KERNELS[key]
+
+
+def over_sell(C: int, sigma: int, dtype: str = "float32") -> Any:
+    """A kernel for SELL, compiled once."""
+    key = C, sigma, dtype
+    if key not in KERNELS:
+        program = sparsetir.decompose_format(sparsetir.ops.spmv(dtype), {"A": SELL(C, sigma)})
+        KERNELS[key] = sparsetir.build(program)
+    return KERNELS[key]
+
+
+def check(kernel: Any, matrix: Any) -> None:
+    """Against scipy's product in float64."""
+    x = np.random.default_rng(3).standard_normal(matrix.shape[1]).astype(matrix.dtype)
+    want = matrix.astype("float64") @ x.astype("float64")
+    bound = abs(matrix).astype("float64") @ abs(x).astype("float64")
+    longest = int(np.diff(matrix.indptr).max(initial=0))
+    error = abs(kernel(A=matrix, x=x).astype("float64") - want)
+    assert (error <= (longest + 2) * np.finfo(matrix.dtype).eps * bound).all()
+
+
+def degenerate(dtype: str) -> dict[str, Any]:
+    """Matrices without rows, columns or entries, and the smallest that have some."""
+    full = np.ones((1, 1), dtype)
+    return {
+        "no rows": sp.csr_array((0, 5), dtype=dtype),
+        "no columns": sp.csr_array((5, 0), dtype=dtype),
+        "no entries": sp.csr_array((5, 7), dtype=dtype),
+        "one entry": sp.csr_array(full),
+        "one row": sp.csr_array(np.ones((1, 37), dtype)),
+        "one column": sp.csr_array(np.ones((37, 1), dtype)),
+        "empty rows": sp.csr_array(np.diag([0, 1, 0, 2, 0]).astype(dtype)),
+    }
+
+
+def of_lengths(lengths: Any, columns: int = 80) -> Any:
+    """Rows of given lengths."""
+    rng = np.random.default_rng(1)
+    indices = np.concatenate([np.sort(rng.choice(columns, n, replace=False)) for n in lengths])
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    values = rng.standard_normal(len(indices)).astype(np.float32)
+    return sp.csr_array((values, indices.astype(np.int32), indptr.astype(np.int32)), shape=(len(lengths), columns))
+
+
+@pytest.mark.parametrize("lanes", [0, 4, 8])
+@pytest.mark.parametrize("name", suite.families())
+def test_every_family(name: str, lanes: int) -> None:
+    check(kernel(lanes), suite.families()[name]("small"))
+
+
+@pytest.mark.parametrize("name", suite.families())
+def test_every_family_in_slices(name: str) -> None:
+    check(over_sell(8, 8192), suite.families()[name]("small"))
+
+
+@pytest.mark.parametrize("lanes", [2, 4, 8])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+def test_dtypes(dtype: str, idtype: str, lanes: int) -> None:
+    matrix = suite.families()["rmat"]("small").astype(dtype)
+    matrix.indptr, matrix.indices = matrix.indptr.astype(idtype), matrix.indices.astype(idtype)
+    check(kernel(lanes, dtype, idtype), matrix)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("lanes", [4, 8])
+@pytest.mark.parametrize("name", degenerate("float32"))
+def test_degenerate_matrices(name: str, lanes: int, dtype: str) -> None:
+    check(kernel(lanes, dtype), degenerate(dtype)[name])
+
+
+@pytest.mark.parametrize("lanes", [4, 8])
+@pytest.mark.parametrize("order", [1, -1])
+def test_rows_of_every_length(lanes: int, order: int) -> None:
+    check(kernel(lanes), of_lengths(np.arange(70)[::order]))
+
+
+@pytest.mark.parametrize("last", [0, 1, 3, 4, 7, 8, 17])
+def test_nothing_is_read_behind_the_arrays(last: int) -> None:
+    matrix = of_lengths([5, 0, 9, last])
+    arrays = {"A": fenced(matrix.data), "indptr": fenced(matrix.indptr), "indices": fenced(matrix.indices)}
+    x = fenced(np.ones(80, np.float32))
+    for lanes in (4, 8):
+        found = kernel(lanes, chunks=0)(**arrays, x=x, n=80)
+        np.testing.assert_allclose(found, matrix @ x, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_not_finite_stays_in_its_row() -> None:
+    matrix = of_lengths([3, 1, 2, 6, 1, 9])
+    matrix.data[3], matrix.data[6] = np.nan, np.inf
+    found = kernel(8)(A=matrix, x=np.ones(80, np.float32))
+    np.testing.assert_array_equal(np.isfinite(found), [True, False, True, False, True, True])
+
+
+def test_lanes_leave_vectors() -> None:
+    loops = collect(kernel(8).compiled.stage(3).body, tirx.For)
+    assert {int(f.extent) for f in loops if f.kind == VECTORIZED} == {8, 16}
+    assert not [f for f in collect(kernel(0).compiled.stage(3).body, tirx.For) if f.kind == VECTORIZED]
+
+
+@pytest.mark.parametrize("lanes", [-4, 1, 3])
+def test_lanes_are_powers_of_two(lanes: int) -> None:
+    with pytest.raises(ScheduleError, match=f"lanes must be 0 or a power of two from 2 on, found {lanes}"):
+        Choices(lanes=lanes)
+
+
+# --- the passes ---------------------------------------------------------------------------------------------
+
+ROWS = """
+@tir.prim_func(s_tir=True)
+def main(
+    a: tir.Buffer((40,), "float32"), x: tir.Buffer((9,), "float32"), y: tir.Buffer((8,), "float32"),
+    indptr: tir.Buffer((9,), "int32"), indices: tir.Buffer((40,), "int32"),
+):
+    tir.func_attr({{"sparsetir.structure": {structure}}})
+    for i in range(8):
+        y[i] = tir.float32(0)
+        for j in tir.serial(indptr[i + 1] - indptr[i], annotations={{"sparsetir.sum": 4}}):
+            {body}
+"""
+PLAIN = "y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]"
+
+
+def summed(body: str, structure: str = '["indices", "indptr"]') -> tirx.PrimFunc:
+    text = ROWS.format(body=body, structure=structure)
+    return SumRagged(as_module(tvm.script.from_source(text, {"tir": tir})))["main"]
+
+
+def has_vectors(func: tirx.PrimFunc) -> bool:
+    loops = collect(func.body, tirx.For)
+    assert not [f for f in loops if SUM in f.annotations]
+    return any(f.kind == VECTORIZED for f in loops)
+
+
+def test_sums_that_are_rewritten() -> None:
+    assert has_vectors(summed(PLAIN))
+    assert has_vectors(summed("y[i] = y[i] + x[i] * a[indptr[i] + j]"))
+
+
+@pytest.mark.parametrize(
+    ("body", "structure"),
+    [
+        (PLAIN, '["indptr"]'),  # nothing is known of what the array holds
+        ("y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j] + i]", '["indices"]'),
+        ("y[i] = y[i] + a[indptr[i] + j * 2]", '["indices"]'),
+        ("y[i] = y[i] + a[indptr[i] + j] * y[indices[indptr[i] + j]]", '["indices"]'),
+        ("y[j] = y[j] + a[indptr[i] + j]", '["indices"]'),
+        ("y[i] = y[i] * a[indptr[i] + j]", '["indices"]'),
+    ],
+)
+def test_sums_that_stay(body: str, structure: str) -> None:
+    assert not has_vectors(summed(body, structure))
+
+
+LOCALS = """
+@tir.prim_func(s_tir=True)
+def main(x: tir.Buffer((8,), "float32"), y: tir.Buffer((8,), "float32")):
+    for i in range(8):
+        held = tir.alloc_buffer(({size},), "float32", scope="local")
+        held[0] = x[i]
+        y[i] = held[0]
+"""
+
+
+@pytest.mark.parametrize(("size", "scope"), [(1, "global"), (255, "global"), (256, "local")])
+def test_small_local_arrays_are_on_the_stack(size: int, scope: str) -> None:
+    func = tvm.script.from_source(LOCALS.format(size=size), {"tir": tir})
+    found = StackLocals(as_module(func))["main"]
+    (array,) = (a.buffer for a in collect(found.body, tirx.AllocBuffer))
+    assert str(array.ty.storage_scope) == scope
+    assert (4 * size < MOST_BYTES) == (scope == "global")
+
+
+def test_kernels_take_no_memory_from_the_runtime() -> None:
+    assert "TVMBackendAllocWorkspace(" not in sparsetir.build(sparsetir.ops.spmm()).source("ll")
+    assert "TVMBackendAllocWorkspace(" not in kernel(4).source("ll")
+
+
+# --- what is chosen untuned ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lengths", "wanted"),
+    [([3] * 99, 0), ([3, 1, 4, 1, 5, 9, 2] * 20, 4), ([30, 10, 40, 50] * 40, 8), ([7], 0), ([0], 0), ([], 0)],
+)
+def test_lanes_where_rows_differ_in_length(lengths: list[int], wanted: int) -> None:
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    assert untuned.suitable_lanes(["indptr"], {"indptr": indptr}) == wanted
+
+
+def test_only_sums_along_rows_want_lanes() -> None:
+    assert untuned.ragged_sums(decode(sparsetir.ops.spmv())) == ["indptr"]
+    assert untuned.ragged_sums(decode(sparsetir.ops.spmm())) == []
+    assert untuned.ragged_sums(decode(sparsetir.ops.sddmm())) == []
+
+
+def test_an_untuned_kernel_takes_them() -> None:
+    matrix = of_lengths(np.random.default_rng(2).integers(0, 9, 20_000))
+    built = sparsetir.build(sparsetir.ops.spmv())
+    fit, after = built.fitting(built._prepare({"A": matrix, "x": np.ones(80, np.float32)}), is_bound=True)
+    assert fit is not None
+    assert after == 0
+    check(built, matrix)
+    bound, x = built.bind(A=matrix), np.ones(80, np.float32)
+    for _ in range(3):
+        np.testing.assert_allclose(bound(x=x), matrix @ x, rtol=1e-4, atol=1e-4)
