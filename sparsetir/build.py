@@ -292,7 +292,7 @@ def _load_quietly(compiled: Compiled, path: Path) -> bool:
 # ---------------------------------------------------------------------------------------------- entry
 
 
-def build(func: Any, target: Any = None, *, schedule: Any = None) -> Kernel:
+def build(func: Any, target: Any = None, *, schedule: Any = None, calls: int | None = None) -> Kernel:
     """Compile a program.
 
     Parameters
@@ -304,6 +304,9 @@ def build(func: Any, target: Any = None, *, schedule: Any = None) -> Kernel:
     schedule : Choices, tvm.s_tir.Schedule or callable, optional
         How to order the loops: the row sketch's choices, a stock schedule of the stage-II module, or a function
         that is given one and changes it. By default the sketches decide.
+    calls : int, optional
+        About how often a bound kernel will be called. Given that, a bound matrix is converted to another format where
+        this pays within so many calls; its values are copied then.
 
     Returns
     -------
@@ -317,6 +320,8 @@ def build(func: Any, target: Any = None, *, schedule: Any = None) -> Kernel:
         The target is not a CPU.
     """
     get_num_threads()
+    if calls is not None and (isinstance(calls, bool) or not isinstance(calls, int) or calls < 1):
+        raise ArgumentError(f"calls must be a positive number of calls, found {calls!r}")
     if not isinstance(func, (tirx.PrimFunc, ir.IRModule, s_tir.Schedule)):
         func = _transformed(func)
     if not isinstance(func, (tirx.PrimFunc, ir.IRModule, s_tir.Schedule)):
@@ -325,7 +330,7 @@ def build(func: Any, target: Any = None, *, schedule: Any = None) -> Kernel:
         func, schedule = func.mod, func
     program = single(func)
     verify(program)
-    return Kernel(program, compile_cached(program, make_target(target, program), schedule))
+    return Kernel(program, compile_cached(program, make_target(target, program), schedule), calls=calls)
 
 
 def _transformed(func: Any) -> Any:

@@ -25,7 +25,7 @@ from sparsetir.untuned import Suited
 Fit = Callable[[], Callable[..., Any]]
 
 MOST_PLANS = 64
-SMALL_ELEMENTS = 1 << 16
+SMALL_ELEMENTS = 1 << 13
 HOT_CALLS, FEW_CALLS = 32, 4  # of one plan, before other code is compiled for it
 
 
@@ -52,6 +52,8 @@ class Kernel:
         The stage-I program.
     compiled : Compiled
         What `sparsetir.build` made of it.
+    calls : int, optional
+        About how often a bound kernel will be called.
 
     Examples
     --------
@@ -63,9 +65,10 @@ class Kernel:
     True
     """
 
-    def __init__(self, func: tirx.PrimFunc, compiled: Any) -> None:
+    def __init__(self, func: tirx.PrimFunc, compiled: Any, *, calls: int | None = None) -> None:
         self.func = func
         self.compiled = compiled
+        self.calls = calls
         self.name = compiled.name
         self.signature = Signature(decode(func), compiled.searched)
         self.function: Callable[..., Any] = compiled.function
@@ -131,7 +134,7 @@ class Kernel:
         if self.compiled.schedule is not None:
             return None, 0
         if sum(a.size for a in args.arrays.values()) <= SMALL_ELEMENTS:
-            return lambda: self.compiled.variant(tile=32, chunks=0), HOT_CALLS
+            return lambda: self.compiled.variant(chunks=0), HOT_CALLS
         written = [args.arrays[name] for name in self.signature.effects.written]
         changes = self.suited.changes(args.arrays, written, get_num_threads())
         if not changes:
@@ -192,7 +195,8 @@ class Kernel:
         """Fix some arguments, usually the sparse ones: they are checked and laid out once.
 
         The arrays are used as they are at this moment: values changed in place are seen by later calls where no
-        copy was needed, structure must not be changed.
+        copy was needed, structure must not be changed. A kernel that was built for many calls may store a matrix in
+        another format when it sees the first call, and has a copy of its values then.
         """
         return BoundKernel(self, arguments)
 
@@ -263,15 +267,28 @@ class BoundKernel:
             if param is None or param.is_array:
                 signature._array(self.args, name, value)
         self.plans: dict[Any, Callable[[dict[str, Any]], Any]] = {}
+        self.over_another: Callable[..., Any] | None = None
+        self.is_open = kernel.calls is not None and kernel.compiled.schedule is None
 
     def __repr__(self) -> str:
-        return f"{self.kernel!r} with {', '.join(self.fixed)} fixed"
+        return f"{self.over_another or self.kernel!r} with {', '.join(self.fixed)} fixed"
 
     def __call__(self, **arguments: Any) -> Any:
         """Run with the open arguments; see `Kernel.__call__`."""
+        if self.is_open:
+            self._choose_format(arguments)
+        if self.over_another is not None:
+            return self.over_another(**arguments)
         key = key_of(arguments)
         plan = self.plans.get(key) if key is not None else None
         return plan(arguments) if plan is not None else self._first(arguments, key)
+
+    def _choose_format(self, arguments: dict[str, Any]) -> None:
+        """Convert the bound matrix if that pays within the calls that were announced."""
+        from sparsetir.converting import bound_over_another
+
+        self.over_another = bound_over_another(self.kernel, self.fixed, arguments)
+        self.is_open = False
 
     def _first(self, arguments: dict[str, Any], key: Any) -> Any:
         """A call with shapes not seen yet: everything is checked, and the plan is kept for the next."""

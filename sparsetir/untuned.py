@@ -4,17 +4,19 @@
 * Rows of a dense operand that are gathered through an index array are prefetched where they are not in the core's
   cache anyway: a few windows of the array, as many entries long as that cache holds rows, tell how often a row comes
   again.
+* Where many rows of such an operand are gathered for each result, and each is used many times, a panel of its columns
+  is packed first: its rows lie close together then, and do not compete for the same lines of the cache.
 * Results larger than every cache are written past them.
 * Rows are split among threads where one has clearly more than its share of the work: whole, it would keep one thread
   busy while the others wait.
-* A row that is summed into one number is summed in vectors where the processor cannot foresee how long it is.
+* Long rows that are summed into one number each are summed in vectors where the processor cannot foresee their ends.
 
 Each rule looks at no more than a few thousand elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,11 +29,13 @@ LINE = 64  # bytes; shorter rows are not worth an instruction
 TIMES_CACHE = 2.0  # operands up to so many times the cache are left to the hardware
 NEW = 0.4  # of the rows in a window
 PREFETCH = 8  # entries ahead
+PANEL = 64  # columns
+OFTEN = 32  # entries of a row, and uses of each gathered row, from which on packing pays
 TIMES_SHARE = 1.5  # of a thread's share of the work, from which on a row is split
 ROWS = 1024  # looked at in a window
 UNFORESEEN = 0.5  # of the rows: their length is another than that of the row before
-LONG = 16  # entries of a row, on average
-LANES_OF_SHORT, LANES_OF_LONG = 4, 8
+LONG, MANY = 18, 1 << 18  # entries of a row on average, and of all rows
+LANES = 8
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -69,8 +73,10 @@ class Suited:
 
     def changes(self, arrays: Arrays, results: Iterable[np.ndarray], threads: int) -> dict[str, int]:
         """The choices that suit these arguments better than the usual ones."""
+        panel = PANEL if suits_panels(self.gathers, self.pointers, arrays) else 0
         return {
-            **({"prefetch": PREFETCH} if suits_prefetch(self.gathers, arrays) else {}),
+            **({"panel": panel} if panel else {}),
+            **({"prefetch": PREFETCH} if suits_prefetch(self.gathers, arrays, panel=panel) else {}),
             **({"stream": 1} if suits_streaming(results) else {}),
             **({"carry": 1} if suits_carry(self.pointers, arrays, threads) else {}),
             **({"lanes": lanes} if (lanes := suitable_lanes(self.sums, arrays)) else {}),
@@ -96,15 +102,33 @@ def gathers(program: Program) -> list[Gather]:
     return list(found)
 
 
-def suits_prefetch(gathers: Sequence[Gather], arrays: Arrays) -> bool:
-    """Whether the rows of some gather are rarely in the core's own cache when they are needed."""
+def known(gathers: Sequence[Gather], arrays: Arrays) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """The index array, the operand and the number of its rows, for gathers of something."""
     for gather in gathers:
         indices, operand = arrays.get(gather.indices), arrays.get(gather.operand)
-        if indices is None or operand is None or not operand.size or not indices.size:
-            continue
-        row = operand.nbytes // max(operand.shape[gather.dimension], 1)
-        cache = private_cache()
-        if row >= LINE and operand.nbytes > TIMES_CACHE * cache and share_of_new(indices, cache // row) > NEW:
+        if indices is not None and operand is not None and operand.size and indices.size:
+            yield indices, operand, operand.shape[gather.dimension]
+
+
+def suits_prefetch(gathers: Sequence[Gather], arrays: Arrays, *, panel: int = 0) -> bool:
+    """Whether the rows of some gather, or of a panel of it, are rarely in the core's own cache when they are needed."""
+    cache = private_cache()
+    for indices, operand, rows in known(gathers, arrays):
+        row = panel * operand.itemsize or operand.nbytes // rows
+        least = cache if panel else TIMES_CACHE * cache
+        if row >= LINE and rows * row > least and share_of_new(indices, cache // row) > NEW:
+            return True
+    return False
+
+
+def suits_panels(gathers: Sequence[Gather], pointers: Sequence[str], arrays: Arrays) -> bool:
+    """Whether some gather takes many rows for each result, uses each many times, and they fill the core's cache."""
+    lengths = [indptr[-1] / max(len(indptr) - 1, 1) for name in pointers if (indptr := arrays.get(name)) is not None]
+    if not lengths or min(lengths) < OFTEN:
+        return False
+    for indices, operand, rows in known(gathers, arrays):
+        is_wide = operand.size // rows >= 2 * PANEL
+        if is_wide and operand.nbytes >= private_cache() and indices.size >= OFTEN * rows:
             return True
     return False
 
@@ -197,12 +221,16 @@ def ragged_sums(program: Program) -> list[str]:
 
 
 def suitable_lanes(sums: Sequence[str], arrays: Arrays) -> int:
-    """How many entries of a ragged row to sum side by side; 0 where its length is no surprise."""
+    """How many entries of a ragged row to sum side by side.
+
+    0 where its length is no surprise: it is that of the row before, or the processor has seen all of the rows often
+    enough to know them, or a row is done sooner than vectors are set up.
+    """
     for name in sums:
         indptr = arrays.get(name)
         if indptr is not None and len(indptr) > 1 and share_of_changes(indptr) > UNFORESEEN:
-            mean = int(indptr[-1]) / (len(indptr) - 1)
-            return LANES_OF_LONG if mean >= LONG else LANES_OF_SHORT
+            count = int(indptr[-1])
+            return LANES if count >= max(MANY, LONG * (len(indptr) - 1)) else 0
     return 0
 
 
@@ -236,6 +264,7 @@ __all__ = [
     "share_of_new",
     "suitable_lanes",
     "suits_carry",
+    "suits_panels",
     "suits_prefetch",
     "suits_streaming",
 ]

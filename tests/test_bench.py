@@ -714,18 +714,46 @@ def test_a_sweep_tries_formats_and_choices_and_keeps_the_fastest(monkeypatch: py
     tried = list(sweep.options(case))
     assert tried[0] == sweep.Option(None, None)
     assert {type(o.format).__name__ for o in tried if o.format is not None} >= {"BSR", "DCSR"}
-    monkeypatch.setattr(sweep, "options", lambda _case: tried[:3])
+    monkeypatch.setattr(sweep, "options", lambda _case: iter(tried[:3]))
     seconds = iter([3.0, 1.0, 2.0])
-    monkeypatch.setattr(sweep, "fastest", lambda _bound, _dense: next(seconds))
+    monkeypatch.setattr(sweep, "fastest", lambda _call: next(seconds))
+    monkeypatch.setattr(sweep, "interleave", in_turn({str(tried[0]): 3.0, str(tried[1]): 1.5, str(tried[2]): 1.2}))
     found = sweep.best_of(case)
     assert found is not None
-    assert found[1] == tried[1]
+    assert found[1] == tried[2]  # the last comparison decides, not the first
+
+
+def in_turn(medians: dict[str, float]) -> Any:
+    """Made-up times for the last comparison."""
+    return lambda calls, **_options: {name: SimpleNamespace(median=medians[name]) for name in calls}
+
+
+def test_a_sweep_measures_no_loops_twice() -> None:
+    """Lanes are for sums along rows, prefetching and panels for products with rows of a dense operand."""
+    A = suite.families()["fem_blocks"]("small")
+    spmm, spmv = (list(sweep.options(make_case(op, A, feat=8))) for op in ("spmm", "spmv"))
+    taken = [[o.choices for o in tried if o.choices is not None] for tried in (spmm, spmv)]
+    assert not any(choices.lanes for choices in taken[0])
+    assert {choices.panel for choices in taken[0]} >= {0, 64}
+    assert {choices.lanes for choices in taken[1]} == {0, 4, 8}
+    assert not any(choices.panel or choices.prefetch for choices in taken[1])
+
+
+def test_a_sweep_tries_choices_for_the_formats_that_did_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case("spmm", suite.families()["fem_blocks"]("small"), feat=8)
+    block = formats.bsr(3, 3)
+    monkeypatch.setattr(sweep, "options", lambda _case: iter([sweep.Option(None, None), sweep.Option(block, None)]))
+    monkeypatch.setattr(sweep, "fastest", lambda _call: 1.0)
+    tried: list[sweep.Option] = []
+    monkeypatch.setattr(sweep, "ranked", lambda times: tried.extend(times) or list(times))
+    assert sweep.best_of(case) is not None
+    assert {o.choices.prefetch for o in tried if o.format == block and o.choices is not None} >= {0, 8}
 
 
 def test_a_sweep_leaves_out_what_cannot_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case("spmv", suite.families()["uniform"]("small"))
     wanted = sweep.Option(None, None)
-    monkeypatch.setattr(sweep, "options", lambda _case: [sweep.Option(formats.band(1, 1), None), wanted])
+    monkeypatch.setattr(sweep, "options", lambda _case: iter([sweep.Option(formats.band(1, 1), None), wanted]))
     found = sweep.best_of(case)
     assert found is not None
     assert found[1] == wanted

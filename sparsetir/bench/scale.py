@@ -50,7 +50,8 @@ def measure(family: str, nnz: int, feat: int) -> dict[str, float]:
     forget_peak()
     arrays = {dense: np.ones(shapes[0], np.float32), out: np.zeros(shapes[1], np.float32)}
     bound = kernel.bind(A=A)
-    samples, end = [], time.perf_counter() + SECONDS
+    samples: list[float] = []
+    end = time.perf_counter() + SECONDS
     while len(samples) < FEWEST or time.perf_counter() < end:
         start = time.perf_counter()
         bound(**arrays)

@@ -6,25 +6,46 @@ Nothing depends on a matrix but its pattern; a program, format and set of choice
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import tvm_ffi
+from tvm import tirx
+
 import sparsetir
 from sparsetir.bench.inputs import say
-from sparsetir.bench.timing import burst
-from sparsetir.build import make_target
+from sparsetir.bench.timing import burst, interleave
+from sparsetir.build import make_target, scheduled
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.candidates import candidates
 from sparsetir.formats.coordinates import COO, CSF
 from sparsetir.formats.format import Format
 from sparsetir.formats.layouts import CSC, CSR, Ragged
+from sparsetir.lower import TO_STAGE_2, as_module, run
 from sparsetir.schedules import Choices, untuned
 from sparsetir.tuning.operands import Case
 
 MOST_VALUES = 2.0  # stored for each entry
 BURST = 0.03  # seconds of calls
-CLEARLY = 0.97  # of the time of the best so far
+REFINED = 2  # formats that are tried with several choices
+FINALISTS = 4  # options that are measured again, in turn
+REST = 0.02  # seconds between turns
+CHANGES: tuple[dict[str, int], ...] = (
+    {"prefetch": 8},
+    {"prefetch": 16, "unroll": 2},
+    {"unroll": 4},
+    {"chunks": 0},
+    {"stream": 1},
+    {"stream": 1, "prefetch": 8},
+    {"panel": 64},
+    {"panel": 128},
+    {"panel": 64, "prefetch": 8},
+    {"carry": 1},
+    {"lanes": 4},
+    {"lanes": 8},
+)
+FOR_FORMATS: tuple[dict[str, int], ...] = ({"prefetch": 8}, {"panel": 64}, {"stream": 1}, {"unroll": 4})
 # For matrices. What they are for: the same loops over all rows at once, or in an order that has no row to share out.
 LEFT_OUT = (CSR, CSC, COO, CSF, Ragged)
 
@@ -42,41 +63,76 @@ class Option:
 
 
 def options(case: Case) -> Iterator[Option]:
-    """What is tried for a case."""
+    """What is tried for a case at first: the program as it is with several choices, and other formats untuned."""
     base = untuned(case.program, make_target(None, case.program))
     yield Option(None, None)
-    for changes in (
-        {"prefetch": 8},
-        {"prefetch": 16, "unroll": 2},
-        {"tile": 2 * base.tile},
-        {"tile": max(base.tile // 2, 8)},
-        {"tile": 2 * base.tile, "prefetch": 8},
-        {"unroll": 4},
-        {"chunks": 0},
-        {"lanes": 4},
-        {"lanes": 8},
-    ):
-        yield Option(None, replace(base, **changes))
+    yield from different(case.program, [Option(None, replace(base, **changes)) for changes in (*CHANGES, *tiles(base))])
     is_matrix = len(case.sparse.shape) == 2
     for format in candidates(sparsetir.pattern(case.sparse), most=MOST_VALUES):
         if not (is_matrix and isinstance(format, LEFT_OUT)):
             yield Option(format, None)
 
 
+def tiles(base: Choices) -> list[dict[str, int]]:
+    """Changes of the tile."""
+    wide, narrow = {"tile": 2 * base.tile}, {"tile": max(base.tile // 2, 8)}
+    return [wide, narrow, {**wide, "prefetch": 8}, {**narrow, "prefetch": 8}]
+
+
+def refined(case: Case, format: Format) -> Iterator[Option]:
+    """A format that did well with several choices."""
+    parts = sparsetir.decompose_format(case.program, {next(iter(case.inputs)): format})
+    base = untuned(parts.func, make_target(None, parts.func))
+    found = [Option(format, replace(base, **changes)) for changes in (*FOR_FORMATS, *tiles(base)[:2])]
+    yield from different(parts.func, found)
+
+
+def different(func: tirx.PrimFunc, tried: Sequence[Option]) -> Iterator[Option]:
+    """Those whose loops differ from the untuned ones and from each other's."""
+    second, target = run(TO_STAGE_2, as_module(func)), make_target(None, func)
+    seen = [scheduled(second, None, target)]
+    for option in tried:
+        loops = scheduled(second, option.choices, target)
+        if not any(tvm_ffi.structural_equal(loops, other) for other in seen):
+            seen.append(loops)
+            yield option
+
+
 def best_of(case: Case) -> tuple[Any, Option] | None:
     """The fastest kernel and how it came about; None if none can be built."""
-    (name, sparse), *rest = case.inputs.items()
-    found: tuple[float, Any, Option] | None = None
-    for option in options(case):
+    times = measured(case, options(case))
+    for format in [o.format for o in ranked(times) if o.format is not None][:REFINED]:
+        times |= measured(case, refined(case, format))
+    close = ranked(times)[:FINALISTS]
+    if not close:
+        return None
+    kernels = {str(option): kernel_of(case, option) for option in close}
+    final = interleave({name: call_of(case, kernel) for name, kernel in kernels.items()}, rest=REST)
+    best = min(close, key=lambda option: final[str(option)].median)
+    return kernels[str(best)], best
+
+
+def ranked(times: dict[Option, float]) -> list[Option]:
+    """The options, the fastest first."""
+    return sorted(times, key=lambda option: times[option])
+
+
+def measured(case: Case, tried: Iterator[Option]) -> dict[Option, float]:
+    """Seconds of the fastest call with each option that can be built."""
+    found = {}
+    for option in tried:
         try:
-            kernel = kernel_of(case, option)
-            seconds = fastest(kernel.bind(**{name: sparse}), dict(rest))
+            found[option] = fastest(call_of(case, kernel_of(case, option)))
         except (SparseTIRError, MemoryError) as error:
             say(f"without {option}: {error}")
-            continue
-        if found is None or seconds < CLEARLY * found[0]:
-            found = seconds, kernel, option
-    return None if found is None else found[1:]
+    return found
+
+
+def call_of(case: Case, kernel: Any) -> Callable[[], Any]:
+    """A call of a kernel with its sparse argument bound."""
+    (name, sparse), *rest = case.inputs.items()
+    bound, dense = kernel.bind(**{name: sparse}), dict(rest)
+    return lambda: bound(**dense)
 
 
 def kernel_of(case: Case, option: Option) -> Any:
@@ -88,9 +144,9 @@ def kernel_of(case: Case, option: Option) -> Any:
     return sparsetir.build(program, schedule=option.choices)
 
 
-def fastest(bound: Any, dense: dict[str, Any]) -> float:
+def fastest(call: Callable[[], Any]) -> float:
     """Seconds of the fastest call of a burst."""
-    return min(burst(lambda: bound(**dense), BURST))
+    return min(burst(call, BURST))
 
 
 __all__ = ["Option", "best_of", "options"]

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which format a matrix is worth converting to before many products with it.
+
+* Dense blocks: `bsr`, whose loops load a row of the dense operand once for all rows of a block.
+* Short rows that are summed into one number each: `sell`, whose loops sum several rows side by side.
+
+The rules look at a sample of the rows. Converting has to pay within the calls that were announced
+(``sparsetir.build(program, calls=1000)``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparsetir.build import build
+from sparsetir.composed import BoundComposedKernel
+from sparsetir.errors import SparseTIRError
+from sparsetir.formats.blocks import BSR
+from sparsetir.formats.format import Format
+from sparsetir.formats.special import SELL
+from sparsetir.interop import is_sparse
+from sparsetir.interop.sources import Compressed, open_source
+from sparsetir.ir import Program
+from sparsetir.kernel import Kernel
+from sparsetir.machine import private_cache
+from sparsetir.transform.decompose import decompose_format
+from sparsetir.untuned import ragged_sums
+
+SAMPLED, WINDOWS = 1 << 16, 16  # entries that are looked at, and in how many places
+BLOCKS = (4, 3, 2)
+FULL = 0.8  # of the slots of a block: what is lost on zeros is less than what rows together gain
+SHORT, MANY = 6.0, 1 << 18  # entries of a row on average, and of all rows
+CACHES = 4  # private caches that a gathered vector may fill
+# Seconds for each entry, as measured on several machines within a factor of two: converting it, and the least that a
+# call saves for each number that is computed with it.
+CONVERSION, SAVED = 80e-9, 0.02e-9
+SAVED_ON_SHORT = 0.4e-9
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A format, and from how many calls on it pays."""
+
+    format: Format
+    calls: float
+
+
+def bound_over_another(
+    kernel: Kernel, fixed: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> BoundComposedKernel | None:
+    """A bound kernel over the format that suits the fixed matrix; None where its own is best, or it is not alone."""
+    matrices = {name: value for name, value in {**fixed, **arguments}.items() if is_sparse(value)}
+    if len(matrices) != 1 or set(matrices) - set(fixed):
+        return None
+    ((name, matrix),) = matrices.items()
+    if len(matrix.shape) != 2 or name not in kernel.signature.buffers:
+        return None
+    shapes = {n: np.shape(v) for n, v in {**fixed, **arguments}.items() if n != name}
+    found = suited(kernel.signature.program, matrix, shapes)
+    if found is None or found.calls > (kernel.calls or 0):
+        return None
+    try:
+        other: Any = build(decompose_format(kernel.func, {name: found.format}), kernel.target)
+        return other.bind(**fixed) if other.has_plain_results else None
+    except SparseTIRError:  # the program cannot be written over it
+        return None
+
+
+def suited(program: Program, matrix: Any, shapes: Mapping[str, tuple[int, ...]]) -> Conversion | None:
+    """The format for the only sparse operand of a program.
+
+    Parameters
+    ----------
+    program : Program
+    matrix : object
+        Of two dimensions; looked at where it is compressed by rows.
+    shapes : mapping of str to tuple of int
+        Of the dense arguments.
+    """
+    source = open_source(matrix, "the matrix")
+    if not isinstance(source, Compressed) or source.major or source.block or not source.indices.size:
+        return None
+    indptr, indices, columns = source.indptr, source.indices, matrix.shape[1]
+    feat = max((shape[-1] for shape in shapes.values() if len(shape) > 1), default=1)
+    if ragged_sums(program):
+        length = indices.size / max(len(indptr) - 1, 1)
+        fits = 4 * columns <= CACHES * private_cache()
+        if length <= SHORT and indices.size >= MANY and fits:
+            return Conversion(SELL(8, 64), CONVERSION / SAVED_ON_SHORT)
+        return None
+    size = next((r for r in BLOCKS if block_fill(indptr, indices, r) >= FULL), None)
+    return None if size is None or feat < 8 else Conversion(BSR(size, size), CONVERSION / (SAVED * feat))
+
+
+def block_fill(indptr: np.ndarray, indices: np.ndarray, size: int) -> float:
+    """How full blocks of ``size x size`` are in a sample of the rows.
+
+    Examples
+    --------
+    >>> block_fill(np.array([0, 2, 4]), np.array([0, 1, 0, 1]), 2)
+    1.0
+    """
+    rows = len(indptr) - 1
+    each = max(1, rows * SAMPLED // max(indices.size, 1) // (WINDOWS * size)) * size
+    starts = np.unique(np.linspace(0, max(rows - each, 0), WINDOWS).astype(np.int64) // size * size)
+    held = blocks = 0
+    for start in starts:
+        bounds = indptr[start : start + each + 1].astype(np.int64)
+        row = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        columns = indices[bounds[0] : bounds[-1]].astype(np.int64)
+        held += columns.size
+        blocks += np.unique(row // size * (1 << 40) + columns // size).size
+    return held / (blocks * size * size) if blocks else 0.0
+
+
+__all__ = ["Conversion", "block_fill", "bound_over_another", "suited"]

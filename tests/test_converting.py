@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrices that are converted where many calls were announced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from sparsetir import converting, formats
+from sparsetir.bench.suite import families
+from sparsetir.errors import ArgumentError
+from sparsetir.ir import decode
+from sparsetir.schedules import Choices
+
+MANY = 10**9
+
+
+def blocks(size: int, rows: int = 240) -> Any:
+    """Dense blocks at random places."""
+    mask = sp.random_array((rows // size, rows // size), density=0.1, rng=np.random.default_rng(size))
+    return sp.kron(mask, np.ones((size, size)), format="csr").astype(np.float32)
+
+
+def short_rows() -> Any:
+    """Enough of them that a processor does not learn their lengths."""
+    return families()["stencil_2d"]("medium")
+
+
+@pytest.mark.parametrize(("size", "wanted"), [(1, None), (2, 2), (3, 3), (4, 4)])
+def test_dense_blocks(size: int, wanted: int | None) -> None:
+    found = converting.suited(decode(sparsetir.ops.spmm()), blocks(size), {"B": (240, 32)})
+    assert (found and found.format) == (wanted and formats.bsr(wanted, wanted))
+
+
+def test_short_rows_of_a_matrix_times_a_vector() -> None:
+    program, A = decode(sparsetir.ops.spmv()), short_rows()
+    found = converting.suited(program, A, {"x": (A.shape[1],)})
+    assert found is not None
+    assert found.format == formats.sell(8, 64)
+    assert converting.suited(program, families()["uniform"]("small"), {"x": (1250,)}) is None
+
+
+def test_converting_has_to_pay() -> None:
+    A, B = blocks(4), np.ones((240, 64), np.float32)
+    for calls, is_converted in ((1, False), (MANY, True)):
+        bound = sparsetir.build(sparsetir.ops.spmm(), calls=calls).bind(A=A)
+        np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-5)
+        assert (bound.over_another is not None) is is_converted
+        assert ("bsr" in repr(bound)) is is_converted
+
+
+@pytest.mark.parametrize("family", list(families()))
+@pytest.mark.parametrize("op", ["spmm", "spmv", "sddmm"])
+def test_results_stay_what_they_are(family: str, op: str) -> None:
+    A, rng = families()[family]("small"), np.random.default_rng(0)
+    bound = sparsetir.build(getattr(sparsetir.ops, op)(), calls=MANY).bind(**{"S" if op == "sddmm" else "A": A})
+    x, y = rng.standard_normal((A.shape[1], 16), np.float32), rng.standard_normal((A.shape[0], 16), np.float32)
+    for _ in range(2):
+        if op == "spmm":
+            np.testing.assert_allclose(bound(B=x), A.astype("float64") @ x, rtol=1e-3, atol=1e-3)
+        elif op == "spmv":
+            vector = np.ascontiguousarray(x[:, 0])
+            np.testing.assert_allclose(bound(x=vector), A.astype("float64") @ vector, rtol=1e-3, atol=1e-3)
+        else:
+            want = A.multiply(y.astype("float64") @ x.T.astype("float64"))
+            np.testing.assert_allclose(bound(X=y, Y=x).toarray(), want.toarray(), rtol=1e-3, atol=1e-3)
+
+
+def test_what_was_asked_for_is_kept() -> None:
+    A, B = blocks(4), np.ones((240, 64), np.float32)
+    bound = sparsetir.build(sparsetir.ops.spmm(), schedule=Choices(tile=16), calls=MANY).bind(A=A)
+    bound(B=B)
+    assert bound.over_another is None
+
+
+@pytest.mark.parametrize("calls", [0, -1, 1.5, True])
+def test_calls_are_a_number(calls: Any) -> None:
+    with pytest.raises(ArgumentError, match="calls must be a positive number"):
+        sparsetir.build(sparsetir.ops.spmm(), calls=calls)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (1, 1), (6, 6)])
+def test_nothing_stored(shape: tuple[int, int]) -> None:
+    A = sp.csr_array(shape, dtype=np.float32)
+    bound = sparsetir.build(sparsetir.ops.spmm(), calls=MANY).bind(A=A)
+    np.testing.assert_array_equal(bound(B=np.ones((shape[1], 8), np.float32)), np.zeros((shape[0], 8), np.float32))
+    assert bound.over_another is None
