@@ -8,8 +8,9 @@ import io
 import json
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,32 @@ import pytest
 import scipy.sparse as sp
 from tvm.script import sparsetir as T
 
-from sparsetir import ops
+from sparsetir import formats, ops
 from sparsetir.build import build, make_target, write_cache
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, TuningError
+from sparsetir.formats.pattern import pattern
+from sparsetir.formats.text import parse
 from sparsetir.interop import CooTensor
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
 from sparsetir.schedules.choices import LANES
 from sparsetir.tuning import Database, Key, Record, TuneResult, features, space, tune, tune_sparse
 from sparsetir.tuning.database import fingerprint
-from sparsetir.tuning.measure import Form, Measurement, Measurer, Workload
+from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.features import Operands, Stored
+from sparsetir.tuning.forms import Form
+from sparsetir.tuning.measure import Measurement, Measurer
 from sparsetir.tuning.operands import make_case
 from sparsetir.tuning.progress import Progress
 from sparsetir.tuning.reference import Reference, recognise
-from sparsetir.tuning.search import BATCH, Search
+from sparsetir.tuning.search import BATCH, STRATEGIES, Search
+from sparsetir.tuning.space import Space
 from sparsetir.tuning.tune import Budget, Log, explore, winner
+from sparsetir.tuning.workload import Workload
 
 FEAT = 16
 VALUES = {n: v for n, v in Choices.space(threads=2, feat=256).items() if n in ("tile", "chunks", "unroll", "prefetch")}
 KEY = Key("spmm", "p", "s", {"m": 3}, "float32", "llvm", "a machine", 2, "1")
-PATTERN = dict.fromkeys(features.STATISTICS, 100.0)
 
 
 def matrix(seed: int = 0, *, m: int = 60, n: int = 50, density: float = 0.1) -> sp.csr_array:
@@ -64,25 +71,35 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 # --- the search, on made-up times ---------------------------------------------------------------------------
 
 
-def made_up_seconds(choices: Choices) -> float:
-    """Fastest at tile 128, 8 chunks, unroll 2 and prefetch 8, with interactions."""
+BLOCKS = formats.bsr(4, 4)
+
+
+def made_up_seconds(candidate: Candidate) -> float:
+    """Fastest over blocks at tile 128, 8 chunks, unroll 2 and prefetch 8, with interactions."""
     wanted = {"tile": 7.0, "chunks": 3.0, "unroll": 1.0, "prefetch": 3.0}
-    off = [abs(np.log2(max(1, choices.as_dict()[name])) - best) for name, best in wanted.items()]
-    return 1e-3 * (1.0 + 0.2 * off[0] + 0.1 * off[1] + 0.05 * off[2] * off[0] + 0.1 * off[3])
+    chosen = candidate.choices.as_dict()
+    off = [abs(np.log2(max(1, chosen[name])) - best) for name, best in wanted.items()]
+    seconds = 1e-3 * (1.0 + 0.2 * off[0] + 0.1 * off[1] + 0.05 * off[2] * off[0] + 0.1 * off[3])
+    return seconds if candidate.format == BLOCKS else 1.5 * seconds
 
 
-def fake(batch: list[Choices]) -> Iterator[tuple[Choices, Measurement]]:
-    for choices in batch:
-        yield choices, Measurement(made_up_seconds(choices))
+def fake(batch: list[Candidate]) -> Iterator[tuple[Candidate, Measurement]]:
+    for candidate in batch:
+        yield candidate, Measurement(made_up_seconds(candidate))
 
 
-def new_search(seed: int = 0) -> Search:
-    return Search(
-        space.points(VALUES),
-        first=space.portfolio(VALUES),
-        features=lambda candidates: features.matrix(candidates, PATTERN),
-        seed=seed,
-    )
+def new_space(values: Any = VALUES) -> Space:
+    """Three formats, one of which cannot be had."""
+    return Space([None, formats.dia(), BLOCKS], lambda format: None if format == formats.dia() else values)
+
+
+def made_up_features(candidates: Sequence[Candidate]) -> np.ndarray:
+    found = [features.of_candidate(c, Stored(1000, 8000), Operands(256, 9000, 9000, 4, 2), 1000) for c in candidates]
+    return np.array([list(named.values()) for named in found])
+
+
+def new_search(seed: int = 0, strategy: str = "evolution") -> Search:
+    return Search(new_space(), features=made_up_features, seed=seed, strategy=strategy)
 
 
 def explored(search: Search, trials: int, measure: Any = fake, **limits: Any) -> list[Record]:
@@ -91,53 +108,72 @@ def explored(search: Search, trials: int, measure: Any = fake, **limits: Any) ->
     return log.history
 
 
-def order(history: list[Record]) -> list[Choices]:
-    return [record.choices for record in history]
+def order(history: list[Record]) -> list[Candidate]:
+    return [record.candidate for record in history]
 
 
-def test_seed_and_times_decide_the_candidates() -> None:
-    first = order(explored(new_search(), 40))
-    assert first == order(explored(new_search(), 40))
-    assert first != order(explored(new_search(seed=1), 40))
+@pytest.mark.parametrize("strategy", ["evolution", "annealing", "random"])
+def test_seed_and_times_decide_the_candidates(strategy: str) -> None:
+    first = order(explored(new_search(strategy=strategy), 40))
+    assert first == order(explored(new_search(strategy=strategy), 40))
+    assert first != order(explored(new_search(seed=1, strategy=strategy), 40))
     assert len(set(first)) == 40
 
 
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
 @pytest.mark.parametrize("stopped_after", [1, 10, 24])
-def test_a_stopped_search_goes_on_as_it_would_have(stopped_after: int) -> None:
-    whole = order(explored(new_search(), 40))
-    resumed = new_search()
-    for choices in whole[:stopped_after]:
-        resumed.tell(choices, made_up_seconds(choices))
+def test_a_stopped_search_goes_on_as_it_would_have(stopped_after: int, strategy: str) -> None:
+    whole = order(explored(new_search(strategy=strategy), 40))
+    resumed = new_search(strategy=strategy)
+    for candidate in whole[:stopped_after]:
+        resumed.tell(candidate, made_up_seconds(candidate))
     rest = order(explored(resumed, 40 - stopped_after))
     assert whole[:stopped_after] + rest == whole
 
 
 def test_records_of_another_search_do_not_end_it() -> None:
     search = new_search()
-    for choices in space.points(VALUES)[: 3 * BATCH + 1]:
-        search.tell(choices, made_up_seconds(choices))
+    for candidate in islice(new_space(), 3 * BATCH + 1):
+        search.tell(candidate, made_up_seconds(candidate))
     assert len(order(explored(search, 20))) == 20
 
 
 def test_the_model_finds_what_is_fast() -> None:
-    fastest = min(made_up_seconds(c) for c in space.points(VALUES))
-    for seed in range(2):
-        best = explored(new_search(seed), 48)[-1].best
+    times = sorted(made_up_seconds(c) for c in new_space())
+    for seed in range(3):
+        found = {name: explored(new_search(seed, name), 64)[-1].best for name in ("evolution", "random")}
+        assert found["evolution"] is not None
+        assert found["evolution"] <= 1.05 * times[0]
+        assert found["random"] is not None
+        assert found["evolution"] <= found["random"]
+
+
+def test_strategies_find_what_is_better_than_the_median() -> None:
+    times = sorted(made_up_seconds(c) for c in new_space())
+    for strategy in ("annealing", "portfolio", "random"):
+        best = explored(new_search(strategy=strategy), 40)[-1].best
         assert best is not None
-        assert best <= 1.05 * fastest
+        assert best < times[len(times) // 2]
 
 
-def test_a_small_space_is_exhausted() -> None:
-    points = space.points({"chunks": (0, 2, 4)})
-    search = Search(points, first=[], features=lambda c: features.matrix(c, PATTERN))
-    assert set(order(explored(search, 50))) == set(points)
+def test_unknown_strategies() -> None:
+    with pytest.raises(ArgumentError, match="strategies evolution, annealing"):
+        new_search(strategy="luck")
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_a_small_space_is_exhausted(strategy: str) -> None:
+    small = new_space({"chunks": (0, 2, 4)})
+    search = Search(small, features=made_up_features, strategy=strategy)
+    assert set(order(explored(search, 50))) == set(small)
+    assert len(set(small)) == 6
 
 
 def test_failures_never_win_and_do_not_end_the_search() -> None:
-    def failing(batch: list[Choices]) -> Iterator[tuple[Choices, Measurement]]:
-        for choices in batch:
-            bad = choices.unroll > 1
-            yield choices, Measurement(error="no") if bad else Measurement(made_up_seconds(choices))
+    def failing(batch: list[Candidate]) -> Iterator[tuple[Candidate, Measurement]]:
+        for candidate in batch:
+            bad = candidate.choices.unroll > 1
+            yield candidate, Measurement(error="no") if bad else Measurement(made_up_seconds(candidate))
 
     history = explored(new_search(), 40, failing)
     assert len(history) == 40
@@ -147,10 +183,10 @@ def test_failures_never_win_and_do_not_end_the_search() -> None:
 
 
 def test_budgets() -> None:
-    def slow(batch: list[Choices]) -> Iterator[tuple[Choices, Measurement]]:
-        for choices in batch:
+    def slow(batch: list[Candidate]) -> Iterator[tuple[Candidate, Measurement]]:
+        for candidate in batch:
             time.sleep(0.01)
-            yield choices, Measurement(1.0)
+            yield candidate, Measurement(1.0)
 
     assert len(explored(new_search(), 7)) == 7
     assert 2 <= len(explored(new_search(), 500, slow, seconds=0.1)) <= 11
@@ -159,14 +195,52 @@ def test_budgets() -> None:
 
 
 def test_a_close_finish_keeps_the_untuned_kernel() -> None:
-    a, b = Choices(tile=32), Choices(tile=128)
+    a, b = Candidate(Choices(tile=32)), Candidate(Choices(tile=128))
     assert winner({None: 1.0, a: 0.99, b: 1.2}) is None
     assert winner({None: 1.0, a: 0.9, b: 0.8}) == b
-    assert winner({None: 1.0, a: 0.8, b: 0.8}) == a
+    assert winner({None: 1.0, a: 0.8, b: 0.8}) == min(a, b, key=lambda c: c.key)
     assert winner({None: 1.0}) is None
 
 
 # --- the space and what the model sees ----------------------------------------------------------------------
+
+
+def test_offspring_lies_in_the_space() -> None:
+    found, rng = new_space(), np.random.default_rng(0)
+    for _ in range(200):
+        one, other = found.sample(rng), found.sample(rng)
+        for child in (one, found.mutate(one, rng), found.crossover(one, other, rng), *found.steps(one)):
+            assert child in found
+    assert Candidate(format=formats.dia()) not in found
+    assert Candidate(Choices(tile=512)) not in found
+
+
+def test_steps_differ_in_one_choice() -> None:
+    base = Candidate(Choices(tile=64, chunks=2), BLOCKS)
+    steps = new_space().steps(base)
+    assert {s.choices.tile for s in steps} == {32, 64, 128}
+    for step in steps:
+        assert sum(a != b for a, b in zip(step.key, base.key, strict=True)) == 1
+
+
+def test_the_portfolio_has_every_format() -> None:
+    first = list(new_space().first())
+    assert first[0] == Candidate(space.start(VALUES))
+    assert {c.format for c in first} == {None, BLOCKS}
+    assert len(set(first)) == len(first)
+
+
+@pytest.mark.parametrize(
+    "format", [formats.bsr(3, 3), formats.hyb(4), formats.sell(8, 64), formats.blocks(2, 2), formats.csf((1, 0, 2))]
+)
+def test_formats_are_read_as_they_print(format: Any) -> None:
+    assert parse(repr(format)) == format
+
+
+@pytest.mark.parametrize("text", ["", "bsr", "bsr(2, 2)", "bsr(r=)", "os.system('x')", "magic(r=1)", "3", "bsr(r=-1, c=1)"])
+def test_other_texts_are_no_formats(text: str) -> None:
+    with pytest.raises(SparseTIRError):
+        parse(text)
 
 
 def test_the_space_follows_the_sizes() -> None:
@@ -174,8 +248,7 @@ def test_the_space_follows_the_sizes() -> None:
     assert Choices.space(threads=3, feat=2)["tile"] == (8,)
     assert set(Choices.space(threads=3)["chunks"]) == {0, 3, 6, 12, 24, 48, 96}
     assert space.start({"tile": (8, 16)}) == Choices(tile=16)
-    assert space.portfolio({}) == [Choices()]
-    assert set(space.portfolio(VALUES)) <= set(space.points(VALUES))
+    assert list(space.points({"tile": (8, 16)})) == [Choices(tile=8), Choices(tile=16)]
 
 
 def test_choices_that_change_nothing_are_left_out() -> None:
@@ -203,18 +276,23 @@ def test_free_sizes() -> None:
         build(func)(A=A, B=B[:, :16].copy())
 
 
-def test_statistics() -> None:
+def test_features_of_a_pattern() -> None:
     A = sp.csr_array(np.array([[1, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]], "float32"))
-    work = Workload(build(ops.spmm()), {"A": A, "B": np.ones((4, FEAT), "float32")})
-    found = features.statistics(work.signature.program, work.arrays, work.feat)
-    assert found["rows"] == 4
-    assert found["nnz"] == 4
-    assert found["mean"] == 1.0
-    assert found["longest"] == 2.0
-    assert found["empty"] == 0.25
-    assert found["feat"] == FEAT
-    assert found["offset"] == pytest.approx((0 + 0.75 + 0 + 0) / 4)
-    assert len(features.vector(Choices(), found)) == len(features.vector(Choices(tile=8), PATTERN))
+    found = features.of_pattern(pattern(A))
+    assert found["row_empty"] == 0.25
+    assert found["nnz"] == pytest.approx(np.log2(5))
+    assert found["length_0"] == 0.25
+    assert found["length_1"] == 0.5
+    image = features.density(A.indptr, A.indices, 4)
+    assert sum(v for n, v in image.items() if n.startswith("cell")) == pytest.approx(1.0)
+
+
+def test_features_have_the_same_names_for_every_candidate() -> None:
+    inputs = arguments()
+    session = tune.Session(ops.spmm(), inputs, None)
+    candidates = [*islice(session.space.first(), 6)]
+    assert session.rows(candidates).shape == (6, len(session.feature_names))
+    assert len({c.format for c in candidates}) > 1
 
 
 def test_a_fingerprint_is_of_the_pattern_only() -> None:
@@ -237,7 +315,7 @@ def test_a_fingerprint_is_of_the_pattern_only() -> None:
 def test_records_survive_a_killed_writer(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "tuning.jsonl"
     database = Database(path)
-    database.append(KEY, Record(Choices(tile=8), {"feat": 4}, seconds=1.0, median=2.0, spread=0.1, elapsed=3.0))
+    database.append(KEY, Record(Choices(tile=8), "dia()", {"feat": 4}, seconds=1.0, median=2.0, spread=0.1, elapsed=3.0))
     database.append(KEY, Record(Choices(tile=16), error="no"))
     database.close()
     path.write_bytes(path.read_bytes()[:-20])
@@ -249,7 +327,7 @@ def test_records_survive_a_killed_writer(tmp_path: Path) -> None:
     found = Database(path).load(KEY)
     assert [r.choices.tile for r in found] == [8, 32]
     assert found[0] == Record(
-        Choices(tile=8), {"feat": 4}, seconds=1.0, median=2.0, spread=0.1, elapsed=3.0, reused=True
+        Choices(tile=8), "dia()", {"feat": 4}, seconds=1.0, median=2.0, spread=0.1, elapsed=3.0, reused=True
     )
 
 
@@ -266,7 +344,7 @@ def test_records_of_other_keys_and_versions_do_not_count(tmp_path: Path) -> None
         database.append(other, Record(Choices(tile=16), seconds=1.0))
     database.close()
     with (tmp_path / "tuning.jsonl").open("a") as stream:
-        line = {**json.loads(json.dumps(KEY.__dict__)), "format": 1, "choices": {"unknown": 1}}
+        line = {**json.loads(json.dumps(KEY.__dict__)), "format": 2, "choices": {"unknown": 1}}
         stream.write("\n[1, 2]\nnonsense\n" + json.dumps(line) + "\n" + json.dumps({**line, "format": 99}) + "\n")
     found = Database(tmp_path / "tuning.jsonl").load(KEY)
     assert [(r.choices.tile, r.seconds) for r in found] == [(8, 1.0)]
@@ -425,11 +503,11 @@ def test_the_speedup_is_that_of_the_confirmation(monkeypatch: pytest.MonkeyPatch
 def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     measured, seen = Measurer.measured, []
 
-    def stop_at_fourth(self: Measurer, call: Any) -> Measurement:
+    def stop_at_fourth(self: Measurer, call: Any, format: Any = None) -> Measurement:
         seen.append(call)
         if len(seen) == 4:
             raise KeyboardInterrupt
-        return measured(self, call)
+        return measured(self, call, format)
 
     monkeypatch.setattr(Measurer, "measured", stop_at_fourth)
     path, inputs = tmp_path / "tuning.jsonl", arguments()
@@ -496,7 +574,7 @@ def test_a_program_of_ones_own_that_updates() -> None:
 
 def test_wrong_use() -> None:
     inputs = arguments()
-    for wrong in ({"max_trials": 0}, {"max_seconds": 0}, {"patience": 0}, {"seed": -1}, {"max_trials": 2.5}):
+    for wrong in ({"max_trials": -1}, {"preset": "lazy"}, {"amortize_over": 0}, {"max_seconds": 0}, {"patience": 0}, {"seed": -1}, {"max_trials": 2.5}):
         with pytest.raises(ArgumentError, match="found"):
             tune_sparse(ops.spmm(), inputs, **wrong)
     with pytest.raises(ArgumentTypeError, match="name the arguments"):
@@ -507,6 +585,70 @@ def test_wrong_use() -> None:
         make_case("mttkrp", matrix())
     with pytest.raises(ArgumentError, match="spmm, spmv"):
         make_case("spmx", matrix())
+
+
+# --- formats and schedules together ---------------------------------------------------------------------------
+
+
+def blocked() -> dict[str, Any]:
+    """A matrix of dense blocks."""
+    mask = sp.random_array((60, 60), density=0.1, rng=np.random.default_rng(0))
+    A = sp.csr_array(sp.kron(mask, np.ones((4, 4)), format="csr")).astype("float32")
+    return {"A": A, "B": np.random.default_rng(1).standard_normal((240, 32)).astype("float32")}
+
+
+def test_formats_are_searched_with_the_schedule() -> None:
+    inputs = blocked()
+    result = tune_sparse(ops.spmm(), inputs, max_trials=14, progress=False)
+    tried = result.formats()
+    assert {"as it is", "bsr(r=4, c=4)"} <= set(tried)
+    assert not [r for r in result.history if r.error is not None]
+    np.testing.assert_allclose(result.kernel(**inputs), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-4)
+    assert all(r.conversion > 0 for r in result.history if r.stored_as)
+    text = result.explain()
+    assert "bsr(r=4, c=4)" in text
+    assert "loops:" in text
+
+
+def test_a_format_that_wins_is_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def blocks_win(cases: Any, **_kwargs: Any) -> dict[Any, float]:
+        return {c: 0.5 if c is not None and c.format == BLOCKS else 1.0 for c in cases}
+
+    monkeypatch.setattr(tune, "duel", blocks_win)
+    monkeypatch.setattr(tune, "finalists", lambda history, _cost: [r.candidate for r in history if r.candidate.format])
+    inputs = blocked()
+    result = tune_sparse(ops.spmm(), inputs, max_trials=8, formats=[BLOCKS], progress=False)
+    assert result.best.stored_as == "bsr(r=4, c=4)"
+    assert result.speedup == 2.0
+    assert "bsr(r=4, c=4)" in repr(result.kernel)
+    assert result.break_even is not None
+    np.testing.assert_allclose(result.kernel(**inputs), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-4)
+
+
+def test_no_formats_is_schedules_only() -> None:
+    result = tune_sparse(ops.spmm(), blocked(), max_trials=6, formats=[], progress=False)
+    assert list(result.formats()) == ["as it is"]
+
+
+def test_the_conversion_counts_where_calls_are_few() -> None:
+    record = Record(Choices(), "bsr(r=4, c=4)", seconds=1.0, conversion=10.0)
+    assert tune.full_cost(record) == 1.0
+    assert tune.full_cost(record, 10) == 2.0
+    assert tune.full_cost(Record(Choices(), error="no")) == float("inf")
+
+
+def test_nothing_is_measured_without_trials() -> None:
+    inputs = arguments()
+    result = tune_sparse(ops.spmm(), inputs, max_trials=0, progress=False)
+    assert result.best == result.untuned
+    np.testing.assert_allclose(result.kernel(**inputs), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-5)
+
+
+def test_formats_that_cannot_be_had_are_told() -> None:
+    inputs = make_case("sddmm", matrix(), feat=8).inputs
+    result = tune_sparse(ops.sddmm(), inputs, max_trials=8, formats=[BLOCKS], progress=False)
+    assert list(result.formats()) == ["as it is"]
+    assert "pieces" in result.refused["bsr(r=4, c=4)"]
 
 
 # --- what counts as right -----------------------------------------------------------------------------------

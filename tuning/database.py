@@ -13,7 +13,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ import numpy as np
 
 from sparsetir.errors import TuningError
 from sparsetir.formats.fingerprint import hash_arrays
+from sparsetir.formats.text import parse
 from sparsetir.ir import Program
 from sparsetir.schedules import Choices
+from sparsetir.tuning.candidate import Candidate
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Record:
     Parameters
     ----------
     choices : Choices
+    stored_as : str or None
+        The format of the sparse argument as it prints; None is as the program declares it.
     fixed : dict of str to int
         Sizes that were compiled in; none in the untuned kernel.
     seconds : float or None
@@ -73,6 +77,10 @@ class Record:
         Of the calls; the spread is the distance of the quartiles relative to the median.
     error : str or None
         Why it failed.
+    predicted : float or None
+        What the cost model said before.
+    conversion : float
+        Seconds that storing the argument in the format took.
     elapsed : float
         Seconds of search when the trial was done.
     seed : int
@@ -84,15 +92,23 @@ class Record:
     """
 
     choices: Choices
+    stored_as: str | None = None
     fixed: dict[str, int] = field(default_factory=dict)
     seconds: float | None = None
     median: float | None = None
     spread: float | None = None
     error: str | None = None
+    predicted: float | None = None
+    conversion: float = 0.0
     elapsed: float = 0.0
     seed: int = 0
     best: float | None = None
     reused: bool = False
+
+    @cached_property
+    def candidate(self) -> Candidate:
+        """What was measured."""
+        return Candidate(self.choices, parse(self.stored_as) if self.stored_as else None)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -150,7 +166,7 @@ class Database:
                 continue
             record = _record(line)
             if record is not None:
-                found.setdefault((record.choices, bool(record.fixed)), record)
+                found.setdefault((record.choices, record.stored_as, bool(record.fixed)), record)
         return list(found.values())
 
     def _lines(self) -> Iterator[dict[str, Any]]:
@@ -200,6 +216,7 @@ def _record(line: dict[str, Any]) -> Record | None:
     """The record of a line; None if another version of the choices wrote it."""
     try:
         choices = Choices(**line["choices"])
-        return Record(choices, **{name: line[name] for name in SAVED}, reused=True)
+        record = Record(choices, **{name: line[name] for name in SAVED}, reused=True)
+        return record if record.candidate else None
     except (KeyError, TypeError, ValueError):
         return None

@@ -1,91 +1,152 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cost model sees: numbers of a sparsity pattern and of a candidate."""
+"""What the cost model sees of a candidate: the pattern, how the format stores it, the choices, and analytic terms.
+
+Every number has a name, so that a model can say which of them it used. Sizes and times enter as logarithms.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from sparsetir.ir import Axis, Program, SparseBuffer
+from sparsetir.formats.pattern import MatrixPattern, Pattern
+from sparsetir.ir import SparseBuffer
+from sparsetir.machine import last_cache, private_cache
 from sparsetir.schedules import Choices
+from sparsetir.tuning.candidate import Candidate
 
-SAMPLED = 1 << 16
-STATISTICS = ("rows", "cols", "nnz", "mean", "longest", "cv", "empty", "offset", "feat")
-
-
-def main_buffer(program: Program, arrays: Mapping[str, np.ndarray]) -> SparseBuffer | None:
-    """The sparse parameter with most values."""
-    held = [b for b in program.buffers.values() if not b.is_dense and str(b.storage.name) in arrays]
-    return max(held, key=lambda b: arrays[str(b.storage.name)].size, default=None)
+GRID = 8  # cells of the density image in each direction
+BINS = 12  # of the histogram of row lengths
+KINDS = ("", "bsr", "blocks", "buckets", "hyb", "columns", "rows", "sell", "ell", "ell_rest", "dia", "csf")
 
 
-def row_pointers(axis: Axis, arrays: Mapping[str, np.ndarray], nnz: int) -> np.ndarray:
-    """Where each fiber of `axis` begins, and the end of the last."""
-    if axis.indptr is not None:
-        return arrays[str(axis.indptr.name)]
-    rows = 1
-    if axis.parent is not None and axis.kind == "sparse_fixed" and axis.indices is not None:
-        shape = arrays[str(axis.indices.name)].shape
-        rows = shape[0] if len(shape) > 1 else 1
-    return np.linspace(0, nnz, rows + 1).astype(np.int64)
-
-
-def statistics(program: Program, arrays: Mapping[str, np.ndarray], feat: int | None) -> dict[str, float]:
-    """Numbers that say what a pattern is like.
+@dataclass(frozen=True)
+class Stored:
+    """How a format stores the argument.
 
     Parameters
     ----------
-    program : Program
-        Decoded stage I.
-    arrays : mapping of str to ndarray
-        What is passed for each parameter.
-    feat : int or None
-        Length of a dense output row.
-
-    Returns
-    -------
-    dict of str to float
-        Keys `STATISTICS`. Of the innermost sparse axis: number of fibers and coordinates, nonzeros, the mean
-        and largest length of a fiber, their coefficient of variation, the fraction that are empty, and the mean
-        distance from the diagonal as a fraction of the width.
+    values : int
+        Stored, padding included.
+    bytes : int
+        Of values and index arrays.
+    pieces : int
+    rows : int
+        Of a block, side by side in a kernel.
+    seconds : float
+        The conversion took.
     """
-    found = dict.fromkeys(STATISTICS, 0.0) | {"feat": float(feat or 1)}
-    buffer = main_buffer(program, arrays)
-    axis = next((a for a in reversed(buffer.axes) if not a.is_dense), None) if buffer is not None else None
-    if axis is None:
-        return found
-    indices = arrays[str(axis.indices.name)].reshape(-1) if axis.indices is not None else np.zeros(0, np.int32)
-    indptr = row_pointers(axis, arrays, indices.size)
-    lengths = np.diff(indptr)
-    if lengths.size == 0 or indices.size == 0:
-        return found
-    mean = float(lengths.mean())
-    cols = int(indices.max()) + 1
-    found |= {"rows": float(lengths.size), "cols": float(cols), "nnz": float(indices.size), "mean": mean}
-    found |= {"longest": float(lengths.max()), "cv": float(lengths.std() / mean), "empty": float((lengths == 0).mean())}
-    return found | {"offset": mean_offset(indptr, indices, cols)}
+
+    values: int
+    bytes: int
+    pieces: int = 1
+    rows: int = 1
+    seconds: float = 0.0
 
 
-def mean_offset(indptr: np.ndarray, indices: np.ndarray, cols: int) -> float:
-    """Mean distance of nonzeros from the diagonal, as a fraction of the width; evenly spaced samples of many."""
-    at = np.linspace(0, indices.size - 1, min(indices.size, SAMPLED)).astype(np.int64)
-    row = np.searchsorted(indptr, at, side="right") - 1
-    return float(np.abs(row / (len(indptr) - 1) - indices[at] / cols).mean())
+@dataclass(frozen=True)
+class Operands:
+    """Sizes of a call: length of a dense row, bytes of what is gathered and of the results, and threads."""
+
+    feat: int
+    gathered: int
+    result: int
+    itemsize: int
+    threads: int
 
 
-def vector(choices: Choices, pattern: Mapping[str, float]) -> list[float]:
-    """One row of the model's input: logarithms of sizes, and the ratios on which a good choice depends."""
-    decided = choices.as_dict()
-    pieces = max(1, choices.chunks)
-    sizes = [pattern["rows"], pattern["cols"], pattern["nnz"], pattern["mean"], pattern["longest"], pattern["feat"]]
-    ratios = [pattern["feat"] / choices.tile, pattern["nnz"] / pieces, pattern["mean"] / choices.unroll]
-    flags = [float(choices.chunks == 0), float(choices.prefetch == 0)]
-    flags += [pattern["cv"], pattern["empty"], pattern["offset"]]
-    return [*np.log2(1.0 + np.array([*decided.values(), *sizes, *ratios])).tolist(), *flags]
+def log(value: float) -> float:
+    """On a logarithmic scale, 0 for nothing."""
+    return float(np.log2(1.0 + max(value, 0.0)))
 
 
-def matrix(candidates: list[Choices], pattern: Mapping[str, float]) -> Any:
-    """`vector` of every candidate, one row each."""
-    return np.array([vector(c, pattern) for c in candidates], np.float32)
+def of_pattern(pattern: Pattern | None) -> dict[str, float]:
+    """Numbers of a pattern; of a tensor only its sizes."""
+    if pattern is None:
+        return {}
+    found = {"nnz": log(pattern.nnz), "rows": log(pattern.shape[0]), "columns": log(pattern.shape[-1])}
+    found |= {f"fibers_{d}": log(n) for d, n in enumerate(pattern.fibers)}
+    return {**found, **_of_matrix(pattern)} if isinstance(pattern, MatrixPattern) else found
+
+
+def _of_matrix(p: MatrixPattern) -> dict[str, float]:
+    nnz, (m, n) = max(p.nnz, 1), p.shape
+    found = {"panel_columns": p.panel_columns, "diagonals": log(p.diagonals), "diagonal_share": p.diagonal_share}
+    found |= {"below": p.bandwidth[0] / max(m, 1), "above": p.bandwidth[1] / max(n, 1), "sliced": p.sliced / nnz}
+    found |= {"reuse": log(p.reuse_distance or m), "symmetry": p.symmetry or 0.0, "profile": log(sum(p.profile) / nnz)}
+    for name, held in (("row", p.rows), ("column", p.columns)):
+        count = max(held.count, 1)
+        found |= {f"{name}_mean": log(held.mean), f"{name}_max": log(held.max), f"{name}_cv": held.cv}
+        found |= {f"{name}_gini": held.gini, f"{name}_empty": held.empty / count, f"{name}_median": log(held.median)}
+    bins = [*p.rows.histogram, *([0] * BINS)][:BINS]
+    found |= {f"length_{2**k // 2}": held / max(m, 1) for k, held in enumerate(bins)}
+    found |= {f"fill_{r}x{c}": fill.fill for (r, c), fill in p.blocks.items()}
+    return found | {f"imbalance_{parts}": log(value) for parts, value in p.imbalance.items()}
+
+
+def density(indptr: np.ndarray, indices: np.ndarray, columns: int) -> dict[str, float]:
+    """A coarse image of a matrix: the share of the entries in each cell of a grid, and its unevenness at each level."""
+    rows = len(indptr) - 1
+    if not rows or not columns or not indices.size:
+        return {}
+    edges = indptr[np.linspace(0, rows, GRID + 1).astype(np.int64)]
+    image = np.array(
+        [
+            np.bincount(indices[a:b].astype(np.int64) * GRID // columns, minlength=GRID)[:GRID]
+            for a, b in pairwise(edges)
+        ]
+    )
+    found, level, size = {}, image / indices.size, GRID
+    while size > 1:
+        found[f"uneven_{size}"] = float(level.std() * size * size)
+        level = level.reshape(size // 2, 2, size // 2, 2).sum(axis=(1, 3))
+        size //= 2
+    return found | {f"cell_{i}_{j}": float(image[i, j] / indices.size) for i in range(GRID) for j in range(GRID)}
+
+
+def of_candidate(candidate: Candidate, stored: Stored, operands: Operands, nnz: int) -> dict[str, float]:
+    """Numbers of a format and of choices, and what follows from both."""
+    name = candidate.format.name if candidate.format is not None else ""
+    kinds = {f"is_{kind or 'own'}": float(name == kind) for kind in KINDS}
+    choices = candidate.choices
+    chosen = {name: log(value) for name, value in choices.as_dict().items()}
+    facts = {"padding": stored.values / max(nnz, 1), "bytes": log(stored.bytes), "pieces": float(stored.pieces)}
+    facts |= {"block_rows": float(stored.rows), "feat": log(operands.feat), "threads": float(operands.threads)}
+    return {**kinds, **chosen, **facts, **_analytic(choices, stored, operands)}
+
+
+def _analytic(choices: Choices, stored: Stored, operands: Operands) -> dict[str, float]:
+    """Bytes that move, and what they mean for the caches."""
+    row = operands.feat * operands.itemsize
+    tiles = -(-operands.feat // max(choices.tile, 1))
+    panels = -(-operands.feat // choices.panel) if choices.panel else 1
+    window = operands.gathered // max(panels, 1)
+    traffic = stored.values / stored.rows * row
+    packed = 2 * operands.gathered if choices.panel else 0
+    return {
+        "tiles": log(tiles),
+        "tail": operands.feat % max(choices.tile, 1) / max(choices.tile, 1),
+        "panels": log(panels),
+        "window_in_cache": log(window / private_cache()),
+        "result_in_cache": log(operands.result / last_cache()),
+        "gathered_bytes": log(traffic),
+        "index_bytes": log(stored.bytes * panels),
+        "packed_bytes": log(packed),
+        "use_of_a_row": log(traffic / max(operands.gathered, 1)),
+        "flops": log(2.0 * stored.values * operands.feat),
+        "per_chunk": log(stored.values / max(choices.chunks, 1)),
+        "is_serial": float(choices.chunks == 0),
+    }
+
+
+def main_buffer(buffers: Mapping[Any, SparseBuffer], arrays: Mapping[str, np.ndarray]) -> SparseBuffer | None:
+    """The sparse parameter with most values."""
+    held = [b for b in buffers.values() if not b.is_dense and str(b.storage.name) in arrays]
+    return max(held, key=lambda b: arrays[str(b.storage.name)].size, default=None)
+
+
+__all__ = ["Operands", "Stored", "density", "main_buffer", "of_candidate", "of_pattern"]

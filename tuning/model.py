@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,3 +48,10 @@ class CostModel:
         """Scores, higher for faster; differences are ratios of times on a logarithmic scale."""
         scores: np.ndarray = self._booster.predict(self._xgboost.DMatrix(features, nthread=1))
         return scores
+
+    def importance(self, names: Sequence[str]) -> dict[str, float]:
+        """Each feature's share of what the trees gain, the most important first; those not used are left out."""
+        gains = self._booster.get_score(importance_type="total_gain")
+        total = sum(gains.values()) or 1.0
+        found = {names[int(key[1:])]: float(value) / total for key, value in gains.items()}
+        return dict(sorted(found.items(), key=lambda item: -item[1]))

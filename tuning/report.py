@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from sparsetir.composed import ComposedKernel
 from sparsetir.kernel import Kernel
 from sparsetir.schedules import Choices
 from sparsetir.tuning.database import Key, Record
 from sparsetir.tuning.space import Values, start
 
 SHOWN = 8
+OWN = "as it is"
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,13 @@ class TuneResult:
         Where the records are.
     interrupted : bool
         Whether Ctrl-C ended the search.
+    refused : dict of str to str
+        Formats that could not be had, and why.
+    importance : dict of str to float
+        The features that the cost model used, by their share, the most important first.
     """
 
-    kernel: Kernel
+    kernel: Kernel | ComposedKernel
     best: Record
     untuned: Record
     history: list[Record] = field(repr=False)
@@ -54,6 +62,8 @@ class TuneResult:
     flops: int | None = None
     database: Path | None = None
     interrupted: bool = False
+    refused: dict[str, str] = field(default_factory=dict, repr=False)
+    importance: dict[str, float] = field(default_factory=dict, repr=False)
 
     @property
     def speedup(self) -> float:
@@ -65,9 +75,28 @@ class TuneResult:
         """Trials that were measured now rather than read from the database."""
         return sum(not record.reused for record in self.history)
 
+    @property
+    def break_even(self) -> float | None:
+        """Calls from which on converting has paid, compared with the untuned kernel; None if it never does."""
+        saved = (self.untuned.seconds or 0.0) - (self.best.seconds or 0.0)
+        if not self.best.conversion:
+            return 0.0
+        return self.best.conversion / saved if saved > 0 else None
+
     def gains(self) -> dict[str, float]:
         """What each choice is worth: of all trials, the best time with it left alone over the best time."""
         return gains([record for record in self.history if record.fixed] or self.history, start(self.space))
+
+    def formats(self) -> dict[str, Record]:
+        """The best trial of each format, the fastest first; the program's own is called ``"as it is"``."""
+        found: dict[str, Record] = {}
+        for record in sorted((r for r in self.history if r.seconds is not None), key=lambda r: r.seconds or 0.0):
+            found.setdefault(record.stored_as or OWN, record)
+        return found
+
+    def explain(self) -> str:
+        """Why this kernel: the formats that were tried or refused, what the choices are worth, and the loops."""
+        return "\n".join([*self._heading(), "", *self._formats(), "", *self._reasons(), "", *self._loops()])
 
     def report(self) -> str:
         """The fastest candidates, the untuned one, and what each choice is worth, as text."""
@@ -90,13 +119,37 @@ class TuneResult:
             f"{counts}; {pace}{state}; results checked against {self.checked_against}",
         ]
 
+    def _formats(self) -> list[str]:
+        rows = [["format", "ms", "predicted", "conversion ms", "trials"]]
+        counts = Counter(record.stored_as or OWN for record in self.history)
+        for name, record in self.formats().items():
+            guess = "" if record.predicted is None else f"{record.predicted * 1e3:.4g}"
+            rows.append([name, _ms(record.seconds), guess, _ms(record.conversion), str(counts[name])])
+        failed = {r.stored_as or OWN: r.error for r in self.history if r.error is not None}
+        notes = [f"{name}: {why}" for name, why in {**failed, **self.refused}.items() if name not in self.formats()]
+        return [*aligned(rows), *notes]
+
+    def _reasons(self) -> list[str]:
+        chosen = self.best.candidate if self.best.fixed or self.best.stored_as else "the untuned kernel"
+        lines = [f"chosen: {chosen}, {self.speedup:.2f} times as fast as the untuned kernel", self._gains()[0]]
+        if self.best.conversion:
+            calls = "never" if self.break_even is None else f"after {self.break_even:,.0f} calls"
+            lines.append(f"the conversion of {_ms(self.best.conversion)} ms has paid {calls}")
+        used = ", ".join(f"{name} {share:.0%}" for name, share in list(self.importance.items())[:SHOWN])
+        return [*lines, f"the cost model looks at: {used}"] if used else lines
+
+    def _loops(self) -> list[str]:
+        shown = ("for ", "while ", "if ")
+        lines = self.kernel.script(stage=3).splitlines()
+        return ["loops:", *(line[4:] for line in lines if line.lstrip().startswith(shown))]
+
     def _table(self) -> list[str]:
         ran = sorted((r for r in self.history if r.seconds is not None), key=lambda r: r.seconds or 0.0)
         shown = {candidate(self.best), candidate(self.untuned)}
         rows = [("best", self.best)]
         rows += [("", record) for record in ran if candidate(record) not in shown][: SHOWN - 2]
         rows += [("untuned", self.untuned)] if len(shown) == 2 else []
-        names = list(Choices().as_dict())
+        names = ["format", *Choices().as_dict()]
         head = ["", *names, "ms", *(["GFLOP/s"] if self.flops else []), "speedup"]
         return aligned([head, *(self._row(label, record) for label, record in rows)])
 
@@ -104,7 +157,8 @@ class TuneResult:
         seconds = record.seconds or float("nan")
         rate = [f"{self.flops / seconds / 1e9:.1f}"] if self.flops else []
         speedup = (self.untuned.seconds or float("nan")) / seconds
-        return [label, *map(str, record.choices.as_dict().values()), f"{seconds * 1e3:.4g}", *rate, f"{speedup:.2f}"]
+        chosen = map(str, record.choices.as_dict().values())
+        return [label, record.stored_as or OWN, *chosen, f"{seconds * 1e3:.4g}", *rate, f"{speedup:.2f}"]
 
     def _gains(self) -> list[str]:
         found = sorted(self.gains().items(), key=lambda item: -item[1])
@@ -116,22 +170,30 @@ class TuneResult:
         ]
 
 
-def candidate(record: Record) -> tuple[Choices, bool]:
+def candidate(record: Record) -> tuple[Choices, str | None, bool]:
     """What tells candidates of one search apart."""
-    return record.choices, bool(record.fixed)
+    return record.choices, record.stored_as, bool(record.fixed)
 
 
 def gains(history: list[Record], base: Choices) -> dict[str, float]:
     """See `TuneResult.gains`; `base` has the values that count as left alone."""
-    times = {record.choices: record.seconds for record in history if record.seconds is not None}
+    times = [(_chosen(record), record.seconds) for record in history if record.seconds is not None]
     if not times:
         return {}
-    fastest, out = min(times.values()), {}
-    for name, value in base.as_dict().items():
-        held = [seconds for choices, seconds in times.items() if choices.as_dict()[name] == value]
-        if held and len({choices.as_dict()[name] for choices in times}) > 1:
+    fastest, out = min(seconds for _, seconds in times), {}
+    for name, value in {"format": OWN, **base.as_dict()}.items():
+        held = [seconds for chosen, seconds in times if chosen[name] == value]
+        if held and len({chosen[name] for chosen, _ in times}) > 1:
             out[name] = min(held) / fastest
     return out
+
+
+def _chosen(record: Record) -> dict[str, Any]:
+    return {"format": record.stored_as or OWN, **record.choices.as_dict()}
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.4g}"
 
 
 def aligned(rows: list[list[str]]) -> list[str]:

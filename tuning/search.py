@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which candidates to measure next.
+"""Which candidates to measure next: strategies behind one interface.
 
 A batch depends on nothing but the seed and the trials before it, so a search that was stopped goes on exactly as
 it would have, and a recorded one can be replayed.
@@ -7,62 +7,187 @@ it would have, and a recorded one can be replayed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Protocol
 
 import numpy as np
 
-from sparsetir.schedules import Choices
+from sparsetir.errors import ArgumentError
+from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.model import CostModel
+from sparsetir.tuning.space import Space
 
 BATCH = 4
-WARMUP = 16
-EPSILON = 0.15
+WARMUP = 8  # trials before the model has a say
+EPSILON = 0.1  # share of candidates that are drawn at random afterwards
+POPULATION, CHILDREN = 16, 192  # the best trials, and how many candidates are bred from them for the model to rank
+MUTATED, CROSSED = 0.6, 0.25  # shares of the children; the others are drawn at random
+STEPS = 12  # trials without a better one, after which the neighbours of the best are tried
+HEAT, COOLING = 0.3, 0.97  # of annealing: a candidate so much slower is taken with a chance of 1/e; after each batch
+
+Known = Mapping[Candidate, float]
+Score = Callable[[Sequence[Candidate]], np.ndarray]
+
+
+class Strategy(Protocol):
+    """Draws up to `BATCH` candidates that are not known."""
+
+    def __call__(self, space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
+        """`score` ranks candidates, higher is better; None while too little is known."""
+
+
+def exhaustive(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
+    """Every candidate in order."""
+    return list(islice((c for c in space if c not in known), BATCH))
+
+
+def random(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
+    """Candidates drawn at random."""
+    return _filled([], space, known, rng)
+
+
+def annealing(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
+    """Parallel simulated annealing: each chain goes on from its last candidate that was taken."""
+    trials = list(known.items())
+    if len(trials) < BATCH:
+        return _filled([], space, known, rng)
+    heat, chains = HEAT, trials[:BATCH]
+    for n in range(BATCH, len(trials) - len(trials) % BATCH, BATCH):
+        taken = [_is_taken(old, new, heat, rng) for old, new in zip(chains, trials[n : n + BATCH], strict=True)]
+        chains = [new if yes else old for old, new, yes in zip(chains, trials[n : n + BATCH], taken, strict=True)]
+        heat *= COOLING
+    moved = [space.mutate(candidate, rng) for candidate, _ in chains]
+    return _filled(moved, space, known, rng)
+
+
+def _is_taken(
+    old: tuple[Candidate, float], new: tuple[Candidate, float], heat: float, rng: np.random.Generator
+) -> bool:
+    draw = rng.random()
+    if not np.isfinite(new[1]):
+        return False
+    return not np.isfinite(old[1]) or draw < np.exp(min(0.0, (1 - new[1] / old[1]) / heat))
+
+
+def portfolio(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
+    """The portfolio of the space, then candidates drawn at random."""
+    return _filled(list(islice((c for c in space.first() if c not in known), BATCH)), space, known, rng)
+
+
+def evolution(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
+    """The portfolio, then what the model likes best of the offspring of good trials, then steps around the best."""
+    picked = list(islice((c for c in space.first() if c not in known), BATCH))
+    if len(picked) == BATCH:
+        return picked
+    best = [c for c, seconds in sorted(known.items(), key=lambda item: item[1]) if np.isfinite(seconds)]
+    if not best or score is None:
+        return _filled(picked, space, known, rng)
+    if _stale(known) >= STEPS:
+        near = [c for c in space.steps(best[0]) if c not in known]
+        picked += [near[n] for n in np.argsort(-score(near), kind="stable")] if near else []
+    children = [c for c in _children(space, best[:POPULATION], rng) if c not in known]
+    ranked = [children[n] for n in np.argsort(-score(children), kind="stable")] if children else []
+    picked += [c for c in ranked if rng.random() >= EPSILON][:BATCH]
+    return _filled(picked, space, known, rng)
+
+
+def _stale(known: Known) -> int:
+    """Trials since the best one."""
+    times = list(known.values())
+    return len(times) - 1 - int(np.argmin(times))
+
+
+def _children(space: Space, best: list[Candidate], rng: np.random.Generator) -> list[Candidate]:
+    """Candidates bred from good ones, and some drawn at random, none twice; of formats that ran well or at all."""
+
+    def one() -> Candidate:
+        return best[int(len(best) * rng.random() ** 2)]  # the better, the more often
+
+    tried = list(dict.fromkeys(c.format for c in best))
+    found = []
+    for draw in rng.random(CHILDREN):
+        if draw < MUTATED:
+            found.append(space.mutate(one(), rng))
+        elif draw < MUTATED + CROSSED:
+            found.append(space.crossover(one(), one(), rng))
+        else:
+            found.append(space.sample(rng, tried))
+    return list(dict.fromkeys(found))
+
+
+def _filled(picked: list[Candidate], space: Space, known: Known, rng: np.random.Generator) -> list[Candidate]:
+    """`picked` without what is known or double, filled up with draws to a batch as long as there are any."""
+    batch = list(dict.fromkeys(c for c in picked if c not in known))[:BATCH]
+    while len(batch) < BATCH:
+        drawn = space.fresh(rng, {*known, *batch})
+        if drawn is None:
+            return batch
+        batch.append(drawn)
+    return batch
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "evolution": evolution,
+    "annealing": annealing,
+    "portfolio": portfolio,
+    "random": random,
+    "exhaustive": exhaustive,
+}
 
 
 class Search:
-    """Portfolio first, then random candidates, then those the cost model ranks highest.
+    """A strategy with the trials it was told.
 
     Parameters
     ----------
-    points : sequence of Choices
-        The whole space.
-    first : sequence of Choices
-        Measured before anything else, in this order.
+    space : Space
     features : callable
         Rows of numbers for a list of candidates.
+    strategy : str
+        A key of `STRATEGIES`.
     seed : int
     warmup : int
         Trials before the model has a say.
-    epsilon : float
-        Share of candidates that are drawn at random afterwards.
+
+    Raises
+    ------
+    ArgumentError
+        No strategy has that name.
     """
 
     def __init__(
         self,
-        points: Sequence[Choices],
+        space: Space,
         *,
-        first: Sequence[Choices],
-        features: Callable[[list[Choices]], np.ndarray],
+        features: Callable[[Sequence[Candidate]], np.ndarray],
+        strategy: str = "evolution",
         seed: int = 0,
         warmup: int = WARMUP,
-        epsilon: float = EPSILON,
     ) -> None:
-        self.points, self.first = list(points), list(first)
-        known = list(dict.fromkeys([*points, *first]))
-        self.features = dict(zip(known, features(known), strict=True))
-        self.seed, self.warmup, self.epsilon = seed, warmup, epsilon
-        self.told: dict[Choices, float] = {}
+        if strategy not in STRATEGIES:
+            raise ArgumentError(f"expected one of the strategies {', '.join(STRATEGIES)}; found {strategy!r}")
+        self.space, self.features = space, features
+        self.strategy, self.seed, self.warmup = STRATEGIES[strategy], seed, warmup
+        self.told: dict[Candidate, float] = {}
+        self._rows: dict[Candidate, np.ndarray] = {}
+        self._model: tuple[int, CostModel | None] = (-1, None)
 
-    def tell(self, choices: Choices, seconds: float | None) -> None:
+    def tell(self, candidate: Candidate, seconds: float | None) -> None:
         """Note a trial; `seconds` is None if it failed. A second time for the same candidate is ignored.
 
         Candidates outside the space are ignored too.
         """
-        if choices not in self.features:
-            return
-        self.told.setdefault(choices, float("inf") if seconds is None else seconds)
+        if candidate in self.space:
+            self.told.setdefault(candidate, float("inf") if seconds is None else seconds)
 
-    def ask(self) -> list[Choices]:
+    def importance(self, names: Sequence[str]) -> dict[str, float]:
+        """Which features the model of the trials uses, the most important first."""
+        if self.score(self.told) is None or self._model[1] is None:
+            return {}
+        return self._model[1].importance(names)
+
+    def ask(self) -> list[Candidate]:
         """The next candidates; none when the space is exhausted."""
         trials = list(self.told.items())
         begun = len(trials) - len(trials) % BATCH
@@ -70,27 +195,35 @@ class Search:
         # Records of another search may have used this batch up.
         return batch or self._batch(self.told)
 
-    def _batch(self, known: dict[Choices, float]) -> list[Choices]:
-        picked = [c for c in self.first if c not in known][:BATCH]
-        open_points = [c for c in self.points if c not in known and c not in picked]
+    def _batch(self, known: Known) -> list[Candidate]:
         rng = np.random.default_rng([self.seed, len(known)])
-        ranked = self._ranked(open_points, known)
-        while open_points and len(picked) < BATCH:
-            by_model = ranked is not None and rng.random() >= self.epsilon
-            choice = ranked.pop(0) if by_model and ranked else open_points[int(rng.integers(len(open_points)))]
-            open_points.remove(choice)
-            picked.append(choice)
-            ranked = [c for c in ranked if c != choice] if ranked is not None else None
-        return picked
+        return self.strategy(self.space, known, self.score(known), rng)
 
-    def _ranked(self, candidates: list[Choices], known: dict[Choices, float]) -> list[Choices] | None:
-        """`candidates`, the most promising first; None while too little is known."""
+    def score(self, known: Known) -> Score | None:
+        """Ranks candidates by a model of the trials; None while there are too few."""
         seconds = np.array(list(known.values()))
-        if len(known) < self.warmup or not np.isfinite(seconds).any() or not candidates:
+        if len(known) < self.warmup or not np.isfinite(seconds).any():
             return None
-        model = CostModel(self._rows(known), seconds, seed=self.seed)
-        order = np.argsort(-model.predict(self._rows(candidates)), kind="stable")
-        return [candidates[n] for n in order]
+        if self._model[0] != len(known):
+            self._model = (len(known), CostModel(self._matrix(list(known)), seconds, seed=self.seed))
+        model = self._model[1]
+        assert model is not None
+        return lambda candidates: model.predict(self._matrix(candidates))
 
-    def _rows(self, candidates: Iterable[Choices]) -> np.ndarray:
-        return np.array([self.features[c] for c in candidates])
+    def predicted(self, candidates: Sequence[Candidate]) -> Iterator[float | None]:
+        """The model's seconds for candidates, where there is one."""
+        score = self.score(self.told)
+        if score is None or not candidates:
+            yield from (None for _ in candidates)
+            return
+        best = min(self.told.values())
+        yield from (float(best * np.exp(-s)) for s in score(candidates))
+
+    def _matrix(self, candidates: Sequence[Candidate]) -> np.ndarray:
+        new = [c for c in candidates if c not in self._rows]
+        if new:
+            self._rows.update(zip(new, self.features(new), strict=True))
+        return np.array([self._rows[c] for c in candidates])
+
+
+__all__ = ["BATCH", "STRATEGIES", "Search", "Strategy"]

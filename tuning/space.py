@@ -1,38 +1,141 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be chosen for a program: the sketches' choices, as far as they make a difference to it."""
+"""What can be chosen for a program: a format of its sparse argument, and the sketches' choices for each format."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
+import numpy as np
 import tvm_ffi
 from tvm import ir, tirx
 
 from sparsetir import sizes
 from sparsetir.build import scheduled
 from sparsetir.errors import SparseTIRError
+from sparsetir.formats.format import Format
 from sparsetir.ir import Program, const
 from sparsetir.schedules import Choices
+from sparsetir.tuning.candidate import Candidate
 
 Values = Mapping[str, tuple[int, ...]]
 
 # Measured before anything is searched, each a change of what `start` gives.
 PORTFOLIO: tuple[dict[str, int], ...] = (
     {},
-    {"chunks": 16},
     {"prefetch": 8},
-    {"tile": 128},
-    {"tile": 32},
-    {"prefetch": 16, "chunks": 16, "unroll": 2},
-    {"tile": 128, "unroll": 4},
-    {"panel": 64},
-    {"lanes": 4},
+    {"panel": 64, "prefetch": 8},
     {"lanes": 8},
-    {"chunks": 0},
+    {"stream": 1, "prefetch": 8},
+    {"tile": 32},
 )
+OTHER_FORMAT = 0.15  # chance that a mutation changes the format
+MOST_DRAWS = 64
+
+
+class Space:
+    """Formats, and for each the values of the choices that make a difference.
+
+    Parameters
+    ----------
+    formats : sequence of Format or None
+        Those that may be tried, the most promising first; None is the program as it is.
+    values : callable
+        The open choices of a format; None if no kernel can be made for it. Called once for each, when it is needed.
+    """
+
+    def __init__(self, formats: Sequence[Format | None], values: Callable[[Format | None], Values | None]) -> None:
+        self.formats, self._values = list(formats), values
+        self._known: dict[Format | None, Values | None] = {}
+
+    def values(self, format: Format | None) -> Values | None:
+        """The values of each choice that makes a difference; None for a format that is not to be had."""
+        if format not in self._known:
+            self._known[format] = self._values(format)
+        return self._known[format]
+
+    def first(self) -> Iterator[Candidate]:
+        """The portfolio: choices for the program as it is and then every format once, in turn."""
+        own = self.portfolio(None)
+        others = (Candidate(start(found), f) for f in self.formats if f is not None and (found := self.values(f)))
+        yield from islice(own, 2)
+        rest = iter(own[2:])
+        while True:
+            batch = [*islice(others, 2), *islice(rest, 1)]
+            if not batch:
+                return
+            yield from batch
+
+    def portfolio(self, format: Format | None) -> list[Candidate]:
+        """The entries of `PORTFOLIO` that lie in a format's space, without repetition."""
+        values = self.values(format)
+        if values is None:
+            return []
+        base = start(values)
+        inside = [{n: v for n, v in entry.items() if v in values.get(n, ())} for entry in PORTFOLIO]
+        return [Candidate(choices, format) for choices in dict.fromkeys(replace(base, **entry) for entry in inside)]
+
+    def __iter__(self) -> Iterator[Candidate]:
+        for format in self.formats:
+            values = self.values(format)
+            if values is not None:
+                yield from (Candidate(choices, format) for choices in points(values))
+
+    def __contains__(self, candidate: Candidate) -> bool:
+        values = self.values(candidate.format) if candidate.format in self.formats else None
+        if values is None:
+            return False
+        base = start(values).as_dict()
+        return all(v in values.get(n, (base[n],)) for n, v in candidate.choices.as_dict().items())
+
+    def sample(self, rng: np.random.Generator, formats: Sequence[Format | None] = ()) -> Candidate:
+        """Any candidate; of some of the formats if they are given."""
+        among = list(formats or self.formats)
+        format = among.pop(int(rng.integers(len(among))))
+        while (values := self.values(format)) is None and among:
+            format = among.pop(int(rng.integers(len(among))))
+        drawn = {name: found[int(rng.integers(len(found)))] for name, found in (values or {}).items()}
+        return Candidate(replace(start(values or {}), **drawn), format)
+
+    def mutate(self, candidate: Candidate, rng: np.random.Generator) -> Candidate:
+        """A candidate with one choice drawn again, or with another format."""
+        values = self.values(candidate.format) or {}
+        if not values or (len(self.formats) > 1 and rng.random() < OTHER_FORMAT):
+            return self.moved(candidate, self.formats[int(rng.integers(len(self.formats)))])
+        name = list(values)[int(rng.integers(len(values)))]
+        value = values[name][int(rng.integers(len(values[name])))]
+        return replace(candidate, choices=replace(candidate.choices, **{name: value}))
+
+    def moved(self, candidate: Candidate, format: Format | None) -> Candidate:
+        """A candidate with another format, its choices as far as they are open there."""
+        values = self.values(format)
+        if values is None:
+            return candidate
+        kept = {n: v for n, v in candidate.choices.as_dict().items() if v in values.get(n, ())}
+        return Candidate(replace(start(values), **kept), format)
+
+    def crossover(self, one: Candidate, other: Candidate, rng: np.random.Generator) -> Candidate:
+        """The format of one, each choice of either."""
+        theirs = self.moved(other, one.format).choices.as_dict()
+        taken = {n: v for n, v in theirs.items() if rng.random() < 0.5}
+        return replace(one, choices=replace(one.choices, **taken))
+
+    def steps(self, candidate: Candidate) -> list[Candidate]:
+        """The candidates that differ in one choice by one step."""
+        found = []
+        for name, values in (self.values(candidate.format) or {}).items():
+            at = values.index(getattr(candidate.choices, name)) if getattr(candidate.choices, name) in values else 0
+            for near in (at + 1, at - 1):
+                if 0 <= near < len(values):
+                    found.append(replace(candidate, choices=replace(candidate.choices, **{name: values[near]})))
+        return found
+
+    def fresh(self, rng: np.random.Generator, taken: Any) -> Candidate | None:
+        """A sample that is not among those taken; None where there is hardly any left."""
+        drawn = (self.sample(rng) for _ in range(MOST_DRAWS))
+        return next((c for c in drawn if c not in taken), next((c for c in self if c not in taken), None))
 
 
 def changes_code(second: ir.IRModule, name: str, values: tuple[int, ...], target: Any = None) -> bool:
@@ -62,7 +165,7 @@ def open_choices(
     feat : int, optional
         Length of a dense output row.
     target : Target, optional
-        As `make_target` gives it for the program; without it no sum is reordered.
+        As `make_target` gives it for the program; by default this machine.
     """
     values = Choices.space(threads=threads, feat=feat)
     return {name: found for name, found in values.items() if changes_code(second, name, found, target)}
@@ -75,16 +178,10 @@ def start(values: Values) -> Choices:
     return Choices(**nearest)
 
 
-def points(values: Values) -> list[Choices]:
+def points(values: Values) -> Iterator[Choices]:
     """Every combination, in a fixed order."""
-    return [Choices(**dict(zip(values, row, strict=True))) for row in product(*values.values())]
-
-
-def portfolio(values: Values) -> list[Choices]:
-    """The entries of `PORTFOLIO` that lie in the space, without repetition."""
-    base = start(values)
-    inside = [{n: v for n, v in entry.items() if v in values.get(n, ())} for entry in PORTFOLIO]
-    return list(dict.fromkeys(replace(base, **entry) for entry in inside))
+    for row in product(*values.values()):
+        yield Choices(**dict(zip(values, row, strict=True)))
 
 
 def free_sizes(program: Program) -> list[str]:

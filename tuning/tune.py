@@ -4,35 +4,47 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
 
 import sparsetir
-from sparsetir.build import _versions, build, make_target, single
+from sparsetir.build import _versions, build, single
 from sparsetir.errors import ArgumentError, ArgumentTypeError, TuningError
-from sparsetir.kernel import Kernel
+from sparsetir.formats.format import Format
+from sparsetir.formats.pattern import pattern
+from sparsetir.interop import is_sparse
+from sparsetir.ir import decode
 from sparsetir.schedules import Choices
 from sparsetir.script.printer import script
 from sparsetir.threads import get_num_threads
+from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning import features, space
+from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database, Key, Record, digest, fingerprint, machine_name
-from sparsetir.tuning.measure import Form, Measurement, Measurer, Workload, duel
+from sparsetir.tuning.formats import promising
+from sparsetir.tuning.forms import Forms
+from sparsetir.tuning.measure import Measurement, Measurer, duel
 from sparsetir.tuning.progress import Progress
 from sparsetir.tuning.reference import KnownOp, Reference, recognise
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search
+from sparsetir.tuning.space import Space
+from sparsetir.tuning.workload import Workload
 
-Measure = Callable[[list[Choices]], Iterable[tuple[Choices, Measurement]]]
+Measure = Callable[[list[Candidate]], Iterable[tuple[Candidate, Measurement]]]
+Cost = Callable[[Record], float]
 
 # The fastest candidates of a search are compared again, interleaved with the untuned kernel.
 FINALISTS = 4
 # A tuned kernel takes the untuned one's place if it needs at most this share of its time.
 WORTH = 0.98
+MOST_VALUES = 2.5  # stored for each entry
 # Share of the time budget kept for the last comparison, and the most seconds it may need.
 FINISH_SHARE, FINISH_SECONDS = 0.1, 2.0
 
@@ -100,17 +112,19 @@ class Log:
     def __post_init__(self) -> None:
         self.before = max((record.elapsed for record in self.history), default=0.0)
 
-    def add(self, choices: Choices, fixed: dict[str, int], found: Measurement) -> None:
+    def add(self, candidate: Candidate, fixed: dict[str, int], found: Measurement, **facts: Any) -> None:
         """Note a measurement."""
+        named = None if candidate.format is None else repr(candidate.format)
         times = (found.seconds, found.median, found.spread, found.error)
-        record = Record(choices, fixed, *times, elapsed=self.before + self.budget.elapsed, seed=self.seed)
+        elapsed = self.before + self.budget.elapsed
+        record = Record(candidate.choices, named, fixed, *times, elapsed=elapsed, seed=self.seed, **facts)
         self.history.append(with_best(record, self.history))
         self.on_record(self.history[-1])
 
 
 def is_untuned(record: Record) -> bool:
     """Whether it is of the kernel that is built without tuning."""
-    return record.choices == Choices() and not record.fixed
+    return record.choices == Choices() and not record.fixed and record.stored_as is None
 
 
 def with_best(record: Record, history: list[Record]) -> Record:
@@ -119,7 +133,15 @@ def with_best(record: Record, history: list[Record]) -> Record:
     return replace(record, best=min(known, default=None))
 
 
-def explore(search: Search, measure: Measure, log: Log, *, fixed: dict[str, int]) -> None:
+def explore(
+    search: Search,
+    measure: Measure,
+    log: Log,
+    *,
+    fixed: dict[str, int],
+    conversion: Callable[[Any], float] = lambda _format: 0.0,
+    cost: Cost | None = None,
+) -> None:
     """Ask, measure and tell until the budget is spent or the space is exhausted.
 
     Parameters
@@ -131,53 +153,90 @@ def explore(search: Search, measure: Measure, log: Log, *, fixed: dict[str, int]
     log : Log
     fixed : dict of str to int
         Sizes that are compiled into the candidates.
+    conversion : callable
+        Seconds that storing the argument in a format took.
+    cost : callable, optional
+        What is searched for the least of; by default the seconds of a call.
     """
     budget = log.budget
     while not budget.is_spent(log.history):
         batch = search.ask()[: max(1, budget.trials - len(log.history))]
         if not batch:
             return
-        for choices, found in measure(batch):
-            search.tell(choices, found.seconds)
-            log.add(choices, fixed, found)
+        predicted = dict(zip(batch, search.predicted(batch), strict=True))
+        for candidate, found in measure(batch):
+            seconds = conversion(candidate.format) if found.error is None else 0.0
+            log.add(candidate, fixed, found, predicted=predicted.get(candidate), conversion=seconds)
+            search.tell(candidate, found.seconds if cost is None else cost(log.history[-1]))
             if budget.is_spent(log.history):
                 return
 
 
-def finalists(history: list[Record]) -> list[Choices]:
-    """The fastest candidates; ties go to the smaller choices."""
-    timed = [(r.seconds, tuple(r.choices.as_dict().values()), r.choices) for r in history if r.seconds is not None]
+def finalists(history: list[Record], cost: Cost) -> list[Candidate]:
+    """The candidates that cost least; ties go to the smaller choices."""
+    timed = [(cost(r), r.candidate.key, r.candidate) for r in history if r.seconds is not None]
     timed.sort(key=lambda entry: entry[:2])
-    return [choices for *_, choices in timed[:FINALISTS]]
+    return [candidate for *_, candidate in timed[:FINALISTS]]
 
 
-def winner(times: Mapping[Choices | None, float]) -> Choices | None:
+def winner(times: Mapping[Candidate | None, float]) -> Candidate | None:
     """The fastest; None, the untuned kernel, if nothing is clearly faster."""
     tuned = [c for c in times if c is not None]
-    best = min(tuned, key=lambda c: (times[c], tuple(c.as_dict().values())), default=None)
+    best = min(tuned, key=lambda c: (times[c], c.key), default=None)
     return best if best is not None and times[best] <= WORTH * times[None] else None
 
 
 class Session:
     """One program on one workload: everything that a search needs and that does not change during it."""
 
-    def __init__(self, program: Any, inputs: Mapping[str, Any], target: Any) -> None:
-        self.func, self.target = single(program), target
+    def __init__(
+        self, program: Any, inputs: Mapping[str, Any], target: Any, formats: Sequence[Format] | None = None
+    ) -> None:
+        self.func, self.target, self.inputs = single(program), target, dict(inputs)
         self.kernel = build(self.func, target)
-        self.workload = Workload(self.kernel, dict(inputs))
+        self.workload = Workload(self.kernel, self.inputs)
         self.known: KnownOp | None = recognise(self.func)
-        decoded, sizes = self.kernel.signature.program, self.sizes
+        sizes = self.sizes
         self.flops = self.known.flops(sizes) if self.known is not None else None
         self.key = self._key()
-        self.untuned = self.workload.call(self.kernel.function, [str(p.name) for p in self.func.params])
+        self.untuned = self.workload.call(self._untuned(), [str(p.name) for p in self.func.params])
         self.reference, self.checked_against = self._reference(inputs)
-        self.fixed = {name: sizes[name] for name in space.free_sizes(decoded)}
-        self.form = Form(space.fixed(decoded, self.fixed), target)
-        feat = self.workload.feat
-        freedom = make_target(target, self.func)
-        self.values = space.open_choices(self.form.second, threads=get_num_threads(), feat=feat, target=freedom)
-        self.pattern = features.statistics(decoded, self.workload.arrays, feat)
-        self.measure = Measurer(self.form, self.workload, self.reference)
+        self.name = self._sparse_argument()
+        self.described = pattern(self.inputs[self.name]) if self.name is not None else None
+        self.forms = Forms(self.func, target, self.inputs, self.workload, self.name)
+        self.fixed = self.forms(None).sizes
+        self.space = Space([None, *self._formats(formats)], self.forms.values)
+        self.facts = self._facts()
+        self.measure = Measurer(self.forms, self.reference)
+
+    def _untuned(self) -> Callable[..., Any]:
+        """The function that a bound kernel calls for these arguments."""
+        fit, _after = self.kernel.fitting(self.workload.args, is_bound=True)
+        return self.kernel.function if fit is None else fit()
+
+    def _sparse_argument(self) -> str | None:
+        """The sparse argument that may be stored in another format: the only one, of at least two dimensions."""
+        given = [n for n, v in self.inputs.items() if is_sparse(v) and n in self.kernel.signature.buffers]
+        others = [n for n, v in self.inputs.items() if is_sparse(v) and n not in given]
+        return given[0] if len(given) == 1 and not others and len(self.inputs[given[0]].shape) > 1 else None
+
+    def _formats(self, formats: Sequence[Format] | None) -> list[Format]:
+        """Those that are worth trying, the likeliest first."""
+        if self.name is None or self.described is None:
+            return []
+        if formats is not None:
+            return list(formats)
+        return promising(self.described, most=MOST_VALUES)
+
+    def _facts(self) -> dict[str, float]:
+        """Numbers of the pattern."""
+        found = features.of_pattern(self.described)
+        own = features.main_buffer(self.kernel.signature.buffers, self.workload.arrays)
+        axis = next((a for a in reversed(own.axes) if a.indptr is not None), None) if own is not None else None
+        if axis is None or axis.indices is None or len(self.inputs[self.name].shape if self.name else ()) != 2:
+            return found
+        indptr, indices = (self.workload.arrays[str(b.name)] for b in (axis.indptr, axis.indices))
+        return found | features.density(indptr, indices, int(self.inputs[self.name].shape[1]))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -212,46 +271,89 @@ class Session:
             raise TuningError(f"the untuned kernel disagrees with scipy, whose {wrong}; please report this program")
         return reference, "scipy"
 
-    def search(self, seed: int) -> Search:
+    def search(self, seed: int, strategy: str = "evolution") -> Search:
         """A search of this session's space."""
-        rows = partial(features.matrix, pattern=self.pattern)
-        return Search(space.points(self.values), first=space.portfolio(self.values), features=rows, seed=seed)
+        return Search(self.space, features=self.rows, strategy=strategy, seed=seed)
 
-    def compare(self, candidates: list[Choices]) -> dict[Choices | None, float]:
+    @cached_property
+    def operands(self) -> features.Operands:
+        """Sizes of the call."""
+        dense = [a for n, a in self.workload.arrays.items() if a.dtype.kind == "f" and n not in self.workload.written]
+        results = list(self.workload.written.values())
+        gathered = max((a.nbytes for a in dense if a.ndim > 1), default=0)
+        each = results[0].itemsize if results else 4
+        return features.Operands(
+            self.workload.feat or 1, gathered, sum(a.nbytes for a in results), each, get_num_threads()
+        )
+
+    def rows(self, candidates: Sequence[Candidate]) -> np.ndarray:
+        """What a cost model sees of candidates, a row each."""
+        nnz = self.described.nnz if self.described is not None else 1
+        found = []
+        for candidate in candidates:
+            stored = self.forms.stored.get(candidate.format) or self.forms(candidate.format).stored
+            named = {**self.facts, **features.of_candidate(candidate, stored, self.operands, nnz)}
+            found.append(list(named.values()))
+        return np.array(found, np.float32)
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Of the columns of `rows`."""
+        sample = features.of_candidate(Candidate(), self.forms(None).stored, self.operands, 1)
+        return [*self.facts, *sample]
+
+    def conversion(self, format: Format | None) -> float:
+        """Seconds that storing the sparse argument in a format took."""
+        found = self.forms.stored.get(format)
+        return found.seconds if found is not None else 0.0
+
+    def compare(self, candidates: list[Candidate]) -> dict[Candidate | None, float]:
         """Times of candidates and, at None, of the untuned kernel, interleaved."""
-        calls = [(choices, self.measure.call(choices)) for choices in candidates]
-        ready = {choices: call for choices, call in calls if not isinstance(call, Measurement)}
+        calls = [(candidate, self.measure.call(candidate)) for candidate in candidates]
+        ready = {candidate: call for candidate, call in calls if not isinstance(call, Measurement)}
         return duel({None: self.untuned, **ready})
 
-    def built(self, choices: Choices) -> Kernel:
+    def built(self, candidate: Candidate) -> Any:
         """The kernel of a candidate, through the ordinary caches."""
-        return build(self.form.func, self.target, schedule=choices)
+        func = space.fixed(decode(self.func), self.fixed)
+        if candidate.format is not None and self.name is not None:
+            func = decompose_format(func, {self.name: candidate.format})
+        return build(func, self.target, schedule=candidate.choices)
 
-    def confirm(self, choices: Choices, kernel: Kernel) -> dict[Choices | None, float]:
+    def confirm(self, candidate: Candidate, kernel: Any) -> dict[Candidate | None, float]:
         """Times of the kernel that would be returned and of the untuned one, from runs that chose neither.
 
         The comparison that picks a winner flatters it: with noise, the fastest of several is also the luckiest.
         """
-        call = self.workload.call(kernel.function, self.form.names)
-        wrong = self.reference.disagreement(self.workload.fresh(call))
+        compiled = getattr(kernel, "kernel", kernel)
+        workload = self.forms(candidate.format).workload
+        call = workload.call(compiled.function, [str(p.name) for p in compiled.func.params])
+        wrong = self.reference.disagreement(workload.fresh(call))
         if wrong is not None:
             raise TuningError(f"the tuned kernel is wrong although its candidate was right: {wrong}")
-        return duel({None: self.untuned, choices: call})
+        return duel({None: self.untuned, candidate: call})
+
+
+PRESETS: dict[str, tuple[int, float | None]] = {"quick": (24, 8.0), "standard": (64, None), "thorough": (400, 120.0)}
 
 
 def tune_sparse(
     program: Any,
     inputs: Mapping[str, Any],
     *,
-    max_trials: int = 64,
+    max_trials: int | None = None,
     max_seconds: float | None = None,
+    preset: str = "standard",
+    strategy: str = "evolution",
+    formats: Sequence[Format] | None = None,
+    amortize_over: float | None = None,
     seed: int = 0,
     database: str | Path | Database | None = None,
     patience: int | None = None,
     target: Any = None,
     progress: bool | None = None,
 ) -> TuneResult:
-    """Find the fastest schedule of a program on the arguments of one call.
+    """Find the fastest format and schedule of a program on the arguments of one call.
 
     Sizes that no sparse axis depends on, such as the number of features, are compiled in. Every candidate is run
     on the arguments themselves and its result compared with the untuned kernel's. The untuned kernel is the first
@@ -262,11 +364,22 @@ def tune_sparse(
     program : PrimFunc or IRModule with one PrimFunc
         At stage I.
     inputs : mapping of str to array
-        The arguments of a call by name; they are not changed.
-    max_trials : int
-        Candidates, counting those whose times are read from the database.
+        The arguments of a call by name; they are not changed. Where just one of them is sparse and the results are
+        dense, other formats are tried for it.
+    max_trials : int, optional
+        Candidates, counting those whose times are read from the database. 0 measures nothing. By default that of the
+        preset.
     max_seconds : float, optional
-        Of the search, everything included.
+        Of the search, everything included; by default that of the preset.
+    preset : {"quick", "standard", "thorough"}
+        24 trials in 8 seconds, 64 trials, 400 trials in two minutes.
+    strategy : {"evolution", "annealing", "portfolio", "random", "exhaustive"}
+        How candidates are chosen.
+    formats : sequence of Format, optional
+        The formats that are tried beside the program's own; none searches schedules only. By default those that suit
+        the pattern.
+    amortize_over : float, optional
+        How many calls a conversion is shared among; by default it costs nothing.
     seed : int
         The same seed and the same times give the same candidates in the same order.
     database : str, Path or Database, optional
@@ -286,7 +399,7 @@ def tune_sparse(
     Raises
     ------
     ArgumentError
-        A budget is not positive, or the arguments do not fit the program.
+        A budget is not positive, there is no such preset or strategy, or the arguments do not fit the program.
     TuningError
         The untuned kernel is wrong, or the database cannot be written.
 
@@ -303,40 +416,52 @@ def tune_sparse(
     >>> bool(np.allclose(result.kernel(A=A, B=B), A @ B, rtol=1e-5)), len(result.history)
     (True, 2)
     """
-    check_arguments(inputs, max_trials=max_trials, max_seconds=max_seconds, seed=seed, patience=patience)
-    kept = max_seconds - min(FINISH_SECONDS, FINISH_SHARE * max_seconds) if max_seconds is not None else None
-    budget = Budget(max_trials, kept, patience)
+    if preset not in PRESETS:
+        raise ArgumentError(f"expected one of the presets {', '.join(PRESETS)}; found {preset!r}")
+    usual_trials, usual_seconds = PRESETS[preset]
+    trials_left = usual_trials if max_trials is None else max_trials
+    seconds_left = usual_seconds if max_seconds is None and max_trials is None else max_seconds
+    check_arguments(inputs, max_trials=trials_left, max_seconds=seconds_left, seed=seed, patience=patience)
+    if amortize_over is not None and not amortize_over > 0:
+        raise ArgumentError(f"amortize_over must be a positive number of calls, found {amortize_over!r}")
+    kept = seconds_left - min(FINISH_SECONDS, FINISH_SHARE * seconds_left) if seconds_left is not None else None
+    budget = Budget(trials_left, kept, patience)
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
-    session = Session(program, inputs, target)
-    history, interrupted = trials(session, budget, records, seed=seed, progress=progress)
-    return finish(session, history, budget, records.path, interrupted=interrupted)
+    session = Session(program, inputs, target, formats)
+    search = session.search(seed, strategy)
+    cost = partial(full_cost, amortize_over=amortize_over)
+    history, interrupted = trials(session, search, budget, records, cost=cost, progress=progress)
+    return finish(session, search, history, budget, records.path, cost=cost, interrupted=interrupted)
+
+
+def full_cost(record: Record, amortize_over: float | None = None) -> float:
+    """Seconds of a call, and its share of the conversion."""
+    if record.seconds is None:
+        return float("inf")
+    return record.seconds + (record.conversion / amortize_over if amortize_over is not None else 0.0)
 
 
 def trials(
-    session: Session, budget: Budget, records: Database, *, seed: int, progress: bool | None
+    session: Session, search: Search, budget: Budget, records: Database, *, cost: Cost, progress: bool | None
 ) -> tuple[list[Record], bool]:
     """Trials of a session, those in the database first, and whether Ctrl-C ended them."""
-    search = session.search(seed)
     history: list[Record] = []
     for record in records.load(session.key)[: budget.trials]:
         history.append(with_best(record, history))
-        if record.fixed == session.fixed:
-            search.tell(record.choices, record.seconds)
+        if record.fixed == session.fixed and not is_untuned(record):
+            search.tell(record.candidate, cost(record))
     reused = len(history)
     with Progress(budget.trials, seconds=budget.seconds, shown=progress, flops=session.flops) as bar:
 
         def note(record: Record) -> None:
-            records.append(session.key, record, statistics=session.pattern)
+            records.append(session.key, record, statistics=session.facts)
             bar.update(len(history), record.best, reused=reused)
 
         try:
-            log = Log(budget, seed, history, note)
+            log = Log(budget, search.seed, history, note)
             if not any(is_untuned(record) for record in history):
-                found = session.measure.measured(session.untuned)
-                log.add(Choices(), {}, found)
-                if not session.fixed:
-                    search.tell(Choices(), found.seconds)
-            explore(search, session.measure, log, fixed=session.fixed)
+                log.add(Candidate(), {}, session.measure.measured(session.untuned))
+            explore(search, session.measure, log, fixed=session.fixed, conversion=session.conversion, cost=cost)
         except KeyboardInterrupt:
             if not any(is_untuned(record) for record in history):
                 raise
@@ -347,32 +472,48 @@ def trials(
 
 
 def finish(
-    session: Session, history: list[Record], budget: Budget, database: Path | None, *, interrupted: bool
+    session: Session,
+    search: Search,
+    history: list[Record],
+    budget: Budget,
+    database: Path | None,
+    *,
+    cost: Cost,
+    interrupted: bool,
 ) -> TuneResult:
     """Compare the fastest candidates once more, and let the winner prove itself in runs that did not choose it."""
-    close = finalists([record for record in history if record.fixed == session.fixed])
+    mine = [r for r in history if r.fixed == session.fixed and not is_untuned(r)]
+    close = finalists(mine, cost)
+    extra = {r.candidate: cost(r) - (r.seconds or 0.0) for r in mine if r.seconds is not None}
     times = session.compare(close[:1] if interrupted else close)
-    best, kernel = winner(times), session.kernel
+    best, kernel = winner(added(times, extra)), session.kernel
     if best is not None:
         tuned_kernel = session.built(best)
         times = session.confirm(best, tuned_kernel)
-        best = winner(times)
+        best = winner(added(times, extra))
         kernel = kernel if best is None else tuned_kernel
     untuned = replace(next(record for record in history if is_untuned(record)), seconds=times[None])
-    tuned = [replace(r, seconds=times[r.choices]) for r in history if r.choices == best and r.fixed == session.fixed]
+    tuned = [replace(r, seconds=times[best]) for r in mine if best is not None and r.candidate == best]
     return TuneResult(
         kernel=kernel,
         best=tuned[0] if tuned else untuned,
         untuned=untuned,
         history=history,
-        space=session.values,
+        space=session.space.values(best.format if best is not None else None) or {},
         seconds=budget.elapsed,
         key=session.key,
         checked_against=session.checked_against,
         flops=session.flops,
         database=database,
         interrupted=interrupted,
+        refused={repr(format): reason for format, reason in session.forms.refused.items()},
+        importance=search.importance(session.feature_names),
     )
+
+
+def added(times: Mapping[Candidate | None, float], extra: Mapping[Candidate, float]) -> dict[Candidate | None, float]:
+    """Times with each candidate's share of its conversion."""
+    return {c: seconds + (extra.get(c, 0.0) if c is not None else 0.0) for c, seconds in times.items()}
 
 
 def check_arguments(
@@ -382,9 +523,10 @@ def check_arguments(
     if not isinstance(inputs, Mapping):
         found = type(inputs).__name__
         raise ArgumentTypeError(f'inputs must name the arguments, as in {{"A": A, "B": B}}; found {found}')
-    for name, value in (("max_trials", max_trials), ("patience", patience)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ArgumentError(f"{name} must be a positive integer, found {value!r}")
+    for name, value, least in (("max_trials", max_trials, 0), ("patience", patience, 1)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            wanted = "a positive integer" if least else "an integer that is not negative"
+            raise ArgumentError(f"{name} must be {wanted}, found {value!r}")
     if max_seconds is not None and not max_seconds > 0:
         raise ArgumentError(f"max_seconds must be positive, found {max_seconds!r}")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
