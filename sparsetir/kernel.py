@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 import tvm
 import tvm_ffi
 from tvm import tirx
@@ -308,14 +310,16 @@ class BoundKernel:
         signature.allocate(args)
         _check_overlap(args, signature, arguments)
         self.kernel._run(args)
+        found = self.kernel._results(args, {**self.fixed, **arguments})
         base = self.args
         has_empty = any(a.size == 0 for n, a in args.arrays.items() if n not in base.arrays)
         if key is not None and not args.copy_back and not has_empty:
             finish = lambda ready, values: kernel._finish(ready, {**self.fixed, **values}, args, base)  # noqa: E731
+            finish = _like(found, args, arguments, signature) or finish
             fit, after = kernel.fitting(args, is_bound=True)
             plan = make_plan(*kernel._called(args, arguments), finish=finish, fit=fit, after=after)
             kernel._remember(self.plans, key, plan)
-        return self.kernel._results(args, {**self.fixed, **arguments})
+        return found
 
     def _merged(self) -> Arguments:
         a = self.args
@@ -326,6 +330,28 @@ class BoundKernel:
     def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
         """Time repeated calls of the compiled function, all arguments ready."""
         return self.kernel.time(seconds=seconds, **self.fixed, **arguments)
+
+
+def _like(found: Any, args: Arguments, arguments: dict[str, Any], signature: Signature) -> Callable[..., Any] | None:
+    """Makes results like one that is an argument or has the structure of a fixed one; None for other kinds."""
+    passed = next((name for name, value in arguments.items() if value is found), None)
+    if passed is not None:
+        return lambda _ready, values: values[passed]
+    if len(signature.outputs) != 1 or not isinstance(found, (sp.sparray, sp.spmatrix)) or found.format != "csr":
+        return None
+    (name,) = signature.outputs
+    values, at = args.arrays[name], [p.name for p in signature.params].index(name)
+    if not np.may_share_memory(found.data, values) or found.data.shape != values.shape or args.torch:
+        return None
+    model = copy.copy(found)
+    model.data = values[:0]  # the values are not to be kept
+
+    def made(ready: list[Any], _values: dict[str, Any]) -> Any:
+        result = copy.copy(model)
+        result.data = ready[at]
+        return result
+
+    return made
 
 
 def _passed(args: Arguments, param: Any) -> Any:

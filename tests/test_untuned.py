@@ -126,3 +126,17 @@ def test_what_was_asked_for_is_kept() -> None:
     fit, after = free.fitting(free._prepare({"A": A, "B": B}))
     assert fit is not None
     assert after > 0
+
+
+def test_sparse_results_of_later_calls_are_their_own() -> None:
+    S, rng = scattered(30, 40, 200), np.random.default_rng(0)
+    X, Y = rng.random((30, 8), np.float32), rng.random((40, 8), np.float32)
+    bound = sparsetir.build(sparsetir.ops.sddmm()).bind(S=S)
+    results = [bound(X=k * X, Y=Y) for k in range(1, 5)]
+    for k, found in enumerate(results, 1):
+        assert type(found) is type(S)
+        np.testing.assert_allclose(found.toarray(), S.multiply(k * X @ Y.T).toarray(), rtol=1e-4)
+    out = np.zeros(S.nnz, np.float32)
+    for _ in range(3):
+        assert bound(X=X, Y=Y, o=out) is out
+        np.testing.assert_allclose(out, results[0].data)
