@@ -76,12 +76,15 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--seconds", type=positive(float), default=30.0, metavar="S", help="time for the search")
     demo.add_argument("--out", type=Path, default=Path("demo-out"), metavar="DIR", help="for pictures and records")
 
-    tune = command(commands, "tune", run_tune, "find the fastest schedule for a matrix or tensor")
+    tune = command(commands, "tune", run_tune, "find the fastest format and schedule for a matrix or tensor")
     tune.add_argument("file", metavar="FILE", help=".mtx, .npz, .smtx or .tns, also with .gz or .xz behind it")
     tune.add_argument("--op", choices=OPS, required=True)
     tune.add_argument("--feat", type=positive(int), default=128, metavar="N", help="columns of the dense operands")
     tune.add_argument("--trials", type=positive(int), default=64, metavar="N")
     tune.add_argument("--seconds", type=positive(float), metavar="S", help="end the search after this time")
+    tune.add_argument("--strategy", default="evolution", help="evolution, annealing, portfolio, random, exhaustive")
+    tune.add_argument("--amortize-over", type=positive(float), metavar="CALLS", help="that share a conversion")
+    tune.add_argument("--schedules-only", action="store_true", help="leave the format as it is")
     tune.add_argument("--seed", type=int, default=0, metavar="N")
     tune.add_argument("--database", type=Path, metavar="FILE", help="JSON lines: trials in it are not measured again")
     tune.add_argument("--out", type=Path, metavar="DIR", help="write the report, the loops and a picture there")
@@ -176,13 +179,15 @@ def run_tune(args: argparse.Namespace) -> int:
 
     database = args.database or (args.out / "tuning.jsonl" if args.out else None)
     case = make_case(args.op, read(args.file), feat=args.feat, seed=args.seed)
-    budget = {"max_trials": args.trials, "max_seconds": args.seconds}
-    result = tune_sparse(case.program, case.inputs, seed=args.seed, database=database, **budget)
+    budget = {"max_trials": args.trials, "max_seconds": args.seconds, "amortize_over": args.amortize_over}
+    how = {"strategy": args.strategy, "formats": [] if args.schedules_only else None, "seed": args.seed}
+    result = tune_sparse(case.program, case.inputs, database=database, **budget, **how)
     if args.json != "-":
         print(result.report())
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "report.txt").write_text(result.report() + "\n")
+        (args.out / "explanation.txt").write_text(result.explain() + "\n")
         (args.out / "loops.txt").write_text(result.kernel.script(stage=3) + "\n")
         draw(lambda: result.plot(args.out / "tuning.png"))
     if args.json:
@@ -196,6 +201,7 @@ def facts_of(result: Any) -> dict[str, Any]:
         "best": result.best.as_dict(),
         "untuned": result.untuned.as_dict(),
         "speedup": result.speedup,
+        "break_even": result.break_even,
         "flops": result.flops,
         "seconds": result.seconds,
         "interrupted": result.interrupted,

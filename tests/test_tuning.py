@@ -28,9 +28,9 @@ from sparsetir.interop import CooTensor
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
 from sparsetir.schedules.choices import LANES
-from sparsetir.tuning import Database, Key, Record, TuneResult, features, space, tune, tune_sparse
-from sparsetir.tuning.database import fingerprint
+from sparsetir.tuning import Database, Key, Record, TuneResult, features, replay, space, tune, tune_sparse
 from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.database import fingerprint
 from sparsetir.tuning.features import Operands, Stored
 from sparsetir.tuning.forms import Form
 from sparsetir.tuning.measure import Measurement, Measurer
@@ -237,7 +237,9 @@ def test_formats_are_read_as_they_print(format: Any) -> None:
     assert parse(repr(format)) == format
 
 
-@pytest.mark.parametrize("text", ["", "bsr", "bsr(2, 2)", "bsr(r=)", "os.system('x')", "magic(r=1)", "3", "bsr(r=-1, c=1)"])
+@pytest.mark.parametrize(
+    "text", ["", "bsr", "bsr(2, 2)", "bsr(r=)", "os.system('x')", "magic(r=1)", "3", "bsr(r=-1, c=1)"]
+)
 def test_other_texts_are_no_formats(text: str) -> None:
     with pytest.raises(SparseTIRError):
         parse(text)
@@ -315,7 +317,9 @@ def test_a_fingerprint_is_of_the_pattern_only() -> None:
 def test_records_survive_a_killed_writer(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "tuning.jsonl"
     database = Database(path)
-    database.append(KEY, Record(Choices(tile=8), "dia()", {"feat": 4}, seconds=1.0, median=2.0, spread=0.1, elapsed=3.0))
+    database.append(
+        KEY, Record(Choices(tile=8), "dia()", {"feat": 4}, seconds=1.0, median=2.0, spread=0.1, elapsed=3.0)
+    )
     database.append(KEY, Record(Choices(tile=16), error="no"))
     database.close()
     path.write_bytes(path.read_bytes()[:-20])
@@ -574,7 +578,15 @@ def test_a_program_of_ones_own_that_updates() -> None:
 
 def test_wrong_use() -> None:
     inputs = arguments()
-    for wrong in ({"max_trials": -1}, {"preset": "lazy"}, {"amortize_over": 0}, {"max_seconds": 0}, {"patience": 0}, {"seed": -1}, {"max_trials": 2.5}):
+    for wrong in (
+        {"max_trials": -1},
+        {"preset": "lazy"},
+        {"amortize_over": 0},
+        {"max_seconds": 0},
+        {"patience": 0},
+        {"seed": -1},
+        {"max_trials": 2.5},
+    ):
         with pytest.raises(ArgumentError, match="found"):
             tune_sparse(ops.spmm(), inputs, **wrong)
     with pytest.raises(ArgumentTypeError, match="name the arguments"):
@@ -685,3 +697,45 @@ def test_the_progress_line() -> None:
     with Progress(10, stream=silent) as bar:
         bar.update(10, 1e-3)
     assert silent.getvalue() == ""
+
+
+# --- replay -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Records of made-up times for two patterns, with features."""
+    path = tmp_path_factory.mktemp("recorded") / "space.jsonl"
+    database, found = Database(path), new_space()
+    for name in ("p", "q"):
+        rng = np.random.default_rng(len(name))
+        for candidate in dict.fromkeys(found.sample(rng) for _ in range(300)):
+            named = features.of_candidate(candidate, Stored(1000, 8000), Operands(256, 9000, 9000, 4, 2), 1000)
+            stored_as = repr(candidate.format) if candidate.format is not None else None
+            record = Record(candidate.choices, stored_as, seconds=made_up_seconds(candidate))
+            database.append(replace(KEY, pattern=name), record, features=named)
+    database.close()
+    return path
+
+
+def test_recorded_spaces_are_searched_without_running(recorded: Path) -> None:
+    cases = replay.load(recorded)
+    assert len(cases) == 2
+    found = replay.compare(cases, ["evolution", "random"], (1, 16, 64), seeds=3)
+    for results in found.values():
+        means = [mean for mean, _ in results]
+        assert means == sorted(means)
+        assert all(low <= mean <= 1.0 for mean, low in results)
+    assert found["evolution"][2][0] >= 0.97
+    assert found["evolution"][2][0] >= found["random"][2][0]
+    assert found == replay.compare(cases, ["evolution", "random"], (1, 16, 64), seeds=3)
+
+
+def test_the_table_of_a_replay(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replay.main([str(recorded), "--strategies", "random", "--budgets", "1,4", "--seeds", "2"])
+    assert "2 cases" in capsys.readouterr().out
+
+
+def test_a_replay_of_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TuningError, match="found none"):
+        replay.load(tmp_path / "none.jsonl")

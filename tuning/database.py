@@ -115,6 +115,7 @@ class Record:
         return {**asdict(self), "choices": self.choices.as_dict()}
 
 
+KEYS = [f.name for f in fields(Key)]
 SAVED = [f.name for f in fields(Record) if f.name not in ("choices", "best", "reused")]
 
 
@@ -168,6 +169,13 @@ class Database:
             if record is not None:
                 found.setdefault((record.choices, record.stored_as, bool(record.fixed)), record)
         return list(found.values())
+
+    def everything(self) -> Iterator[tuple[Key, Record, dict[str, Any]]]:
+        """Every record with its key, and its line with whatever else was noted."""
+        for line in self._lines():
+            record = _record(line) if line.get("format") == FORMAT else None
+            if record is not None and all(name in line for name in KEYS):
+                yield Key(**{name: line[name] for name in KEYS}), record, line
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         if self.path is None or not self.path.exists():

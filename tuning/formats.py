@@ -6,7 +6,7 @@ from __future__ import annotations
 from sparsetir.formats.blocks import BSR
 from sparsetir.formats.candidates import considered
 from sparsetir.formats.coordinates import COO, CSF
-from sparsetir.formats.diagonals import DIA, Band, DiaRest
+from sparsetir.formats.diagonals import DIA, Band
 from sparsetir.formats.format import Format
 from sparsetir.formats.layouts import CSC, CSR, ELL, Ragged
 from sparsetir.formats.partitions import Columns, Rows
@@ -14,6 +14,7 @@ from sparsetir.formats.pattern import MatrixPattern, Pattern
 from sparsetir.formats.row_buckets import Hyb
 from sparsetir.formats.row_groups import RowGroups
 from sparsetir.formats.special import SELL
+from sparsetir.formats.splits import DiaRest
 
 # The loops of the program as it is, or in an order that has no row to share out.
 LEFT_OUT = (CSR, CSC, COO, CSF, Ragged)

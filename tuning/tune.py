@@ -288,19 +288,19 @@ class Session:
 
     def rows(self, candidates: Sequence[Candidate]) -> np.ndarray:
         """What a cost model sees of candidates, a row each."""
+        return np.array([list(self.named(candidate).values()) for candidate in candidates], np.float32)
+
+    def named(self, candidate: Candidate) -> dict[str, float]:
+        """The features of a candidate by name; of one that cannot be had those of the program as it is."""
         nnz = self.described.nnz if self.described is not None else 1
-        found = []
-        for candidate in candidates:
-            stored = self.forms.stored.get(candidate.format) or self.forms(candidate.format).stored
-            named = {**self.facts, **features.of_candidate(candidate, stored, self.operands, nnz)}
-            found.append(list(named.values()))
-        return np.array(found, np.float32)
+        stored = self.forms.stored.get(candidate.format) or self.forms.stored[None]
+        found = {**self.facts, **features.of_candidate(candidate, stored, self.operands, nnz)}
+        return {name: float(f"{value:.5g}") for name, value in found.items()}
 
     @property
     def feature_names(self) -> list[str]:
         """Of the columns of `rows`."""
-        sample = features.of_candidate(Candidate(), self.forms(None).stored, self.operands, 1)
-        return [*self.facts, *sample]
+        return list(self.named(Candidate()))
 
     def conversion(self, format: Format | None) -> float:
         """Seconds that storing the sparse argument in a format took."""
@@ -454,7 +454,7 @@ def trials(
     with Progress(budget.trials, seconds=budget.seconds, shown=progress, flops=session.flops) as bar:
 
         def note(record: Record) -> None:
-            records.append(session.key, record, statistics=session.facts)
+            records.append(session.key, record, features=session.named(record.candidate))
             bar.update(len(history), record.best, reused=reused)
 
         try:

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Searches over recorded trials, without running anything: to compare strategies, the same on every machine.
+
+A case is every record of one key in a database; a search may ask for those candidates and for no others. Record one
+with ``tune_sparse(..., strategy="random", max_trials=200, database="space.jsonl")``; `python -m sparsetir.tuning.replay
+space.jsonl` prints how near to the best of each case the strategies come after so many trials.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsetir.bench.report import markdown
+from sparsetir.errors import TuningError
+from sparsetir.formats.format import Format
+from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.database import Database
+from sparsetir.tuning.search import STRATEGIES, Search
+from sparsetir.tuning.space import Space, Values
+
+LEAST = 8  # trials of a case
+BUDGETS, SEEDS = (1, 5, 16, 64), 5
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """The recorded trials of one key.
+
+    Parameters
+    ----------
+    name : str
+    seconds : mapping of Candidate to float
+        Infinite for those that failed.
+    features : mapping of Candidate to ndarray
+        What the cost model saw.
+    """
+
+    name: str
+    seconds: Mapping[Candidate, float]
+    features: Mapping[Candidate, np.ndarray]
+
+    @property
+    def best(self) -> float:
+        """The fastest of all."""
+        return min(self.seconds.values())
+
+
+class Recorded(Space):
+    """The candidates of a case; a draw that was not recorded becomes the most similar one that was."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.listed = list(case.seconds)
+        formats = list(dict.fromkeys(c.format for c in self.listed))
+        super().__init__(formats, self._open)
+
+    def _open(self, format: Format | None) -> Values:
+        """The values that the recorded candidates of a format have."""
+        held = [c.choices.as_dict() for c in self.listed if c.format == format]
+        found = {name: tuple(sorted({chosen[name] for chosen in held})) for name in held[0]}
+        return {name: values for name, values in found.items() if len(values) > 1}
+
+    def nearest(self, candidate: Candidate) -> Candidate:
+        """The recorded candidate that differs in the fewest choices."""
+        if candidate in self.case.seconds:
+            return candidate
+        same = [c for c in self.listed if c.format == candidate.format] or self.listed
+        wanted = candidate.key
+        return min(same, key=lambda c: sum(a != b for a, b in zip(c.key, wanted, strict=True)))
+
+    def first(self) -> Iterator[Candidate]:
+        return iter(dict.fromkeys(self.nearest(c) for c in super().first()))
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self.listed)
+
+    def __contains__(self, candidate: Candidate) -> bool:
+        return candidate in self.case.seconds
+
+    def sample(self, rng: np.random.Generator, formats: Sequence[Format | None] = ()) -> Candidate:
+        among = [c for c in self.listed if c.format in formats] if formats else self.listed
+        return among[int(rng.integers(len(among)))]
+
+    def mutate(self, candidate: Candidate, rng: np.random.Generator) -> Candidate:
+        return self.nearest(super().mutate(candidate, rng))
+
+    def crossover(self, one: Candidate, other: Candidate, rng: np.random.Generator) -> Candidate:
+        return self.nearest(super().crossover(one, other, rng))
+
+    def steps(self, candidate: Candidate) -> list[Candidate]:
+        return [c for c in super().steps(candidate) if c in self.case.seconds]
+
+
+def load(path: Path) -> list[Case]:
+    """The cases of a database, those of at least `LEAST` trials.
+
+    Raises
+    ------
+    TuningError
+        There is none, or the records have no features.
+    """
+    found: dict[str, dict[Candidate, tuple[float, np.ndarray]]] = {}
+    for key, record, line in Database(path).everything():
+        if "features" in line and record.fixed == line["fixed"]:
+            name = f"{key.name} {key.pattern} {json.dumps(record.fixed)}"
+            row = np.array(list(line["features"].values()), np.float32)
+            seconds = float("inf") if record.seconds is None else record.seconds
+            found.setdefault(name, {}).setdefault(record.candidate, (seconds, row))
+    cases = [
+        Case(name, {c: s for c, (s, _) in held.items()}, {c: row for c, (_, row) in held.items()})
+        for name, held in found.items()
+        if len(held) >= LEAST and np.isfinite([s for s, _ in held.values()]).any()
+    ]
+    if not cases:
+        raise TuningError(f"expected records of at least {LEAST} trials of one case in {path}; found none")
+    return cases
+
+
+def replayed(case: Case, strategy: str, seed: int, trials: int) -> list[float]:
+    """The share of the best time that a search has reached after each trial."""
+    rows = lambda candidates: [case.features[c] for c in candidates]  # noqa: E731
+    search = Search(Recorded(case), features=rows, strategy=strategy, seed=seed)
+    reached: list[float] = []
+    best = float("inf")
+    while len(reached) < trials:
+        batch = search.ask()[: trials - len(reached)]
+        if not batch:
+            break
+        for candidate in batch:
+            seconds = case.seconds[candidate]
+            search.tell(candidate, seconds if np.isfinite(seconds) else None)
+            best = min(best, seconds)
+            reached.append(case.best / best)
+    return [*reached, *[reached[-1]] * (trials - len(reached))]
+
+
+def compare(cases: Sequence[Case], strategies: Sequence[str], budgets: Sequence[int], seeds: int) -> dict[str, Any]:
+    """For each strategy and budget the geometric mean of the share of the best, and its 5th percentile."""
+    found: dict[str, Any] = {}
+    for strategy in strategies:
+        runs = np.array([replayed(case, strategy, seed, max(budgets)) for case in cases for seed in range(seeds)])
+        reached = np.maximum(runs[:, [n - 1 for n in budgets]], 1e-9)
+        means = np.exp(np.log(reached).mean(axis=0))
+        found[strategy] = list(zip(means.tolist(), np.percentile(reached, 5, axis=0).tolist(), strict=True))
+    return found
+
+
+def table(cases: Sequence[Case], strategies: Sequence[str], budgets: Sequence[int], seeds: int) -> str:
+    """`compare` as Markdown."""
+    found = compare(cases, strategies, budgets, seeds)
+    rows = [[name, *(f"{mean:.3f} ({low:.2f})" for mean, low in results)] for name, results in found.items()]
+    total = sum(len(case.seconds) for case in cases)
+    head = [f"{len(cases)} cases, {total:,} candidates, {seeds} seeds", *(f"{n} trials" for n in budgets)]
+    return markdown([head, *rows])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m sparsetir.tuning.replay", description=__doc__)
+    parser.add_argument("database", type=Path)
+    parser.add_argument("--strategies", default="evolution,annealing,portfolio,random", help=", ".join(STRATEGIES))
+    parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)), help="trials after which to look")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    args = parser.parse_args(argv)
+    budgets = [int(n) for n in args.budgets.split(",")]
+    print(table(load(args.database), args.strategies.split(","), budgets, args.seeds))
+
+
+if __name__ == "__main__":
+    main()
