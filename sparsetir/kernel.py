@@ -273,7 +273,9 @@ class BoundKernel:
         self.is_open = kernel.calls is not None and kernel.compiled.schedule is None
 
     def __repr__(self) -> str:
-        return f"{self.over_another or self.kernel!r} with {', '.join(self.fixed)} fixed"
+        if self.over_another is not None:
+            return repr(self.over_another)
+        return f"{self.kernel!r} with {', '.join(self.fixed)} fixed"
 
     def __call__(self, **arguments: Any) -> Any:
         """Run with the open arguments; see `Kernel.__call__`."""
