@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sparsetir.threads import get_num_threads, set_num_threads
     from sparsetir.transform import FormatRewriteRule, Schedule
     from sparsetir.transform.decompose import Decomposition, decompose_format
-    from sparsetir.tuning import TuneResult, tune_sparse
+    from sparsetir.tuning import TuneResult, autotune, tune_sparse
     from sparsetir.verify import verify
 
 __version__ = "0.1.0"
@@ -49,6 +49,7 @@ _PUBLIC = {
     "SparseTIRError": "sparsetir.errors",
     "SparseTensor": "sparsetir.formats.tensor",
     "TuneResult": "sparsetir.tuning",
+    "autotune": "sparsetir.tuning",
     "build": "sparsetir.build",
     "decompose_format": "sparsetir.transform.decompose",
     "errors": "sparsetir.errors",
@@ -80,6 +81,7 @@ __all__ = [
     "SparseTIRError",
     "SparseTensor",
     "TuneResult",
+    "autotune",
     "build",
     "decompose_format",
     "errors",

@@ -28,7 +28,7 @@ from sparsetir.interop import CooTensor
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
 from sparsetir.schedules.choices import LANES
-from sparsetir.tuning import Database, Key, Record, TuneResult, features, replay, space, tune, tune_sparse
+from sparsetir.tuning import Database, Key, Record, TuneResult, autotune, features, replay, space, tune, tune_sparse
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import fingerprint
 from sparsetir.tuning.features import Operands, Stored
@@ -697,6 +697,36 @@ def test_the_progress_line() -> None:
     with Progress(10, stream=silent) as bar:
         bar.update(10, 1e-3)
     assert silent.getvalue() == ""
+
+
+# --- a list of one's own --------------------------------------------------------------------------------------
+
+
+def test_a_list_is_measured_once_for_each_size(tmp_path: Path) -> None:
+    inputs, path = blocked(), tmp_path / "tuning.jsonl"
+    configs = [Choices(tile=8), Candidate(Choices(tile=16, chunks=2)), BLOCKS]
+    spmm = autotune(configs=configs, key=["m"], database=path)(ops.spmm())
+    for _ in range(2):
+        np.testing.assert_allclose(spmm(**inputs), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-4)
+    history = spmm.result(**inputs).history
+    assert [r.candidate for r in history[1:]] == [Candidate(Choices(tile=8)), configs[1], Candidate(format=BLOCKS)]
+    assert not [r for r in history if r.error]
+    narrow = {**inputs, "B": inputs["B"][:, :8].copy()}
+    np.testing.assert_allclose(spmm(**narrow), narrow["A"] @ narrow["B"], rtol=1e-4, atol=1e-4)
+    assert len(spmm.results) == 2
+    again = autotune(configs=configs, key=["m"], database=path)(ops.spmm())
+    assert again.result(**inputs).measured == 0
+    bound = again.bind(A=inputs["A"])
+    np.testing.assert_allclose(bound(B=inputs["B"]), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-4)
+
+
+def test_wrong_lists() -> None:
+    with pytest.raises(ArgumentError, match="at least one"):
+        autotune(configs=[])
+    with pytest.raises(ArgumentTypeError, match="found int"):
+        autotune(configs=[3])
+    with pytest.raises(ArgumentError, match="found 'size'"):
+        autotune(configs=[Choices()], key=["size"])(ops.spmm())
 
 
 # --- replay -------------------------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from sparsetir.tuning.autotune import autotune
+from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database, Key, Record
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.tune import tune_sparse
 
-__all__ = ["Database", "Key", "Record", "TuneResult", "tune_sparse"]
+__all__ = ["Candidate", "Database", "Key", "Record", "TuneResult", "autotune", "tune_sparse"]
