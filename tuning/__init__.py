@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from sparsetir.tuning.autotune import autotune
+from sparsetir.tuning.listed import autotune
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database, Key, Record
 from sparsetir.tuning.report import TuneResult

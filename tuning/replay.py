@@ -125,7 +125,7 @@ def load(path: Path) -> list[Case]:
 
 def replayed(case: Case, strategy: str, seed: int, trials: int) -> list[float]:
     """The share of the best time that a search has reached after each trial."""
-    rows = lambda candidates: [case.features[c] for c in candidates]  # noqa: E731
+    rows = lambda candidates: np.array([case.features[c] for c in candidates])  # noqa: E731
     search = Search(Recorded(case), features=rows, strategy=strategy, seed=seed)
     reached: list[float] = []
     best = float("inf")

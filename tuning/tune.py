@@ -17,7 +17,7 @@ import sparsetir
 from sparsetir.build import _versions, build, single
 from sparsetir.errors import ArgumentError, ArgumentTypeError, TuningError
 from sparsetir.formats.format import Format
-from sparsetir.formats.pattern import pattern
+from sparsetir.formats.pattern import MatrixPattern, pattern
 from sparsetir.interop import is_sparse
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
@@ -233,10 +233,10 @@ class Session:
         found = features.of_pattern(self.described)
         own = features.main_buffer(self.kernel.signature.buffers, self.workload.arrays)
         axis = next((a for a in reversed(own.axes) if a.indptr is not None), None) if own is not None else None
-        if axis is None or axis.indices is None or len(self.inputs[self.name].shape if self.name else ()) != 2:
+        if axis is None or axis.indptr is None or axis.indices is None or not isinstance(self.described, MatrixPattern):
             return found
         indptr, indices = (self.workload.arrays[str(b.name)] for b in (axis.indptr, axis.indices))
-        return found | features.density(indptr, indices, int(self.inputs[self.name].shape[1]))
+        return found | features.density(indptr, indices, int(self.described.shape[1]))
 
     @property
     def sizes(self) -> dict[str, int]:
