@@ -28,7 +28,7 @@ demo: $(VENV)/.with-plot
 	$(BIN)/sparsetir demo $(DEMO_FLAGS)
 
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # mypy follows folders, not package-dir: show it the packages as an installed user sees them.
 lint: $(VENV)/.with-dev

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from sparsetir.tuning.listed import autotune
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database, Key, Record
+from sparsetir.tuning.listed import autotune
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.tune import tune_sparse
 
