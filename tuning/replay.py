@@ -58,6 +58,7 @@ class Recorded(Space):
     def __init__(self, case: Case) -> None:
         self.case = case
         self.listed = list(case.seconds)
+        self.keys = np.array([[str(part) for part in c.key] for c in self.listed])
         formats = list(dict.fromkeys(c.format for c in self.listed))
         super().__init__(formats, self._open)
 
@@ -71,9 +72,9 @@ class Recorded(Space):
         """The recorded candidate that differs in the fewest choices."""
         if candidate in self.case.seconds:
             return candidate
-        same = [c for c in self.listed if c.format == candidate.format] or self.listed
-        wanted = candidate.key
-        return min(same, key=lambda c: sum(a != b for a, b in zip(c.key, wanted, strict=True)))
+        differ = self.keys != np.array([str(part) for part in candidate.key])
+        weights = np.array([len(candidate.key), *[1] * (len(candidate.key) - 1)])  # the format before all choices
+        return self.listed[int(np.argmin(differ @ weights))]
 
     def first(self) -> Iterator[Candidate]:
         return iter(dict.fromkeys(self.nearest(c) for c in super().first()))
