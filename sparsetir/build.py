@@ -24,7 +24,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from sparsetir import op
-from sparsetir.errors import ArgumentError, ScheduleError, VerifyError
+from sparsetir.errors import ArgumentError, ScheduleError, SparseTIRError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.kernel import Kernel
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
@@ -67,13 +67,19 @@ class Compiled:
         self.function = self.library[self.name]
 
     def variant(self, **changes: int) -> Callable[..., Any]:
-        """The same program with other choices, compiled when first asked for; itself if its schedule was chosen."""
+        """The same program with other choices, compiled when first asked for.
+
+        Itself if its schedule was chosen, or where the other choices are refused: nobody asked for them.
+        """
         if self.schedule is not None:
             return self.function
         from sparsetir.schedules import untuned
 
-        choices = replace(untuned(self.func, self.target), **changes)
-        return compile_cached(self.func, self.target, choices).function
+        try:
+            choices = replace(untuned(self.func, self.target), **changes)
+            return compile_cached(self.func, self.target, choices).function
+        except SparseTIRError:
+            return self.function
 
     def load(self, path: Path, facts: dict[str, Any]) -> None:
         """Take the machine code from a library on disk."""

@@ -140,3 +140,13 @@ def test_sparse_results_of_later_calls_are_their_own() -> None:
     for _ in range(3):
         assert bound(X=X, Y=Y, o=out) is out
         np.testing.assert_allclose(out, results[0].data)
+
+
+def test_choices_that_are_refused_leave_the_kernel_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    A, B = scattered(30, 40, 200), np.ones((40, 8), np.float32)
+    kernel = sparsetir.build(sparsetir.ops.spmm())
+    monkeypatch.setattr(untuned.Suited, "changes", lambda *_args: {"tile": 3})  # no power of two
+    monkeypatch.setattr("sparsetir.kernel.SMALL_ELEMENTS", 0)
+    bound = kernel.bind(A=A)
+    for _ in range(3):
+        np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-5)
