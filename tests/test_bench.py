@@ -25,6 +25,7 @@ from sparsetir.bench import (
     plot,
     reference,
     report,
+    scale,
     suite,
     sweep,
     timing,
@@ -757,3 +758,17 @@ def test_a_sweep_leaves_out_what_cannot_be_stored(monkeypatch: pytest.MonkeyPatc
     found = sweep.best_of(case)
     assert found is not None
     assert found[1] == wanted
+
+
+def test_memory_and_time_of_a_member_of_a_family() -> None:
+    for feat in (0, 8):
+        found = scale.measure("stencil_2d", 2000, feat)
+        assert found["nnz"] > 1000
+        assert found["seconds"] > 0
+        assert found["peak"] > 0
+
+
+def test_scale_takes_families_of_the_suite(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        scale.main(["--families", "stencil_9d"])
+    assert "found stencil_9d" in capsys.readouterr().err

@@ -8,6 +8,8 @@ and prints nanoseconds for each nonzero and the peak of the memory over that of 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import subprocess
 import sys
@@ -36,7 +38,11 @@ def resident(field: str) -> int:
 
 
 def forget_peak() -> None:
-    """Let the peak begin anew."""
+    """Give freed memory back, and let the peak begin anew."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
     CLEAR.write_text("5")
 
 
@@ -46,8 +52,8 @@ def measure(family: str, nnz: int, feat: int) -> dict[str, float]:
     A = suite.MATRICES[family](np.random.default_rng(0), nnz)
     dense, out = ("B", "C") if feat else ("x", "y")
     shapes = [(n, feat) if feat else (n,) for n in reversed(A.shape)]
-    base = resident("VmRSS") - A.data.nbytes - A.indices.nbytes - A.indptr.nbytes
     forget_peak()
+    base = resident("VmRSS") - A.data.nbytes - A.indices.nbytes - A.indptr.nbytes
     arrays = {dense: np.ones(shapes[0], np.float32), out: np.zeros(shapes[1], np.float32)}
     bound = kernel.bind(A=A)
     samples: list[float] = []
