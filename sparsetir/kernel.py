@@ -269,7 +269,7 @@ class BoundKernel:
             if param is None or param.is_array:
                 signature._array(self.args, name, value)
         self.plans: dict[Any, Callable[[dict[str, Any]], Any]] = {}
-        self.over_another: Callable[..., Any] | None = None
+        self.over_another: Any = None  # a BoundComposedKernel
         self.is_open = kernel.calls is not None and kernel.compiled.schedule is None
 
     def __repr__(self) -> str:
@@ -331,6 +331,10 @@ class BoundKernel:
 
     def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
         """Time repeated calls of the compiled function, all arguments ready."""
+        if self.is_open:
+            self._choose_format(arguments)
+        if self.over_another is not None:
+            return self.over_another.time(seconds=seconds, **arguments)
         return self.kernel.time(seconds=seconds, **self.fixed, **arguments)
 
 
@@ -339,6 +343,8 @@ def _like(found: Any, args: Arguments, arguments: dict[str, Any], signature: Sig
     passed = next((name for name, value in arguments.items() if value is found), None)
     if passed is not None:
         return lambda _ready, values: values[passed]
+    if any(interop.is_sparse(value) for value in arguments.values()):
+        return None  # another call may come with another structure
     if len(signature.outputs) != 1 or not isinstance(found, (sp.sparray, sp.spmatrix)) or found.format != "csr":
         return None
     (name,) = signature.outputs

@@ -120,18 +120,19 @@ def make_plan(
     sparse = [_Compressed(signature, n, args, place) for n in sparse_names]
     dense = [(n, place[s]) for n, s in storages.items()]
     written = [at for name, at in dense if signature.params[at].name in signature.effects.written]
-    separation = _Separation(template, written, [at for _, at in dense], [at for e in sparse for at in e.places])
     made = [
         (place[n], args.arrays[n].shape, args.arrays[n].dtype, n in signature.effects.covered)
         for n in signature.outputs
         if n not in args.given
     ]
-    single = signature.outputs[0] if len(signature.outputs) == 1 else None
-    plain = single is not None and signature.is_plain(single) and not args.torch
-    result = place[single] if single is not None else -1
+    finish = _plain(signature, args, place) or finish  # the other one holds the arrays of this call
 
     changing = {*(at for _, at in dense), *(at for e in sparse for at in e.places), *(at for at, *_ in made)}
-    template = [value if at in changing else _ready(value) for at, value in enumerate(template)]
+    passed = [*(at for _, at in dense), *(at for e in sparse for at in e.places)]
+    fixed = [v for at, v in enumerate(template) if at not in changing and isinstance(v, np.ndarray)]
+    separation = _Separation(fixed, written, passed)
+    # What every call brings or gets anew is not kept.
+    template = [None if at in changing else _ready(value) for at, value in enumerate(template)]
     left, waiting = after, [fit] if fit is not None else []
 
     def run(values: dict[str, Any]) -> Any:
@@ -153,9 +154,18 @@ def make_plan(
         if written:
             separation.check(ready)
         function(*ready)
-        return ready[result] if plain else finish(ready, values)
+        return finish(ready, values)
 
     return run
+
+
+def _plain(signature: Signature, args: Arguments, place: dict[str, int]) -> Callable[..., Any] | None:
+    """Hands over the only result, a new array as it is; None where results are something else."""
+    name = signature.outputs[0] if len(signature.outputs) == 1 else None
+    if name is None or not signature.is_plain(name) or args.torch:
+        return None
+    at = place[name]
+    return lambda ready, _values: ready[at]
 
 
 def _ready(value: Any) -> Any:
@@ -166,9 +176,8 @@ def _ready(value: Any) -> Any:
 class _Separation:
     """Checks that arrays to be written lie apart from all others, unless they are those of the last call."""
 
-    def __init__(self, template: list[Any], written: list[int], dense: list[int], sparse: list[int]) -> None:
-        self.written, self.passed = written, [*dense, *sparse]
-        self.fixed = [v for at, v in enumerate(template) if at not in self.passed and isinstance(v, np.ndarray)]
+    def __init__(self, fixed: list[np.ndarray], written: list[int], passed: list[int]) -> None:
+        self.fixed, self.written, self.passed = fixed, written, passed
         self.last: list[weakref.ref[Any]] = []
 
     def check(self, ready: list[Any]) -> None:

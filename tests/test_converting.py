@@ -51,6 +51,7 @@ def test_converting_has_to_pay() -> None:
         np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-5)
         assert (bound.over_another is not None) is is_converted
         assert ("bsr" in repr(bound)) is is_converted
+        assert bound.time(B=B, seconds=0.01).calls >= 3
 
 
 @pytest.mark.parametrize("family", list(families()))

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -150,3 +152,25 @@ def test_choices_that_are_refused_leave_the_kernel_as_it_is(monkeypatch: pytest.
     bound = kernel.bind(A=A)
     for _ in range(3):
         np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-5)
+
+
+def test_sparse_results_follow_the_structure_of_each_call() -> None:
+    """Here the structure is not fixed, though every call brings as many entries."""
+    rng = np.random.default_rng(0)
+    X, Y = rng.random((6, 8), np.float32), rng.random((6, 8), np.float32)
+    bound = sparsetir.build(sparsetir.ops.sddmm()).bind(X=X)
+    for shift in range(6):
+        columns = (np.arange(6, dtype=np.int32) + shift) % 6
+        S = sp.csr_array((np.ones(6, np.float32), columns, np.arange(7, dtype=np.int32)), shape=(6, 6))
+        np.testing.assert_allclose(bound(S=S, Y=Y).toarray(), S.multiply(X @ Y.T).toarray(), rtol=1e-5)
+
+
+def test_plans_keep_no_arrays_of_a_call() -> None:
+    A = scattered(30, 40, 200)
+    bound = sparsetir.build(sparsetir.ops.spmm(), schedule=Choices()).bind(A=A)
+    operands = [np.full((40, 8), k, np.float32) for k in range(3)]
+    held = [weakref.ref(bound(B=B)) for B in operands] + [weakref.ref(B) for B in operands]
+    assert len(bound.plans) == 1
+    del operands
+    gc.collect()
+    assert [ref() is None for ref in held] == [True] * 6
