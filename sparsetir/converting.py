@@ -35,8 +35,8 @@ BLOCKS = (4, 3, 2)
 FULL = 0.8  # of the slots of a block: what is lost on zeros is less than what rows together gain
 SHORT, MANY = 6.0, 1 << 18  # entries of a row on average, and of all rows
 CACHES = 4  # private caches that a gathered vector may fill
-# Seconds for each entry, as measured on several machines within a factor of two: converting it, and the least that a
-# call saves for each number that is computed with it.
+# Rough seconds for each entry on one machine (AMD Zen 3): converting it, and what a call saves for each number that is
+# computed with it. `python -m sparsetir.bench.formats` prints both for a matrix.
 CONVERSION, SAVED = 80e-9, 0.02e-9
 SAVED_ON_SHORT = 0.4e-9
 

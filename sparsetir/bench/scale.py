@@ -99,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--feat", type=int, default=32, help="columns of the dense operand, 0 for a vector; 32")
     parser.add_argument("--one", nargs=2, metavar=("FAMILY", "NNZ"), help="measure one in this process, print JSON")
     args = parser.parse_args(argv)
+    if not CLEAR.exists():
+        parser.error(f"memory is read from {STATUS.parent}, which this system has not")
     if args.one:
         print(json.dumps(measure(args.one[0], int(args.one[1]), args.feat)))
         return

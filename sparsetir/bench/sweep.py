@@ -18,12 +18,10 @@ from sparsetir.bench.inputs import say
 from sparsetir.bench.timing import burst, interleave
 from sparsetir.build import make_target, scheduled
 from sparsetir.errors import SparseTIRError
-from sparsetir.formats.candidates import candidates
-from sparsetir.formats.coordinates import COO, CSF
 from sparsetir.formats.format import Format
-from sparsetir.formats.layouts import CSC, CSR, Ragged
 from sparsetir.lower import TO_STAGE_2, as_module, run
 from sparsetir.schedules import Choices, untuned
+from sparsetir.tuning.formats import promising
 from sparsetir.tuning.operands import Case
 
 MOST_VALUES = 2.0  # stored for each entry
@@ -46,8 +44,6 @@ CHANGES: tuple[dict[str, int], ...] = (
     {"lanes": 8},
 )
 FOR_FORMATS: tuple[dict[str, int], ...] = ({"prefetch": 8}, {"panel": 64}, {"stream": 1}, {"unroll": 4})
-# For matrices. What they are for: the same loops over all rows at once, or in an order that has no row to share out.
-LEFT_OUT = (CSR, CSC, COO, CSF, Ragged)
 
 
 @dataclass(frozen=True)
@@ -67,10 +63,8 @@ def options(case: Case) -> Iterator[Option]:
     base = untuned(case.program, make_target(None, case.program))
     yield Option(None, None)
     yield from different(case.program, [Option(None, replace(base, **changes)) for changes in (*CHANGES, *tiles(base))])
-    is_matrix = len(case.sparse.shape) == 2
-    for format in candidates(sparsetir.pattern(case.sparse), most=MOST_VALUES):
-        if not (is_matrix and isinstance(format, LEFT_OUT)):
-            yield Option(format, None)
+    for format in promising(sparsetir.pattern(case.sparse), most=MOST_VALUES):
+        yield Option(format, None)
 
 
 def tiles(base: Choices) -> list[dict[str, int]]:
