@@ -649,11 +649,17 @@ def test_the_conversion_counts_where_calls_are_few() -> None:
     assert tune.full_cost(Record(Choices(), error="no")) == float("inf")
 
 
-def test_nothing_is_measured_without_trials() -> None:
+def test_without_trials_the_untuned_kernel_comes_back() -> None:
     inputs = arguments()
     result = tune_sparse(ops.spmm(), inputs, max_trials=0, progress=False)
     assert result.best == result.untuned
+    assert len(result.history) == 1
     np.testing.assert_allclose(result.kernel(**inputs), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-5)
+
+
+def test_formats_are_formats() -> None:
+    with pytest.raises(ArgumentTypeError, match="found 'bsr'"):
+        tune_sparse(ops.spmm(), arguments(), formats=["bsr"])  # type: ignore[list-item]
 
 
 def test_formats_that_cannot_be_had_are_told() -> None:

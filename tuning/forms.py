@@ -14,7 +14,7 @@ from tvm import tirx
 
 from sparsetir.build import Compiled, make_target, scheduled
 from sparsetir.composed import ComposedKernel
-from sparsetir.errors import TuningError
+from sparsetir.errors import SparseTIRError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.ir import decode
 from sparsetir.kernel import Kernel
@@ -128,7 +128,7 @@ class Forms:
         """The open choices of a format; None, and the reason noted, where there is no form."""
         try:
             return self(format).values
-        except (TuningError, ValueError, MemoryError, RuntimeError) as error:
+        except (SparseTIRError, ValueError, MemoryError, RuntimeError) as error:
             if format is None:
                 raise
             self.refused[format] = " ".join(str(error).split())

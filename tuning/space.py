@@ -138,8 +138,10 @@ class Space:
         return next((c for c in drawn if c not in taken), next((c for c in self if c not in taken), None))
 
 
-def changes_code(second: ir.IRModule, name: str, values: tuple[int, ...], target: Any = None) -> bool:
-    """Whether choice `name` makes a difference to the stage-II module scheduled for a target."""
+def changes_code(
+    second: ir.IRModule, usual: ir.IRModule, name: str, values: tuple[int, ...], target: Any = None
+) -> bool:
+    """Whether choice `name` makes a difference to a stage-II module, of which `usual` is the one with the default."""
     default = Choices()
     other = next((value for value in values if value != getattr(default, name)), None)
     if other is None:
@@ -148,7 +150,7 @@ def changes_code(second: ir.IRModule, name: str, values: tuple[int, ...], target
         changed = scheduled(second, replace(default, **{name: other}), target)
     except SparseTIRError:
         return True
-    return not tvm_ffi.structural_equal(scheduled(second, default, target), changed)
+    return not tvm_ffi.structural_equal(usual, changed)
 
 
 def open_choices(
@@ -168,7 +170,8 @@ def open_choices(
         As `make_target` gives it for the program; by default this machine.
     """
     values = Choices.space(threads=threads, feat=feat)
-    return {name: found for name, found in values.items() if changes_code(second, name, found, target)}
+    usual = scheduled(second, Choices(), target)
+    return {name: found for name, found in values.items() if changes_code(second, usual, name, found, target)}
 
 
 def start(values: Values) -> Choices:

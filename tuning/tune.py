@@ -367,8 +367,8 @@ def tune_sparse(
         The arguments of a call by name; they are not changed. Where just one of them is sparse and the results are
         dense, other formats are tried for it.
     max_trials : int, optional
-        Candidates, counting those whose times are read from the database. 0 measures nothing. By default that of the
-        preset.
+        Candidates, counting those whose times are read from the database. 0 measures the untuned kernel only. By
+        default that of the preset.
     max_seconds : float, optional
         Of the search, everything included; by default that of the preset.
     preset : {"quick", "standard", "thorough"}
@@ -421,6 +421,9 @@ def tune_sparse(
     usual_trials, usual_seconds = PRESETS[preset]
     trials_left = usual_trials if max_trials is None else max_trials
     seconds_left = usual_seconds if max_seconds is None and max_trials is None else max_seconds
+    wrong = next((format for format in formats or () if not isinstance(format, Format)), None)
+    if wrong is not None:
+        raise ArgumentTypeError(f"formats are those of sparsetir.formats, such as bsr(4, 4); found {wrong!r}")
     check_arguments(inputs, max_trials=trials_left, max_seconds=seconds_left, seed=seed, patience=patience)
     if amortize_over is not None and not amortize_over > 0:
         raise ArgumentError(f"amortize_over must be a positive number of calls, found {amortize_over!r}")
