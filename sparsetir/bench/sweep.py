@@ -97,9 +97,10 @@ def best_of(case: Case) -> tuple[Any, Option] | None:
     times = measured(case, options(case))
     for format in [o.format for o in ranked(times) if o.format is not None][:REFINED]:
         times |= measured(case, refined(case, format))
-    close = ranked(times)[:FINALISTS]
-    if not close:
+    if not times:
         return None
+    untuned = [option for option in times if option == Option(None, None)]
+    close = list(dict.fromkeys([*ranked(times)[:FINALISTS], *untuned]))
     kernels = {str(option): kernel_of(case, option) for option in close}
     final = interleave({name: call_of(case, kernel) for name, kernel in kernels.items()}, rest=REST)
     best = min(close, key=lambda option: final[str(option)].median)
