@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,8 @@ class Ready:
         The choices that make a difference.
     stored : Stored
         How the format stores the argument.
+    calls : dict
+        Of the choices that were compiled.
     """
 
     form: Form
@@ -79,10 +81,13 @@ class Ready:
     sizes: dict[str, int]
     values: Values
     stored: Stored
+    calls: dict[Choices, Callable[[], Any]] = field(default_factory=dict)
 
     def call(self, choices: Choices) -> Callable[[], Any]:
-        """A call of a candidate's machine code."""
-        return self.workload.call(self.form.compile(choices), self.form.names)
+        """A call of a candidate's machine code, compiled when it is first asked for."""
+        if choices not in self.calls:
+            self.calls[choices] = self.workload.call(self.form.compile(choices), self.form.names)
+        return self.calls[choices]
 
 
 class Forms:

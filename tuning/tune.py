@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,7 +19,6 @@ from sparsetir.build import _versions, build, single
 from sparsetir.errors import ArgumentError, ArgumentTypeError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern
-from sparsetir.interop import is_sparse
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
 from sparsetir.script.printer import script
@@ -26,16 +26,16 @@ from sparsetir.threads import get_num_threads
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning import features, space
 from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.crew import TIMEOUT, crew_of
 from sparsetir.tuning.database import Database, Key, Record, digest, fingerprint, machine_name
 from sparsetir.tuning.formats import promising
-from sparsetir.tuning.forms import Forms
-from sparsetir.tuning.measure import Measurement, Measurer, duel
+from sparsetir.tuning.forms import own_storage
+from sparsetir.tuning.lab import Lab
+from sparsetir.tuning.measure import Measurement, duel, fastest
 from sparsetir.tuning.progress import Progress
-from sparsetir.tuning.reference import KnownOp, Reference, recognise
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.space import Space
-from sparsetir.tuning.workload import Workload
 
 Measure = Callable[[list[Candidate]], Iterable[tuple[Candidate, Measurement]]]
 Cost = Callable[[Record], float]
@@ -45,6 +45,7 @@ FINALISTS = 4
 # A tuned kernel takes the untuned one's place if it needs at most this share of its time.
 WORTH = 0.98
 MOST_VALUES = 2.5  # stored for each entry
+ALONE = 16  # candidates for which no worker process is started
 # Share of the time budget kept for the last comparison, and the most seconds it may need.
 FINISH_SHARE, FINISH_SECONDS = 0.1, 2.0
 
@@ -187,46 +188,49 @@ def winner(times: Mapping[Candidate | None, float]) -> Candidate | None:
 
 
 class Session:
-    """One program on one workload: everything that a search needs and that does not change during it."""
+    """One program on one workload: everything that a search needs and that does not change during it.
+
+    Parameters
+    ----------
+    program : PrimFunc or IRModule with one PrimFunc
+    inputs : mapping of str to array
+    target : Target, str or dict, optional
+    formats : sequence of Format, optional
+        By default those that suit the pattern.
+    isolate : bool
+        Whether candidates run in worker processes.
+    timeout : float
+        Seconds of a compilation or a measurement there.
+    """
 
     def __init__(
-        self, program: Any, inputs: Mapping[str, Any], target: Any, formats: Sequence[Format] | None = None
+        self,
+        program: Any,
+        inputs: Mapping[str, Any],
+        target: Any,
+        formats: Sequence[Format] | None = None,
+        *,
+        isolate: bool = False,
+        timeout: float = TIMEOUT,
     ) -> None:
-        self.func, self.target, self.inputs = single(program), target, dict(inputs)
-        self.kernel = build(self.func, target)
-        self.workload = Workload(self.kernel, self.inputs)
-        self.known: KnownOp | None = recognise(self.func)
+        self.lab = Lab(single(program), inputs, target)
+        self.func, self.kernel, self.workload = self.lab.func, self.lab.kernel, self.lab.workload
         sizes = self.sizes
-        self.flops = self.known.flops(sizes) if self.known is not None else None
+        self.flops = self.lab.known.flops(sizes) if self.lab.known is not None else None
         self.key = self._key()
-        self.untuned = self.workload.call(self._untuned(), [str(p.name) for p in self.func.params])
-        self.reference, self.checked_against = self._reference(inputs)
-        self.name = self._sparse_argument()
-        self.described = pattern(self.inputs[self.name]) if self.name is not None else None
-        self.forms = Forms(self.func, target, self.inputs, self.workload, self.name)
-        self.fixed = self.forms(None).sizes
-        self.space = Space([None, *self._formats(formats)], self.forms.values)
+        name = self.lab.name
+        self.described = pattern(self.lab.inputs[name]) if name is not None else None
+        self.fixed = self.lab.fixed
+        listed = self._formats(formats)
+        self.crew = crew_of(self.lab, listed, isolate=isolate, timeout=timeout)
+        self.space = Space([None, *listed], self.crew.values)
         self.facts = self._facts()
-        self.measure = Measurer(self.forms, self.reference)
-
-    def _untuned(self) -> Callable[..., Any]:
-        """The function that a bound kernel calls for these arguments."""
-        fit, _after = self.kernel.fitting(self.workload.args, is_bound=True)
-        return self.kernel.function if fit is None else fit()
-
-    def _sparse_argument(self) -> str | None:
-        """The sparse argument that may be stored in another format: the only one, of at least two dimensions."""
-        given = [n for n, v in self.inputs.items() if is_sparse(v) and n in self.kernel.signature.buffers]
-        others = [n for n, v in self.inputs.items() if is_sparse(v) and n not in given]
-        return given[0] if len(given) == 1 and not others and len(self.inputs[given[0]].shape) > 1 else None
 
     def _formats(self, formats: Sequence[Format] | None) -> list[Format]:
         """Those that are worth trying, the likeliest first."""
-        if self.name is None or self.described is None:
+        if self.described is None:
             return []
-        if formats is not None:
-            return list(formats)
-        return promising(self.described, most=MOST_VALUES)
+        return promising(self.described, most=MOST_VALUES) if formats is None else list(formats)
 
     def _facts(self) -> dict[str, float]:
         """Numbers of the pattern."""
@@ -257,20 +261,6 @@ class Session:
             versions=f"sparsetir {sparsetir.__version__} {digest(_versions())}, tvm {tvm.__version__}",
         )
 
-    def _reference(self, inputs: Mapping[str, Any]) -> tuple[Reference, str]:
-        """What the untuned kernel computes, compared with scipy where the program is a known one."""
-        absolute = self.workload.absolute()
-        magnitudes = absolute.fresh(absolute.call(self.kernel.function, [str(p.name) for p in self.func.params]))
-        reference = Reference(self.workload.fresh(self.untuned), magnitudes)
-        computed = self.known.compute(inputs) if self.known is not None else None
-        if computed is None:
-            return reference, "the untuned kernel"
-        (name,) = reference.expected
-        wrong = reference.disagreement({name: computed})
-        if wrong is not None:
-            raise TuningError(f"the untuned kernel disagrees with scipy, whose {wrong}; please report this program")
-        return reference, "scipy"
-
     def search(self, seed: int, strategy: str = "evolution") -> Search:
         """A search of this session's space."""
         return Search(self.space, features=self.rows, strategy=strategy, seed=seed)
@@ -293,7 +283,7 @@ class Session:
     def named(self, candidate: Candidate) -> dict[str, float]:
         """The features of a candidate by name; of one that cannot be had those of the program as it is."""
         nnz = self.described.nnz if self.described is not None else 1
-        stored = self.forms.stored.get(candidate.format) or self.forms.stored[None]
+        stored = self.crew.stored.get(candidate.format) or own_storage(self.workload)
         found = {**self.facts, **features.of_candidate(candidate, stored, self.operands, nnz)}
         return {name: float(f"{value:.5g}") for name, value in found.items()}
 
@@ -304,34 +294,32 @@ class Session:
 
     def conversion(self, format: Format | None) -> float:
         """Seconds that storing the sparse argument in a format took."""
-        found = self.forms.stored.get(format)
+        found = self.crew.stored.get(format)
         return found.seconds if found is not None else 0.0
 
-    def compare(self, candidates: list[Candidate]) -> dict[Candidate | None, float]:
-        """Times of candidates and, at None, of the untuned kernel, interleaved."""
-        calls = [(candidate, self.measure.call(candidate)) for candidate in candidates]
-        ready = {candidate: call for candidate, call in calls if not isinstance(call, Measurement)}
-        return duel({None: self.untuned, **ready})
+    def close(self) -> None:
+        """Let the worker processes go."""
+        self.crew.close()
 
     def built(self, candidate: Candidate) -> Any:
         """The kernel of a candidate, through the ordinary caches."""
         func = space.fixed(decode(self.func), self.fixed)
-        if candidate.format is not None and self.name is not None:
-            func = decompose_format(func, {self.name: candidate.format})
-        return build(func, self.target, schedule=candidate.choices)
+        if candidate.format is not None and self.lab.name is not None:
+            func = decompose_format(func, {self.lab.name: candidate.format})
+        return build(func, self.lab.target, schedule=candidate.choices)
 
     def confirm(self, candidate: Candidate, kernel: Any) -> dict[Candidate | None, float]:
-        """Times of the kernel that would be returned and of the untuned one, from runs that chose neither.
+        """Times, in this process, of the kernel that would be returned and of the untuned one.
 
         The comparison that picks a winner flatters it: with noise, the fastest of several is also the luckiest.
         """
         compiled = getattr(kernel, "kernel", kernel)
-        workload = self.forms(candidate.format).workload
-        call = workload.call(compiled.function, [str(p.name) for p in compiled.func.params])
-        wrong = self.reference.disagreement(workload.fresh(call))
+        names = [str(p.name) for p in compiled.func.params]
+        call, wrong = self.lab.disagreement(compiled.function, names, candidate.format)
         if wrong is not None:
             raise TuningError(f"the tuned kernel is wrong although its candidate was right: {wrong}")
-        return duel({None: self.untuned, candidate: call})
+        calls = {None: self.lab.untuned, candidate: call}
+        return duel({name: partial(fastest, call) for name, call in calls.items()})
 
 
 PRESETS: dict[str, tuple[int, float | None]] = {"quick": (24, 8.0), "standard": (64, None), "thorough": (400, 120.0)}
@@ -351,6 +339,8 @@ def tune_sparse(
     database: str | Path | Database | None = None,
     patience: int | None = None,
     target: Any = None,
+    isolate: bool | None = None,
+    timeout: float = TIMEOUT,
     progress: bool | None = None,
 ) -> TuneResult:
     """Find the fastest format and schedule of a program on the arguments of one call.
@@ -389,6 +379,12 @@ def tune_sparse(
         End after this many trials without a better one.
     target : Target, str or dict, optional
         As for `sparsetir.build`.
+    isolate : bool, optional
+        Whether candidates run in worker processes, where a crash or a hang costs one candidate; the workers compile
+        side by side. By default where more than 16 candidates may be tried, as the first search waits about two
+        seconds for them. Arguments of more than 1 GiB or of other packages than numpy and scipy stay in this process.
+    timeout : float
+        Seconds that a compilation or a measurement may take in a worker; more if the untuned kernel is slow.
     progress : bool, optional
         Whether to show a progress line on stderr; by default if it is a terminal.
 
@@ -425,16 +421,19 @@ def tune_sparse(
     if wrong is not None:
         raise ArgumentTypeError(f"formats are those of sparsetir.formats, such as bsr(4, 4); found {wrong!r}")
     check_arguments(inputs, max_trials=trials_left, max_seconds=seconds_left, seed=seed, patience=patience)
+    if not timeout > 0:
+        raise ArgumentError(f"timeout must be positive, found {timeout!r}")
     if amortize_over is not None and not amortize_over > 0:
         raise ArgumentError(f"amortize_over must be a positive number of calls, found {amortize_over!r}")
     kept = seconds_left - min(FINISH_SECONDS, FINISH_SHARE * seconds_left) if seconds_left is not None else None
     budget = Budget(trials_left, kept, patience)
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
-    session = Session(program, inputs, target, formats)
-    search = session.search(seed, strategy)
+    apart = trials_left > ALONE if isolate is None else isolate
     cost = partial(full_cost, amortize_over=amortize_over)
-    history, interrupted = trials(session, search, budget, records, cost=cost, progress=progress)
-    return finish(session, search, history, budget, records.path, cost=cost, interrupted=interrupted)
+    with closing(Session(program, inputs, target, formats, isolate=apart, timeout=timeout)) as session:
+        search = session.search(seed, strategy)
+        history, interrupted = trials(session, search, budget, records, cost=cost, progress=progress)
+        return finish(session, search, history, budget, records.path, cost=cost, interrupted=interrupted)
 
 
 def full_cost(record: Record, amortize_over: float | None = None) -> float:
@@ -458,13 +457,13 @@ def trials(
 
         def note(record: Record) -> None:
             records.append(session.key, record, features=session.named(record.candidate))
-            bar.update(len(history), record.best, reused=reused)
+            bar.update(len(history), record, reused=reused)
 
         try:
             log = Log(budget, search.seed, history, note)
             if not any(is_untuned(record) for record in history):
-                log.add(Candidate(), {}, session.measure.measured(session.untuned))
-            explore(search, session.measure, log, fixed=session.fixed, conversion=session.conversion, cost=cost)
+                log.add(Candidate(), {}, session.crew.time(None))
+            explore(search, session.crew.measure, log, fixed=session.fixed, conversion=session.conversion, cost=cost)
         except KeyboardInterrupt:
             if not any(is_untuned(record) for record in history):
                 raise
@@ -488,7 +487,7 @@ def finish(
     mine = [r for r in history if r.fixed == session.fixed and not is_untuned(r)]
     close = finalists(mine, cost)
     extra = {r.candidate: cost(r) - (r.seconds or 0.0) for r in mine if r.seconds is not None}
-    times = session.compare(close[:1] if interrupted else close)
+    times = session.crew.compare(close[:1] if interrupted else close)
     best, kernel = winner(added(times, extra)), session.kernel
     if best is not None:
         tuned_kernel = session.built(best)
@@ -505,11 +504,11 @@ def finish(
         space=session.space.values(best.format if best is not None else None) or {},
         seconds=budget.elapsed,
         key=session.key,
-        checked_against=session.checked_against,
+        checked_against=session.lab.checked_against,
         flops=session.flops,
         database=database,
         interrupted=interrupted,
-        refused={repr(format): reason for format, reason in session.forms.refused.items()},
+        refused={repr(format): reason for format, reason in session.crew.refused.items()},
         importance=search.importance(session.feature_names),
     )
 
