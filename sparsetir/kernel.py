@@ -21,6 +21,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.plans import key_of, make_plan
 from sparsetir.signature import Arguments, Signature
+from sparsetir.spare import Spare
 from sparsetir.threads import get_num_threads
 from sparsetir.untuned import Suited
 
@@ -253,7 +254,10 @@ class Kernel:
 
 
 class BoundKernel:
-    """A kernel with some arguments fixed; a call costs microseconds on top of the loops."""
+    """A kernel with some arguments fixed; a call costs microseconds on top of the loops.
+
+    A large result that nobody has any more gives its memory to the next one.
+    """
 
     def __init__(self, kernel: Kernel, arguments: dict[str, Any]) -> None:
         self.kernel = kernel
@@ -270,6 +274,7 @@ class BoundKernel:
                 signature._array(self.args, name, value)
         self.plans: dict[Any, Callable[[dict[str, Any]], Any]] = {}
         self.over_another: Any = None  # a BoundComposedKernel
+        self.spare = Spare()
         self.is_open = kernel.calls is not None and kernel.compiled.schedule is None
 
     def __repr__(self) -> str:
@@ -319,7 +324,7 @@ class BoundKernel:
             finish = lambda ready, values: kernel._finish(ready, {**self.fixed, **values}, args, base)  # noqa: E731
             finish = _like(found, args, arguments, signature) or finish
             fit, after = kernel.fitting(args, is_bound=True)
-            plan = make_plan(*kernel._called(args, arguments), finish=finish, fit=fit, after=after)
+            plan = make_plan(*kernel._called(args, arguments), finish=finish, fit=fit, after=after, spare=self.spare)
             kernel._remember(self.plans, key, plan)
         return found
 
