@@ -136,13 +136,18 @@ class Kernel:
         """
         if self.compiled.schedule is not None:
             return None, 0
-        if sum(a.size for a in args.arrays.values()) <= SMALL_ELEMENTS:
-            return lambda: self.compiled.variant(chunks=0), HOT_CALLS
-        written = [args.arrays[name] for name in self.signature.effects.written]
-        changes = self.suited.changes(args.arrays, written, get_num_threads())
+        changes = self.suitable(args)
         if not changes:
             return None, 0
-        return lambda: self.compiled.variant(**changes), 0 if is_bound else FEW_CALLS
+        after = HOT_CALLS if is_small(args) else 0 if is_bound else FEW_CALLS
+        return lambda: self.compiled.variant(**changes), after
+
+    def suitable(self, args: Arguments) -> dict[str, int]:
+        """The choices that suit these arguments better than the usual ones."""
+        if is_small(args):
+            return {"chunks": 0}
+        written = [args.arrays[name] for name in self.signature.effects.written]
+        return self.suited.changes(args.arrays, written, get_num_threads())
 
     @staticmethod
     def _remember(plans: dict[Any, Any], key: Any, plan: Any) -> None:
@@ -341,6 +346,11 @@ class BoundKernel:
         if self.over_another is not None:
             return self.over_another.time(seconds=seconds, **arguments)
         return self.kernel.time(seconds=seconds, **self.fixed, **arguments)
+
+
+def is_small(args: Arguments) -> bool:
+    """Whether waking a second thread takes longer than the work."""
+    return sum(a.size for a in args.arrays.values()) <= SMALL_ELEMENTS
 
 
 def _like(found: Any, args: Arguments, arguments: dict[str, Any], signature: Signature) -> Callable[..., Any] | None:

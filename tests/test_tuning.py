@@ -306,7 +306,7 @@ def test_features_have_the_same_names_for_every_candidate() -> None:
     inputs = arguments()
     session = tune.Session(ops.spmm(), inputs, None)
     candidates = [*islice(session.space.first(), 6)]
-    assert session.rows(candidates).shape == (6, len(session.feature_names))
+    assert session.encoding.rows(candidates).shape == (6, len(session.encoding.names))
     assert len({c.format for c in candidates}) > 1
 
 

@@ -21,6 +21,7 @@ from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
+from sparsetir.schedules import untuned as usual_choices
 from sparsetir.script.printer import script
 from sparsetir.threads import get_num_threads
 from sparsetir.transform.decompose import decompose_format
@@ -28,10 +29,13 @@ from sparsetir.tuning import features, space
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.crew import TIMEOUT, crew_of
 from sparsetir.tuning.database import Database, Key, Record, digest, fingerprint, machine_name
+from sparsetir.tuning.encoding import Encoding
 from sparsetir.tuning.formats import promising
 from sparsetir.tuning.forms import own_storage
 from sparsetir.tuning.lab import Lab
 from sparsetir.tuning.measure import Measurement, duel, fastest
+from sparsetir.tuning.nearest import hints
+from sparsetir.tuning.pretrained import prior_for
 from sparsetir.tuning.progress import Progress
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search
@@ -261,36 +265,45 @@ class Session:
             versions=f"sparsetir {sparsetir.__version__} {digest(_versions())}, tvm {tvm.__version__}",
         )
 
-    def search(self, seed: int, strategy: str = "evolution") -> Search:
-        """A search of this session's space."""
-        return Search(self.space, features=self.rows, strategy=strategy, seed=seed)
+    def search(
+        self, seed: int, strategy: str = "evolution", *, informed: bool = True, records: Database | None = None
+    ) -> Search:
+        """A search of this session's space; an informed one begins with the pretrained model and similar matrices."""
+        informed = informed and strategy == "evolution"
+        found = hints(records, self.key, self.facts, self.fixed) if informed and records is not None else ()
+        prior = prior_for(self.encoding) if informed else None
+        return Search(self.space, features=self.encoding.rows, strategy=strategy, seed=seed, prior=prior, hints=found)
 
     @cached_property
     def operands(self) -> features.Operands:
         """Sizes of the call."""
-        dense = [a for n, a in self.workload.arrays.items() if a.dtype.kind == "f" and n not in self.workload.written]
+        read = [b for b in self.workload.signature.buffers.values() if b.is_dense]
+        names = {str(b.storage.name) for b in read} - set(self.workload.written)
+        dense = [a for n, a in self.workload.arrays.items() if n in names]
         results = list(self.workload.written.values())
-        gathered = max((a.nbytes for a in dense if a.ndim > 1), default=0)
+        largest = max(dense, key=lambda a: a.nbytes, default=np.zeros(0))
+        gathered, width = largest.nbytes, int(largest.shape[-1]) if largest.ndim > 1 else 1
         each = results[0].itemsize if results else 4
         return features.Operands(
-            self.workload.feat or 1, gathered, sum(a.nbytes for a in results), each, get_num_threads()
+            self.workload.feat or 1, gathered, sum(a.nbytes for a in results), each, get_num_threads(), width
         )
 
-    def rows(self, candidates: Sequence[Candidate]) -> np.ndarray:
-        """What a cost model sees of candidates, a row each."""
-        return np.array([list(self.named(candidate).values()) for candidate in candidates], np.float32)
+    @cached_property
+    def encoding(self) -> Encoding:
+        """From candidates to what a cost model sees of them."""
+        return Encoding(self.facts, self.described, own_storage(self.workload), self.operands)
 
-    def named(self, candidate: Candidate) -> dict[str, float]:
-        """The features of a candidate by name; of one that cannot be had those of the program as it is."""
-        nnz = self.described.nnz if self.described is not None else 1
-        stored = self.crew.stored.get(candidate.format) or own_storage(self.workload)
-        found = {**self.facts, **features.of_candidate(candidate, stored, self.operands, nnz)}
-        return {name: float(f"{value:.5g}") for name, value in found.items()}
+    def seen(self, record: Record) -> dict[str, float]:
+        """What a cost model sees of a record, by name."""
+        if is_untuned(record):
+            return self.encoding.named(self.usual, specialised=False)
+        return self.encoding.named(record.candidate)
 
-    @property
-    def feature_names(self) -> list[str]:
-        """Of the columns of `rows`."""
-        return list(self.named(Candidate()))
+    @cached_property
+    def usual(self) -> Candidate:
+        """What the untuned kernel does for these arguments."""
+        base = usual_choices(self.func, self.kernel.compiled.target)
+        return Candidate(replace(base, **self.kernel.suitable(self.workload.args)))
 
     def conversion(self, format: Format | None) -> float:
         """Seconds that storing the sparse argument in a format took."""
@@ -431,7 +444,7 @@ def tune_sparse(
     apart = trials_left > ALONE if isolate is None else isolate
     cost = partial(full_cost, amortize_over=amortize_over)
     with closing(Session(program, inputs, target, formats, isolate=apart, timeout=timeout)) as session:
-        search = session.search(seed, strategy)
+        search = session.search(seed, strategy, records=records)
         history, interrupted = trials(session, search, budget, records, cost=cost, progress=progress)
         return finish(session, search, history, budget, records.path, cost=cost, interrupted=interrupted)
 
@@ -456,7 +469,7 @@ def trials(
     with Progress(budget.trials, seconds=budget.seconds, shown=progress, flops=session.flops) as bar:
 
         def note(record: Record) -> None:
-            records.append(session.key, record, features=session.named(record.candidate))
+            records.append(session.key, record, features=session.seen(record))
             bar.update(len(history), record, reused=reused)
 
         try:
@@ -509,7 +522,7 @@ def finish(
         database=database,
         interrupted=interrupted,
         refused={repr(format): reason for format, reason in session.crew.refused.items()},
-        importance=search.importance(session.feature_names),
+        importance=search.importance(session.encoding.names),
     )
 
 
