@@ -579,9 +579,14 @@ def add_product(
         C[i] = C[i] + T.float32(2) * A[i, j] * B[j]
 
 
-def test_a_program_of_ones_own_that_updates() -> None:
+def updating() -> dict[str, Any]:
     A = matrix()
-    inputs = {"A": A, "B": np.ones(A.shape[1], "float32"), "C": np.ones(A.shape[0], "float32")}
+    return {"A": A, "B": np.ones(A.shape[1], "float32"), "C": np.ones(A.shape[0], "float32")}
+
+
+def test_a_program_of_ones_own_that_updates() -> None:
+    inputs = updating()
+    A = inputs["A"]
     result = tune_sparse(add_product, inputs, max_trials=3, progress=False)
     assert result.checked_against == "the untuned kernel"
     assert result.flops is None
@@ -718,6 +723,22 @@ def test_the_progress_line() -> None:
     with Progress(10, stream=silent) as bar:
         bar.update(10, Record(Choices(), seconds=2e-3, predicted=3e-3, best=1e-3))
     assert silent.getvalue() == ""
+
+
+def test_other_libraries_are_timed_beside_the_result() -> None:
+    result = tune_sparse(ops.spmm(), arguments(), max_trials=2, against=["scipy"], progress=False)
+    assert result.peers["scipy"] > 0
+    assert "scipy: " in result.report()
+    with pytest.raises(ArgumentError, match="expected one of scipy"):
+        result.break_even_with("mkl")
+    slow, fast = replace(result.best, conversion=1.0, seconds=2.0), replace(result.best, conversion=0.0, seconds=1.0)
+    assert replace(result, best=slow, peers={"scipy": 4.0}).break_even_with("scipy") == 0.5
+    assert replace(result, best=slow, peers={"scipy": 1.0}).break_even_with("scipy") is None
+    assert replace(result, best=fast, peers={"scipy": 4.0}).break_even_with("scipy") == 0.0
+    with pytest.raises(ArgumentError, match="spmm is timed against"):
+        tune_sparse(ops.spmm(), arguments(), max_trials=2, against=["dgl"], progress=False)
+    with pytest.raises(ArgumentError, match="no program of"):
+        tune_sparse(add_product, updating(), max_trials=2, against=["scipy"], progress=False)
 
 
 # --- a list of one's own --------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsetir.composed import ComposedKernel
+from sparsetir.errors import ArgumentError
 from sparsetir.kernel import Kernel
 from sparsetir.schedules import Choices
 from sparsetir.tuning.database import Key, Record
@@ -49,6 +50,8 @@ class TuneResult:
         Formats that could not be had, and why.
     importance : dict of str to float
         The features that the cost model used, by their share, the most important first.
+    peers : dict of str to float
+        Seconds of the libraries that were timed beside the kernel.
     """
 
     kernel: Kernel | ComposedKernel
@@ -64,6 +67,7 @@ class TuneResult:
     interrupted: bool = False
     refused: dict[str, str] = field(default_factory=dict, repr=False)
     importance: dict[str, float] = field(default_factory=dict, repr=False)
+    peers: dict[str, float] = field(default_factory=dict, repr=False)
 
     @property
     def speedup(self) -> float:
@@ -78,10 +82,20 @@ class TuneResult:
     @property
     def break_even(self) -> float | None:
         """Calls from which on converting has paid, compared with the untuned kernel; None if it never does."""
-        saved = (self.untuned.seconds or 0.0) - (self.best.seconds or 0.0)
-        if not self.best.conversion:
-            return 0.0
-        return self.best.conversion / saved if saved > 0 else None
+        return self._paid(self.untuned.seconds or 0.0)
+
+    def break_even_with(self, peer: str) -> float | None:
+        """The same compared with a library that was timed beside the kernel, whose own preparation is not counted."""
+        if peer not in self.peers:
+            raise ArgumentError(f"expected one of {', '.join(self.peers) or 'no library'}; found {peer!r}")
+        return self._paid(self.peers[peer])
+
+    def _paid(self, other: float) -> float | None:
+        """Calls after which the conversion has paid against something that takes `other` seconds."""
+        saved = other - (self.best.seconds or 0.0)
+        if saved <= 0:
+            return None if self.best.conversion or saved < 0 else 0.0
+        return self.best.conversion / saved
 
     def gains(self) -> dict[str, float]:
         """What each choice is worth: of all trials, the best time with it left alone over the best time."""
@@ -96,11 +110,12 @@ class TuneResult:
 
     def explain(self) -> str:
         """Why this kernel: the formats that were tried or refused, what the choices are worth, and the loops."""
-        return "\n".join([*self._heading(), "", *self._formats(), "", *self._reasons(), "", *self._loops()])
+        reasons = [*self._reasons(), *self._peers()]
+        return "\n".join([*self._heading(), "", *self._formats(), "", *reasons, "", *self._loops()])
 
     def report(self) -> str:
         """The fastest candidates, the untuned one, and what each choice is worth, as text."""
-        return "\n".join([*self._heading(), "", *self._table(), "", *self._gains()])
+        return "\n".join([*self._heading(), "", *self._table(), "", *self._gains(), *self._peers()])
 
     def plot(self, path: str | Path) -> Path:
         """Draw every trial and the best so far over the time of the search; needs matplotlib."""
@@ -137,6 +152,17 @@ class TuneResult:
             lines.append(f"the conversion of {_ms(self.best.conversion)} ms has paid {calls}")
         used = ", ".join(f"{name} {share:.0%}" for name, share in list(self.importance.items())[:SHOWN])
         return [*lines, f"the cost model looks at: {used}"] if used else lines
+
+    def _peers(self) -> list[str]:
+        mine = self.best.seconds or float("nan")
+        lines = []
+        for name, seconds in self.peers.items():
+            calls = self.break_even_with(name)
+            paid = "never" if calls is None else f"after {calls:,.0f} calls" if self.best.conversion else "at once"
+            lines.append(
+                f"{name}: {_ms(seconds)} ms, {seconds / mine:.2f} times as long; the tuned kernel has paid {paid}"
+            )
+        return lines
 
     def _loops(self) -> list[str]:
         shown = ("for ", "while ", "if ")

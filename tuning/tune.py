@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from sparsetir.tuning.progress import Progress
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.space import Space
+from sparsetir.tuning.workload import Call
 
 Measure = Callable[[list[Candidate]], Iterable[tuple[Candidate, Measurement]]]
 Cost = Callable[[Record], float]
@@ -321,6 +323,38 @@ class Session:
             func = decompose_format(func, {self.lab.name: candidate.format})
         return build(func, self.lab.target, schedule=candidate.choices)
 
+    def peers(self, names: Sequence[str]) -> dict[str, Call]:
+        """Calls of other libraries for the same product.
+
+        Raises
+        ------
+        ArgumentError
+            A library is not installed or has no such operation.
+        """
+        if not names:
+            return {}
+        from sparsetir.bench import peers
+
+        known, (name, *_) = self.lab.known, names
+        if known is None:
+            raise ArgumentError(
+                f"{name} cannot be timed beside {self.kernel.name}, which is no program of sparsetir.ops"
+            )
+        operands = [self.lab.inputs[operand] for operand in known.operands]
+        peers.set_threads(get_num_threads())
+        return {name: peers.setup(known.name, name)(*operands) for name in names}
+
+    def beside(self, kernel: Any, peers: Mapping[str, Call]) -> dict[str, float]:
+        """Seconds of other libraries, in turn with the kernel that is returned."""
+        if not peers:
+            return {}
+        bound = kernel.bind(**{n: v for n, v in self.lab.inputs.items() if n == self.lab.name})
+        others = {n: v for n, v in self.lab.inputs.items() if n != self.lab.name}
+        calls: dict[str | None, Call] = {None: lambda: bound(**others)}
+        calls.update(peers)
+        times = duel({name: partial(fastest, call) for name, call in calls.items()})
+        return {name: times[name] for name in peers}
+
     def confirm(self, candidate: Candidate, kernel: Any) -> dict[Candidate | None, float]:
         """Times, in this process, of the kernel that would be returned and of the untuned one.
 
@@ -354,6 +388,7 @@ def tune_sparse(
     target: Any = None,
     isolate: bool | None = None,
     timeout: float = TIMEOUT,
+    against: Sequence[str] = (),
     progress: bool | None = None,
 ) -> TuneResult:
     """Find the fastest format and schedule of a program on the arguments of one call.
@@ -398,6 +433,9 @@ def tune_sparse(
         seconds for them. Arguments of more than 1 GiB or of other packages than numpy and scipy stay in this process.
     timeout : float
         Seconds that a compilation or a measurement may take in a worker; more if the untuned kernel is slow.
+    against : sequence of {"scipy", "torch", "mkl"}
+        Libraries that are timed beside the result, where the program is one of `sparsetir.ops` that they have too:
+        `TuneResult.break_even_with` tells after how many calls the conversion has paid.
     progress : bool, optional
         Whether to show a progress line on stderr; by default if it is a terminal.
 
@@ -444,9 +482,10 @@ def tune_sparse(
     apart = trials_left > ALONE if isolate is None else isolate
     cost = partial(full_cost, amortize_over=amortize_over)
     with closing(Session(program, inputs, target, formats, isolate=apart, timeout=timeout)) as session:
+        peers = session.peers(against)
         search = session.search(seed, strategy, records=records)
         history, interrupted = trials(session, search, budget, records, cost=cost, progress=progress)
-        return finish(session, search, history, budget, records.path, cost=cost, interrupted=interrupted)
+        return finish(session, search, history, budget, records.path, cost=cost, interrupted=interrupted, peers=peers)
 
 
 def full_cost(record: Record, amortize_over: float | None = None) -> float:
@@ -495,6 +534,7 @@ def finish(
     *,
     cost: Cost,
     interrupted: bool,
+    peers: Mapping[str, Call] = MappingProxyType({}),
 ) -> TuneResult:
     """Compare the fastest candidates once more, and let the winner prove itself in runs that did not choose it."""
     mine = [r for r in history if r.fixed == session.fixed and not is_untuned(r)]
@@ -523,6 +563,7 @@ def finish(
         interrupted=interrupted,
         refused={repr(format): reason for format, reason in session.crew.refused.items()},
         importance=search.importance(session.encoding.names),
+        peers=session.beside(kernel, peers),
     )
 
 
