@@ -15,7 +15,7 @@ import tvm
 
 import sparsetir
 from sparsetir.build import _versions, build, single
-from sparsetir.errors import ArgumentError, ArgumentTypeError, TuningError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern
 from sparsetir.interop import is_sparse
@@ -31,7 +31,9 @@ from sparsetir.tuning.database import Database, Key, Record, digest, fingerprint
 from sparsetir.tuning.encoding import Encoding
 from sparsetir.tuning.formats import promising
 from sparsetir.tuning.forms import Forms, own_storage
-from sparsetir.tuning.measure import Measurement, Measurer, duel
+from sparsetir.tuning.guess import Guess, guess
+from sparsetir.tuning.measure import Measurement, Measurer, duel, reason
+from sparsetir.tuning.model import CostModel
 from sparsetir.tuning.nearest import hints
 from sparsetir.tuning.pretrained import prior_for
 from sparsetir.tuning.progress import Progress
@@ -338,13 +340,17 @@ class Session:
 
         The comparison that picks a winner flatters it: with noise, the fastest of several is also the luckiest.
         """
+        return duel({None: self.untuned, candidate: self.checked(candidate, kernel)})
+
+    def checked(self, candidate: Candidate, kernel: Any) -> Callable[[], Any]:
+        """A call of a candidate's kernel that was run once and computed what it should."""
         compiled = getattr(kernel, "kernel", kernel)
         workload = self.forms(candidate.format).workload
         call = workload.call(compiled.function, [str(p.name) for p in compiled.func.params])
         wrong = self.reference.disagreement(workload.fresh(call))
         if wrong is not None:
-            raise TuningError(f"the tuned kernel is wrong although its candidate was right: {wrong}")
-        return duel({None: self.untuned, candidate: call})
+            raise TuningError(f"the kernel of {candidate} is wrong: {wrong}")
+        return call
 
 
 PRESETS: dict[str, tuple[int, float | None]] = {"quick": (24, 8.0), "standard": (64, None), "thorough": (400, 120.0)}
@@ -380,8 +386,9 @@ def tune_sparse(
         The arguments of a call by name; they are not changed. Where just one of them is sparse and the results are
         dense, other formats are tried for it.
     max_trials : int, optional
-        Candidates, counting those whose times are read from the database. 0 measures the untuned kernel only. By
-        default that of the preset.
+        Candidates, counting those whose times are read from the database. By default that of the preset. 0 times the
+        untuned kernel only and builds what was best in the database, or what the pretrained model expects to be clearly
+        faster; it is checked but not timed.
     max_seconds : float, optional
         Of the search, everything included; by default that of the preset.
     preset : {"quick", "standard", "thorough"}
@@ -447,6 +454,8 @@ def tune_sparse(
     search = session.search(seed, strategy, records=records)
     cost = partial(full_cost, amortize_over=amortize_over)
     history, interrupted = trials(session, search, budget, records, cost=cost, progress=progress)
+    if not trials_left and not interrupted:
+        return unmeasured(session, search, history, budget, records, amortize_over)
     return finish(session, search, history, budget, records.path, cost=cost, interrupted=interrupted)
 
 
@@ -510,19 +519,84 @@ def finish(
         kernel = kernel if best is None else tuned_kernel
     untuned = replace(next(record for record in history if is_untuned(record)), seconds=times[None])
     tuned = [replace(r, seconds=times[best]) for r in mine if best is not None and r.candidate == best]
+    chosen = tuned[0] if tuned else untuned
+    return result(session, search, history, budget, database, kernel, chosen, untuned, interrupted=interrupted)
+
+
+def unmeasured(
+    session: Session,
+    search: Search,
+    history: list[Record],
+    budget: Budget,
+    records: Database,
+    amortize_over: float | None,
+) -> TuneResult:
+    """The best candidate of earlier searches, else what the pretrained model expects most of, else the untuned kernel.
+
+    Nothing is timed but the untuned kernel; a kernel that is wrong, or cannot be had, is not taken.
+    """
+    untuned = next(record for record in history if is_untuned(record))
+    record = known_best(session, records, partial(full_cost, amortize_over=amortize_over), untuned)
+    if record is None and isinstance(search.prior, CostModel) and untuned.seconds is not None:
+        found = guess(session, search.prior, seconds=untuned.seconds, amortize_over=amortize_over, seed=search.seed)
+        if found is not None:
+            record = expected(session, found, untuned.seconds)
+    kernel: Any = None
+    if record is not None:
+        try:
+            kernel = session.built(record.candidate)
+            session.checked(record.candidate, kernel)
+        except (SparseTIRError, RuntimeError) as error:
+            session.forms.refused |= {record.candidate.format: reason(error)} if record.candidate.format else {}
+            record = None
+    if record is None:
+        return result(session, search, history, budget, records.path, session.kernel, untuned, untuned)
+    return result(session, search, history, budget, records.path, kernel, record, untuned)
+
+
+def known_best(session: Session, records: Database, cost: Cost, untuned: Record) -> Record | None:
+    """The best of earlier searches for these arguments, if it is clearly better than the untuned kernel."""
+    held = records.load(session.key)
+    mine = [r for r in held if r.seconds is not None and r.fixed == session.fixed and not is_untuned(r)]
+    best = min(mine, key=cost, default=None)
+    before = next((r for r in held if is_untuned(r) and r.seconds is not None), untuned)
+    return best if best is not None and cost(best) <= WORTH * cost(before) else None
+
+
+def expected(session: Session, found: Guess, seconds: float) -> Record:
+    """A guess as a record without a time, `seconds` being that of the untuned kernel."""
+    chosen, format = found.candidate, found.candidate.format
+    stored_as = None if format is None else repr(format)
+    took = session.conversion(format)
+    return Record(chosen.choices, stored_as, session.fixed, predicted=seconds / found.gain, conversion=took)
+
+
+def result(
+    session: Session,
+    search: Search,
+    history: list[Record],
+    budget: Budget,
+    database: Path | None,
+    kernel: Any,
+    best: Record,
+    untuned: Record,
+    *,
+    interrupted: bool = False,
+) -> TuneResult:
+    """What was found, with all that is told about it."""
     return TuneResult(
         kernel=kernel,
-        best=tuned[0] if tuned else untuned,
+        best=best,
         untuned=untuned,
         history=history,
-        space=session.space.values(best.format if best is not None else None) or {},
+        space=session.space.values(best.candidate.format) or {},
         seconds=budget.elapsed,
         key=session.key,
         checked_against=session.checked_against,
         flops=session.flops,
         database=database,
         interrupted=interrupted,
-        refused={repr(format): reason for format, reason in session.forms.refused.items()},
+        refused={repr(format): why for format, why in session.forms.refused.items()},
         importance=search.importance(session.encoding.names),
     )
 
