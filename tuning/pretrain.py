@@ -87,6 +87,9 @@ def usable(cases: Sequence[Case]) -> list[Case]:
     found = [case for case in cases if case.names == names]
     if not found:
         raise TuningError("expected records with the features of this version; found none: collect them again")
+    families = sorted({case.family for case in found})
+    if len(families) < 2:
+        raise TuningError(f"expected matrices of two families or more, to leave one out; found {families[0]} only")
     if len(found) < len(cases):
         say(f"left out {len(cases) - len(found)} cases that were recorded with other features")
     return found
