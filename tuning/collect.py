@@ -8,6 +8,7 @@ the portfolio, random candidates and, at the end, a search. It goes on where it 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -91,7 +92,9 @@ def generated(families: str, sizes: Sequence[int], seeds: int) -> Iterator[Sourc
         for seed in range(seeds):
             for name in chosen:
                 label = f"{name}-{size}" + (f"-{seed}" if seed else "")
-                yield Source(label, name, partial(suite.generate, name, size, seed=seed))
+                # Members that differ in a number, such as pruned_50 and pruned_90, are no strangers to each other.
+                family = re.sub(r"_\d+d?$", "", name)
+                yield Source(label, family, partial(suite.generate, name, size, seed=seed))
 
 
 def listed(folder: Path | None) -> Iterator[Source]:

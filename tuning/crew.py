@@ -281,6 +281,10 @@ class Crew:
         """The formats that cannot be had, and why."""
         return {f: ready.error for f, ready in self.known.items() if f is not None and ready.error is not None}
 
+    def refuse(self, format: Format | None, error: str) -> None:
+        """Note that a format turned out not to work."""
+        self.known[format] = Prepared(error=error)
+
     def _home(self, format: Format | None) -> Lane:
         """The lane that prepares a format: the one with the fewest."""
         if format not in self.homes:

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from sparsetir.formats.blocks import BSR
 from sparsetir.formats.candidates import considered
+from sparsetir.formats.dense_lines import DenseColumns, DenseRows
 from sparsetir.formats.diagonals import DIA, Band
 from sparsetir.formats.format import Format
 from sparsetir.formats.partitions import Columns, Rows
@@ -24,6 +25,7 @@ from sparsetir.tuning.features import Stored
 INDEX = 4  # bytes
 UNKNOWN = 2.0  # values for each entry, of a format that no rule proposed
 BUCKETS = 1.3  # values for each entry, with row lengths rounded up to powers of two
+LINES = 1.2  # values for each entry, with dense rows or columns apart
 HALF_FULL = 0.75  # how full blocks are, of those that are at least half full
 BEYOND = 0.4  # entries of a row beyond the mean length, in standard deviations (of a normal distribution)
 
@@ -72,6 +74,8 @@ def expected(format: Format, p: MatrixPattern) -> float | None:
     if isinstance(format, Blocks):
         found = p.blocks.get((format.r, columns_of_a_block(format)))
         return None if found is None else p.nnz * (1 - found.share + found.share / max(found.fill, HALF_FULL))
+    if isinstance(format, (DenseRows, DenseColumns)):
+        return LINES * p.nnz
     if isinstance(format, EllRest):
         return float(p.shape[0]) * (format.width + BEYOND * p.rows.std)
     if isinstance(format, DiaRest):

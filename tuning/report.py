@@ -71,8 +71,13 @@ class TuneResult:
 
     @property
     def speedup(self) -> float:
-        """How many times faster than the untuned kernel."""
-        return (self.untuned.seconds or 0.0) / (self.best.seconds or 1.0)
+        """How many times faster than the untuned kernel; of a kernel that was not timed, as the model expects."""
+        return (self.untuned.seconds or 0.0) / (_cost(self.best) or 1.0)
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether the kernel was chosen by the pretrained model and never timed."""
+        return self.best.seconds is None and self.best.predicted is not None
 
     @property
     def measured(self) -> int:
@@ -92,7 +97,7 @@ class TuneResult:
 
     def _paid(self, other: float) -> float | None:
         """Calls after which the conversion has paid against something that takes `other` seconds."""
-        saved = other - (self.best.seconds or 0.0)
+        saved = other - (_cost(self.best) or 0.0)
         if saved <= 0:
             return None if self.best.conversion or saved < 0 else 0.0
         return self.best.conversion / saved
@@ -129,10 +134,14 @@ class TuneResult:
         counts = f"{len(self.history)} trials, {len(self.history) - self.measured} from the database, {failed} failed"
         pace = f"{self.seconds:.1f} s, {self.measured / max(self.seconds, 1e-9):.1f} trials/s"
         state = " (interrupted)" if self.interrupted else ""
-        return [
+        lines = [
             f"{self.key.name}: {sizes}, {self.key.dtype}, {self.key.threads} threads",
             f"{counts}; {pace}{state}; results checked against {self.checked_against}",
         ]
+        if self.is_guess:
+            said = f"the pretrained model expects it to be {self.speedup:.2f} times as fast as the untuned kernel"
+            lines.append(f"chosen without timing it: {said}")
+        return lines
 
     def _formats(self) -> list[str]:
         rows = [["format", "ms", "predicted", "conversion ms", "trials"]]
@@ -146,7 +155,8 @@ class TuneResult:
 
     def _reasons(self) -> list[str]:
         chosen = self.best.candidate if self.best.fixed or self.best.stored_as else "the untuned kernel"
-        lines = [f"chosen: {chosen}, {self.speedup:.2f} times as fast as the untuned kernel", self._gains()[0]]
+        fast = f"{self.speedup:.2f} times as fast as the untuned kernel"
+        lines = [f"chosen: {chosen}, {'expected to be ' if self.is_guess else ''}{fast}", self._gains()[0]]
         if self.best.conversion:
             calls = "never" if self.break_even is None else f"after {self.break_even:,.0f} calls"
             lines.append(f"the conversion of {_ms(self.best.conversion)} ms has paid {calls}")
@@ -180,7 +190,7 @@ class TuneResult:
         return aligned([head, *(self._row(label, record) for label, record in rows)])
 
     def _row(self, label: str, record: Record) -> list[str]:
-        seconds = record.seconds or float("nan")
+        seconds = _cost(record) or float("nan")
         rate = [f"{self.flops / seconds / 1e9:.1f}"] if self.flops else []
         speedup = (self.untuned.seconds or float("nan")) / seconds
         chosen = map(str, record.choices.as_dict().values())
@@ -216,6 +226,11 @@ def gains(history: list[Record], base: Choices) -> dict[str, float]:
 
 def _chosen(record: Record) -> dict[str, Any]:
     return {"format": record.stored_as or OWN, **record.choices.as_dict()}
+
+
+def _cost(record: Record) -> float | None:
+    """Seconds of a record, those expected where it was not timed."""
+    return record.predicted if record.seconds is None and record.error is None else record.seconds
 
 
 def _ms(seconds: float | None) -> str:

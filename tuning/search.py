@@ -16,7 +16,7 @@ import numpy as np
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.format import Format
 from sparsetir.tuning.candidate import Candidate
-from sparsetir.tuning.model import CostModel, Model
+from sparsetir.tuning.model import CostModel, Model, labels_of
 from sparsetir.tuning.space import Space
 
 BATCH = 4
@@ -27,6 +27,7 @@ MUTATED, CROSSED = 0.6, 0.25  # shares of the children; the others are drawn at 
 STEPS = 12  # trials without a better one, after which the neighbours of the best are tried
 OUTLINED = 256  # candidates of all formats that a pretrained model ranks
 ALIKE = 2  # candidates of one format in a batch, while little is known
+BELIEF = 8  # trials that a prior model is worth
 HEAT, COOLING = 0.3, 0.97  # of annealing: a candidate so much slower is taken with a chance of 1/e; after each batch
 
 Known = Mapping[Candidate, float]
@@ -163,6 +164,23 @@ def _filled(picked: list[Candidate], space: Space, known: Known, rng: np.random.
     return batch
 
 
+def trust(scores: np.ndarray, labels: np.ndarray) -> float:
+    """What a model's scores are to be multiplied by to fit labels best: 1 before there are any, never below 0.
+
+    Least squares, with `BELIEF` trials added for which it was right.
+
+    Examples
+    --------
+    >>> scores = np.array([1.0, 0.0])
+    >>> trust(scores, scores), trust(scores, -scores)
+    (1.0, 0.6)
+    """
+    scores, labels = scores - scores.mean(), labels - labels.mean()
+    believed = BELIEF * scores.var()
+    total = float(scores @ scores + believed)
+    return float(np.clip((scores @ labels + believed) / total, 0.0, 1.0)) if total > 0 else 1.0
+
+
 STRATEGIES: dict[str, Strategy] = {
     "evolution": evolution,
     "annealing": annealing,
@@ -218,6 +236,7 @@ class Search:
         self.told: dict[Candidate, float] = {}
         self._rows: dict[Candidate, np.ndarray] = {}
         self._model: tuple[int, CostModel | None] = (-1, None)
+        self._trust = 1.0  # in the prior model: what its scores are multiplied by
 
     def tell(self, candidate: Candidate, seconds: float | None) -> None:
         """Note a trial; `seconds` is None if it failed. A second time for the same candidate is ignored.
@@ -250,10 +269,18 @@ class Search:
 
     def score(self, known: Known) -> Score | None:
         """Ranks candidates by the trials and the prior model, as far as there are any; None if there are none."""
-        models = [model for model in (self.prior, self._fitted(known)) if model is not None]
+        fitted = self._fitted(known)
+        models = [model for model in (self.prior, fitted) if model is not None]
         if not models:
             return None
-        return lambda candidates: np.sum([model.predict(self._matrix(candidates)) for model in models], axis=0)
+        weights = [self._trust, 1.0] if len(models) == 2 else [1.0]
+
+        def scores(candidates: Sequence[Candidate]) -> np.ndarray:
+            rows = self._matrix(candidates)
+            found: np.ndarray = np.sum([w * m.predict(rows) for w, m in zip(weights, models, strict=True)], axis=0)
+            return found
+
+        return scores
 
     def _fitted(self, known: Known) -> CostModel | None:
         """A model of the trials, of what the prior one gets wrong where there is one; None while there are too few."""
@@ -262,7 +289,11 @@ class Search:
             return None
         if self._model[0] != len(known):
             rows = self._matrix(list(known))
-            prior = self.prior.predict(rows) if self.prior is not None else None
+            prior = None
+            if self.prior is not None:
+                prior = self.prior.predict(rows)
+                self._trust = trust(prior, labels_of(seconds, np.zeros(len(known))))
+                prior = self._trust * prior
             self._model = (len(known), CostModel.fit(rows, seconds, prior=prior, seed=self.seed))
         return self._model[1]
 

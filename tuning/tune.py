@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import tvm
 
 import sparsetir
 from sparsetir.build import _versions, build, single
-from sparsetir.errors import ArgumentError, ArgumentTypeError, TuningError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern
 from sparsetir.ir import decode
@@ -33,8 +32,10 @@ from sparsetir.tuning.database import Database, Key, Record, digest, fingerprint
 from sparsetir.tuning.encoding import Encoding
 from sparsetir.tuning.formats import promising
 from sparsetir.tuning.forms import own_storage
+from sparsetir.tuning.guess import Guess, guess
 from sparsetir.tuning.lab import Lab
-from sparsetir.tuning.measure import Measurement, duel, fastest
+from sparsetir.tuning.measure import Measurement, duel, fastest, reason
+from sparsetir.tuning.model import CostModel
 from sparsetir.tuning.nearest import hints
 from sparsetir.tuning.pretrained import prior_for
 from sparsetir.tuning.progress import Progress
@@ -360,13 +361,17 @@ class Session:
 
         The comparison that picks a winner flatters it: with noise, the fastest of several is also the luckiest.
         """
+        calls = {None: self.lab.untuned, candidate: self.checked(candidate, kernel)}
+        return duel({name: partial(fastest, call) for name, call in calls.items()})
+
+    def checked(self, candidate: Candidate, kernel: Any) -> Callable[[], Any]:
+        """A call of a candidate's kernel that was run once and computed what it should."""
         compiled = getattr(kernel, "kernel", kernel)
         names = [str(p.name) for p in compiled.func.params]
         call, wrong = self.lab.disagreement(compiled.function, names, candidate.format)
         if wrong is not None:
-            raise TuningError(f"the tuned kernel is wrong although its candidate was right: {wrong}")
-        calls = {None: self.lab.untuned, candidate: call}
-        return duel({name: partial(fastest, call) for name, call in calls.items()})
+            raise TuningError(f"the kernel of {candidate} is wrong: {wrong}")
+        return call
 
 
 PRESETS: dict[str, tuple[int, float | None]] = {"quick": (24, 8.0), "standard": (64, None), "thorough": (400, 120.0)}
@@ -405,8 +410,9 @@ def tune_sparse(
         The arguments of a call by name; they are not changed. Where just one of them is sparse and the results are
         dense, other formats are tried for it.
     max_trials : int, optional
-        Candidates, counting those whose times are read from the database. 0 measures the untuned kernel only. By
-        default that of the preset.
+        Candidates, counting those whose times are read from the database. By default that of the preset. 0 times the
+        untuned kernel only and builds what was best in the database, or what the pretrained model expects to be clearly
+        faster; it is checked but not timed.
     max_seconds : float, optional
         Of the search, everything included; by default that of the preset.
     preset : {"quick", "standard", "thorough"}
@@ -482,10 +488,13 @@ def tune_sparse(
     apart = trials_left > ALONE if isolate is None else isolate
     cost = partial(full_cost, amortize_over=amortize_over)
     with closing(Session(program, inputs, target, formats, isolate=apart, timeout=timeout)) as session:
-        peers = session.peers(against)
-        search = session.search(seed, strategy, records=records)
+        peers, search = session.peers(against), session.search(seed, strategy, records=records)
         history, interrupted = trials(session, search, budget, records, cost=cost, progress=progress)
-        return finish(session, search, history, budget, records.path, cost=cost, interrupted=interrupted, peers=peers)
+        if not trials_left and not interrupted:
+            found = unmeasured(session, search, history, budget, records, amortize_over)
+        else:
+            found = finish(session, search, history, budget, records.path, cost=cost, interrupted=interrupted)
+        return replace(found, peers=session.beside(found.kernel, peers))
 
 
 def full_cost(record: Record, amortize_over: float | None = None) -> float:
@@ -534,7 +543,6 @@ def finish(
     *,
     cost: Cost,
     interrupted: bool,
-    peers: Mapping[str, Call] = MappingProxyType({}),
 ) -> TuneResult:
     """Compare the fastest candidates once more, and let the winner prove itself in runs that did not choose it."""
     mine = [r for r in history if r.fixed == session.fixed and not is_untuned(r)]
@@ -549,21 +557,85 @@ def finish(
         kernel = kernel if best is None else tuned_kernel
     untuned = replace(next(record for record in history if is_untuned(record)), seconds=times[None])
     tuned = [replace(r, seconds=times[best]) for r in mine if best is not None and r.candidate == best]
+    chosen = tuned[0] if tuned else untuned
+    return result(session, search, history, budget, database, kernel, chosen, untuned, interrupted=interrupted)
+
+
+def unmeasured(
+    session: Session,
+    search: Search,
+    history: list[Record],
+    budget: Budget,
+    records: Database,
+    amortize_over: float | None,
+) -> TuneResult:
+    """The best candidate of earlier searches, else what the pretrained model expects most of, else the untuned kernel.
+
+    Nothing is timed but the untuned kernel; a kernel that is wrong, or cannot be had, is not taken.
+    """
+    untuned = next(record for record in history if is_untuned(record))
+    record = known_best(session, records, partial(full_cost, amortize_over=amortize_over), untuned)
+    if record is None and isinstance(search.prior, CostModel) and untuned.seconds is not None:
+        found = guess(session, search.prior, seconds=untuned.seconds, amortize_over=amortize_over, seed=search.seed)
+        if found is not None:
+            record = expected(session, found, untuned.seconds)
+    kernel: Any = None
+    if record is not None:
+        try:
+            kernel = session.built(record.candidate)
+            session.checked(record.candidate, kernel)
+        except (SparseTIRError, RuntimeError) as error:
+            session.crew.refuse(record.candidate.format, reason(error))
+            record = None
+    if record is None:
+        return result(session, search, history, budget, records.path, session.kernel, untuned, untuned)
+    return result(session, search, history, budget, records.path, kernel, record, untuned)
+
+
+def known_best(session: Session, records: Database, cost: Cost, untuned: Record) -> Record | None:
+    """The best of earlier searches for these arguments, if it is clearly better than the untuned kernel."""
+    held = records.load(session.key)
+    mine = [r for r in held if r.seconds is not None and r.fixed == session.fixed and not is_untuned(r)]
+    best = min(mine, key=cost, default=None)
+    before = next((r for r in held if is_untuned(r) and r.seconds is not None), untuned)
+    return best if best is not None and cost(best) <= WORTH * cost(before) else None
+
+
+def expected(session: Session, found: Guess, seconds: float) -> Record:
+    """A guess as a record without a time, `seconds` being that of the untuned kernel."""
+    chosen, format = found.candidate, found.candidate.format
+    stored_as = None if format is None else repr(format)
+    took = session.conversion(format)
+    return Record(chosen.choices, stored_as, session.fixed, predicted=seconds / found.gain, conversion=took)
+
+
+def result(
+    session: Session,
+    search: Search,
+    history: list[Record],
+    budget: Budget,
+    database: Path | None,
+    kernel: Any,
+    best: Record,
+    untuned: Record,
+    *,
+    interrupted: bool = False,
+) -> TuneResult:
+    """What was found, with all that is told about it."""
     return TuneResult(
         kernel=kernel,
-        best=tuned[0] if tuned else untuned,
+        best=best,
         untuned=untuned,
         history=history,
-        space=session.space.values(best.format if best is not None else None) or {},
+        space=session.space.values(best.candidate.format) or {},
         seconds=budget.elapsed,
         key=session.key,
         checked_against=session.lab.checked_against,
         flops=session.flops,
         database=database,
         interrupted=interrupted,
-        refused={repr(format): reason for format, reason in session.crew.refused.items()},
+        refused={repr(format): why for format, why in session.crew.refused.items()},
         importance=search.importance(session.encoding.names),
-        peers=session.beside(kernel, peers),
     )
 
 
