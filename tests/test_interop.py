@@ -147,10 +147,10 @@ def matrix_formats(idtype="int32"):
         "dense": [("I", "dense_fixed", None, {}), ("J", "dense_fixed", None, {})],
         "band": [
             ("I", "dense_fixed", None, {}),
-            ("J", "sparse_fixed", 0, {"width": 13, "rule": lambda i, s: i + s - 6}),
+            ("J", "sparse_fixed", 0, {"width": 13, "rule": lambda i, s, p: i + s - 6}),
         ],
         "band backwards": [
-            ("I", "sparse_fixed", None, {"width": 7, "rule": lambda s: 6 - s}),
+            ("I", "sparse_fixed", None, {"width": 7, "rule": lambda s, p: 6 - s}),
             ("J", "sparse_variable", 0, {}),
         ],
         "packed": [

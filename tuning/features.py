@@ -21,7 +21,10 @@ from sparsetir.tuning.candidate import Candidate
 
 GRID = 8  # cells of the density image in each direction
 BINS = 12  # of the histogram of row lengths
-KINDS = ("", "bsr", "blocks", "buckets", "hyb", "columns", "rows", "sell", "ell", "ell_rest", "dia", "csf")
+KINDS = (
+    *("", "bsr", "blocks", "buckets", "hyb", "columns", "rows", "sell", "ell", "ell_rest", "dia", "csf"),
+    *("narrow_csr", "narrow_sell"),
+)
 
 
 @dataclass(frozen=True)

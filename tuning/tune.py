@@ -27,7 +27,7 @@ from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning import features, space
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database, Key, Record, digest, fingerprint, machine_name
-from sparsetir.tuning.formats import promising
+from sparsetir.tuning.formats import dense_rows, promising
 from sparsetir.tuning.forms import Forms
 from sparsetir.tuning.measure import Measurement, Measurer, duel
 from sparsetir.tuning.progress import Progress
@@ -226,7 +226,7 @@ class Session:
             return []
         if formats is not None:
             return list(formats)
-        return promising(self.described, most=MOST_VALUES)
+        return promising(self.described, most=MOST_VALUES, feat=dense_rows(self.inputs))
 
     def _facts(self) -> dict[str, float]:
         """Numbers of the pattern."""

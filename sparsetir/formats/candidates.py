@@ -13,6 +13,7 @@ from sparsetir.formats.dense_lines import DenseColumns, DenseRows
 from sparsetir.formats.diagonals import DIA, Band
 from sparsetir.formats.format import Format
 from sparsetir.formats.layouts import CSC, CSR, DCSR, ELL, Ragged
+from sparsetir.formats.narrow import FARTHEST, NarrowCSR, NarrowSELL
 from sparsetir.formats.partitions import Columns, Rows
 from sparsetir.formats.pattern import SLICES, MatrixPattern, Pattern
 from sparsetir.formats.row_buckets import Buckets, Hyb
@@ -57,6 +58,8 @@ class Considered:
 def by_entry(p: MatrixPattern) -> Iterator[Sized]:
     """No value but the entries."""
     yield from ((format, p.nnz) for format in (CSR(), CSC(), DCSR(), COO()))
+    if p.reach[0] <= FARTHEST:
+        yield NarrowCSR(), p.nnz
 
 
 def by_slot(p: MatrixPattern) -> Iterator[Sized]:
@@ -69,6 +72,8 @@ def by_slot(p: MatrixPattern) -> Iterator[Sized]:
     yield SELL(*SLICES), p.sliced
     if m > SLICES[1]:
         yield SELL(SLICES[0], WINDOWS * SLICES[1]), p.sliced  # at most as many: rows are sorted over longer ways
+    if p.reach[1] < FARTHEST:
+        yield NarrowSELL(*SLICES), p.sliced
     yield Ragged(), p.prefix
 
 

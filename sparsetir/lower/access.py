@@ -225,9 +225,7 @@ def lookup_tuple(
     return begin + at, [at >= zero]
 
 
-def _slot_of_rule(
-    axis: Axis, begin: ir.Expr, above: Sequence[ir.Expr], coord: ir.Expr, extent: ir.Expr
-) -> ir.Expr:
+def _slot_of_rule(axis: Axis, begin: ir.Expr, above: Sequence[ir.Expr], coord: ir.Expr, extent: ir.Expr) -> ir.Expr:
     """Invert a formula that advances by one per slot; search where it does not."""
 
     def at(slot: ir.Expr) -> ir.Expr:
