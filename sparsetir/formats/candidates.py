@@ -58,8 +58,6 @@ class Considered:
 def by_entry(p: MatrixPattern) -> Iterator[Sized]:
     """No value but the entries."""
     yield from ((format, p.nnz) for format in (CSR(), CSC(), DCSR(), COO()))
-    if p.reach[0] <= FARTHEST:
-        yield NarrowCSR(), p.nnz
 
 
 def by_slot(p: MatrixPattern) -> Iterator[Sized]:
@@ -72,9 +70,15 @@ def by_slot(p: MatrixPattern) -> Iterator[Sized]:
     yield SELL(*SLICES), p.sliced
     if m > SLICES[1]:
         yield SELL(SLICES[0], WINDOWS * SLICES[1]), p.sliced  # at most as many: rows are sorted over longer ways
+    yield Ragged(), p.prefix
+
+
+def by_reach(p: MatrixPattern) -> Iterator[Sized]:
+    """Columns of 16 bits where those of a row, or of neighbouring rows, lie close enough."""
+    if p.reach[0] <= FARTHEST:
+        yield NarrowCSR(), p.nnz
     if p.reach[1] < FARTHEST:
         yield NarrowSELL(*SLICES), p.sliced
-    yield Ragged(), p.prefix
 
 
 def by_length(p: MatrixPattern) -> Iterator[Sized]:
@@ -138,6 +142,7 @@ def by_range(p: MatrixPattern) -> Iterator[Sized]:
 RULES: Sequence[Callable[[MatrixPattern], Iterator[Sized]]] = (
     by_entry,
     by_slot,
+    by_reach,
     by_length,
     by_block,
     by_group,

@@ -279,7 +279,7 @@ def _lambda(rule: ast.expr, wanted: list[str]) -> ast.expr:
 
 def _argument(node: ast.AST) -> int:
     """k of ``T.sp.arg(dtype, k)``, -1 for anything else."""
-    return node.args[-1].value if trees.called(node) == "sp.arg" else -1  # type: ignore[attr-defined,no-any-return]
+    return node.args[-1].value if trees.called(node) == "sp.arg" else -1  # type: ignore[attr-defined]
 
 
 def _default(node: ast.expr, dtype: str) -> dict[str, ast.expr]:
