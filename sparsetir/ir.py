@@ -278,7 +278,7 @@ def decode_axis(var: Var, value: Call, axes: dict[Var, Axis]) -> Axis:
     if kind == "sparse_variable":
         return Axis(var, kind, args[1], args[2], parent, indptr=args[3], full=full, **where, **flags)
     if kind == "singleton":
-        return Axis(var, kind, args[1], above, parent, width=const(1), **where, **flags)
+        return Axis(var, kind, args[1], above, parent, width=const(1), full=full, **where, **flags)
     count = cast(above, str(args[2].ty.dtype)) * args[2] if parent is not None else args[2]
     return Axis(var, kind, args[1], count, parent, width=args[2], full=full, **where, **flags)
 

@@ -24,7 +24,7 @@ from sparsetir.formats.text import parse
 from sparsetir.lower.rewriting import collect
 from sparsetir.schedules import Choices
 from sparsetir.script.printer import script
-from sparsetir.tuning.formats import dense_rows, promising
+from sparsetir.tuning import formats as trying
 
 FORMATS = {"rows": formats.narrow_csr(), "slices": formats.narrow_sell(4, 8), "slices of 8": formats.narrow_sell(8, 64)}
 FORMAT = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
@@ -165,6 +165,21 @@ def test_nothing_is_read_behind_the_arrays(last: int) -> None:
         np.testing.assert_allclose(found, A @ x)
 
 
+def test_only_offsets_move_along_a_row() -> None:
+    text = script(kernel("rows").kernel.compiled.stage(3))
+    assert 'T.Cast("int64", first_narrow_csr_1[' in text
+    assert 'T.Cast("int64", offsets_narrow_csr_1[' in text
+
+
+def test_the_last_columns_of_32_bits() -> None:
+    """A column and any offset are added, also where the offset is another row's."""
+    A = sp.coo_array(([1.0, 2.0], ([0, 0], [2**31 - 3, 2**31 - 9])), shape=(1, 2**31 - 1))
+    for format in (formats.narrow_csr(), formats.narrow_sell(1, 1)):
+        assert SparseTensor.from_any(A, format).idtype == "int64"
+        with pytest.raises(StructureError, match="add up to 65535 to 2147483647 columns, more than int32"):
+            SparseTensor.from_any(A, format, idtype="int32")
+
+
 def test_lanes_of_narrow_rows_leave_vectors() -> None:
     loops = collect(kernel("rows", lanes=8).kernel.compiled.stage(3).body, tirx.For)
     assert {int(f.extent) for f in loops if f.kind == tirx.ForKind.VECTORIZED} == {8, 16}
@@ -181,16 +196,16 @@ def test_candidates_where_columns_fit() -> None:
     assert not set(candidates(wide)) & set(FORMATS.values())
 
 
-def test_they_are_for_vectors() -> None:
+def test_they_are_for_vectors_and_matrices_beyond_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     A = families()["stencil_2d"]("small")
     described = sparsetir.pattern(A)
-    for inputs, wanted in (
-        ({"A": A, "x": np.ones(9)}, 2),
-        ({"A": A, "B": np.ones((9, 1))}, 2),
-        ({"B": np.ones((9, 8))}, 0),
-    ):
-        found = promising(described, most=9, feat=dense_rows(inputs))
+    monkeypatch.setattr(trying, "last_cache", lambda: 8 * A.nnz - 1)
+    x, column, B = np.ones(9), np.ones((9, 1)), np.ones((9, 8))
+    for inputs, wanted in (({"A": A, "x": x}, 2), ({"A": A, "B": column}, 2), ({"A": A, "B": B}, 0)):
+        found = trying.promising(described, most=9, feat=trying.dense_rows(inputs))
         assert len(set(found) & set(FORMATS.values())) == wanted
+    monkeypatch.setattr(trying, "last_cache", lambda: 8 * A.nnz)
+    assert not set(trying.promising(described, most=9)) & set(FORMATS.values())
 
 
 # ---------------------------------------------------------------- formulas of positions

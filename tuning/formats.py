@@ -22,12 +22,14 @@ from sparsetir.formats.row_groups import RowGroups
 from sparsetir.formats.special import SELL
 from sparsetir.formats.splits import DiaRest
 from sparsetir.interop import is_sparse
+from sparsetir.machine import last_cache
 
 # The loops of the program as it is, or in an order that has no row to share out.
 LEFT_OUT = (CSR, CSC, COO, CSF, Ragged)
 EARLY = (BSR, SELL, RowGroups, ELL, DIA)  # have loops that others cannot have
 LATE = (Band, DiaRest, Columns, Rows, Hyb)  # are compiled or converted long
-NARROW = (NarrowCSR, NarrowSELL)  # read less beside what is summed: no part of it where dense rows are long
+NARROW = (NarrowCSR, NarrowSELL)  # read less from memory: not what dense rows are, nor what caches hold
+ENTRY = 8  # bytes of a value and a column
 
 
 def promising(pattern: Pattern, *, most: float, feat: int = 1) -> list[Format]:
@@ -45,7 +47,7 @@ def promising(pattern: Pattern, *, most: float, feat: int = 1) -> list[Format]:
     if not isinstance(pattern, MatrixPattern):
         return [c.format for c in found]
     kept = [c for c in found if not isinstance(c.format, LEFT_OUT)]
-    if feat > 1:
+    if feat > 1 or ENTRY * pattern.nnz <= last_cache():
         kept = [c for c in kept if not isinstance(c.format, NARROW)]
     turn = {id(c): isinstance(c.format, LATE) - isinstance(c.format, EARLY) for c in kept}
     return [c.format for c in sorted(kept, key=lambda c: (turn[id(c)], c.values))]

@@ -14,7 +14,7 @@ import numpy as np
 from sparsetir.errors import StructureError
 from sparsetir.formats.arrays import Array
 from sparsetir.formats.description import describe
-from sparsetir.formats.format import Entries, Format, Packed, register
+from sparsetir.formats.format import INT32_END, CapacityError, Entries, Format, Packed, register
 from sparsetir.formats.layouts import Layout
 from sparsetir.formats.memory import check_memory
 from sparsetir.formats.pieces import padded, row_chunks
@@ -70,6 +70,7 @@ class NarrowCSR(Layout):
 
     def packed(self, entries: Entries) -> Packed:
         (m, n), nnz = entries.shape, self.check_count(entries.nnz)
+        _check_sums(self, n)
         first, last = reach(entries)
         wide = last - first > FARTHEST
         if wide.any():
@@ -116,7 +117,6 @@ class NarrowSELL(SELL):
     name = "narrow_sell"
 
     def rule(self) -> FormatRewriteRule:
-        offset = f'T.Cast("{self.index_type}", offsets[p])'
         description = describe(
             "narrow_sell",
             self.index_type,
@@ -127,15 +127,17 @@ class NarrowSELL(SELL):
                 S = dense_fixed(slices)
                 W = dense_variable(S, (width, total), slice_ptr)
                 R = sparse_fixed(W, (m, {self.C}), lambda s, w, r: rows[s * {self.C} + r], sorted=False)
-                J = singleton(R, n, lambda s, w, r, t, p: T.Select({offset} < {FARTHEST}, first[s] + {offset}, n))
+                D = singleton(R, {FARTHEST}, lambda s, w, r, t, p: T.Cast("{self.index_type}", offsets[p]))
+                J = singleton(D, n, lambda s, w, r, d, t: first[s] + d, full=True)
             """,
-            buffer="S, W, R, J",
+            buffer="S, W, R, D, J",
         )
-        axis_map = {0: ["S", "R"], 1: ["W", "J"]}
-        coords = lambda s, w, r, j: (r, j)  # noqa: E731
+        axis_map = {0: ["S", "R"], 1: ["W", "D", "J"]}
+        coords = lambda s, w, r, d, j: (r, j)  # noqa: E731
         return FormatRewriteRule("narrow_sell", description, axis_map, inverse=coords, independent=True)
 
     def packed(self, entries: Entries) -> Packed:
+        _check_sums(self, entries.shape[1])
         laid, ends = self.slices(entries), reach(entries)
         first, last = self._together(laid, ends)
         wide = last - first >= FARTHEST
@@ -177,6 +179,13 @@ def offsets(entries: Entries, base: Array) -> Array:
         part = slice(int(starts[0]), int(starts[-1]))
         out[part] = entries.last[part] - np.repeat(base[begin:end], np.diff(starts))
     return out
+
+
+def _check_sums(format: Format, n: int) -> None:
+    """The first column and any offset must have a sum, though it may be that of a row and another's offset."""
+    if format.index_type == "int32" and n + FARTHEST >= INT32_END:
+        found = f"{format!r} would add up to {FARTHEST} to {n} columns, more than int32 indices can count"
+        raise CapacityError(f"{found}: leave idtype out or pass idtype='int64'")
 
 
 def _too_wide(format: Format, found: str, most: int, other: str) -> StructureError:

@@ -45,7 +45,7 @@ class Level:
     sorted, unique : bool
         Whether the coordinates of a fiber increase, and whether they are distinct.
     full : bool
-        Whether every slot of a ``sparse_fixed`` axis holds a coordinate.
+        Whether every slot of an axis holds a coordinate.
     """
 
     name: str

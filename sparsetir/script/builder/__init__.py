@@ -328,8 +328,12 @@ def singleton(
     sorted: bool = True,
     *,
     unique: bool = True,
+    full: bool = False,
 ) -> Var:
-    """An axis with exactly one coordinate per parent position: the inner levels of COO."""
+    """An axis with exactly one coordinate per parent position: the inner levels of COO.
+
+    `indices` and `full` are those of `sparse_fixed`.
+    """
     _check_idtype(idtype)
     axis, operand, above = _parent_args(parent)
     if isinstance(length, (tuple, list)):
@@ -339,7 +343,8 @@ def singleton(
     else:
         where = _auxiliary(indices, [above], idtype, "indices")
         idtype = str(where.ty.dtype)
-    args = [operand, cast(_size(length, idtype), idtype), where, int(sorted), int(unique)]
+    promise = [1] if full else []
+    args = [operand, cast(_size(length, idtype), idtype), where, int(sorted), int(unique), *promise]
     return _declare("singleton", args, idtype)
 
 
