@@ -30,7 +30,7 @@ from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.crew import TIMEOUT, crew_of
 from sparsetir.tuning.database import Database, Key, Record, digest, fingerprint, machine_name
 from sparsetir.tuning.encoding import Encoding
-from sparsetir.tuning.formats import promising
+from sparsetir.tuning.formats import dense_rows, promising
 from sparsetir.tuning.forms import own_storage
 from sparsetir.tuning.guess import Guess, guess
 from sparsetir.tuning.lab import Lab
@@ -237,7 +237,9 @@ class Session:
         """Those that are worth trying, the likeliest first."""
         if self.described is None:
             return []
-        return promising(self.described, most=MOST_VALUES) if formats is None else list(formats)
+        if formats is not None:
+            return list(formats)
+        return promising(self.described, most=MOST_VALUES, feat=dense_rows(self.lab.inputs))
 
     def _facts(self) -> dict[str, float]:
         """Numbers of the pattern."""
