@@ -63,7 +63,7 @@ class Compiled:
     def compile(self) -> None:
         """Lower and compile."""
         self.searched = searched_arrays(self.stages[2][self.name])
-        self.library = tvm.compile(self.stages[3], target=self.target, tir_pipeline="s_tir")
+        self.library = machine_code(self.stages[3], self.target)
         self.function = self.library[self.name]
 
     def variant(self, **changes: int) -> Callable[..., Any]:
@@ -102,8 +102,29 @@ class Compiled:
         if kind not in ("ll", "asm"):
             raise VerifyError(f"source is 'll' or 'asm', found {kind!r}; script(stage=3) shows the loops")
         if not hasattr(self.library, "mod"):
-            self.library = tvm.compile(self.stages[3], target=self.target, tir_pipeline="s_tir")
+            self.library = machine_code(self.stages[3], self.target)
         return str(self.library.mod.inspect_source(kind))
+
+
+def machine_code(third: ir.IRModule, target: Any) -> Any:
+    """Compile a stage-III module."""
+    with separate_storage():
+        return tvm.compile(third, target=target, tir_pipeline="s_tir")
+
+
+def separate_storage() -> tvm.transform.PassContext:
+    """The current settings, but TVM must not let several arrays share memory.
+
+    LLVM keeps a tile in registers only if narrower tiles for the last columns do not lie in the same array.
+    """
+    now = tvm.transform.PassContext.current()
+    config = {**now.config, "tirx.disable_storage_rewrite": True}
+    return tvm.transform.PassContext(
+        opt_level=now.opt_level,
+        required_pass=list(now.required_pass),
+        disabled_pass=list(now.disabled_pass),
+        config=config,  # and no instruments: TVM begins them anew where contexts are nested, which loses what they saw
+    )
 
 
 def _not_loaded(*_args: Any) -> None:
@@ -378,6 +399,9 @@ def pipeline() -> tuple[Any, Any, Any]:
     def lower_all(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
         second = scheduled(run(TO_STAGE_2, mod), None, tvm.target.Target.current(allow_none=True))
         ours = any(f.attrs is not None and INDPTR in f.attrs for f in second.functions.values())
-        return stock(run(TO_STAGE_3, second) if ours else second)
+        if not ours:
+            return stock(second)
+        with separate_storage():
+            return stock(run(TO_STAGE_3, second))
 
     return lower_all, host, device

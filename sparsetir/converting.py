@@ -32,7 +32,7 @@ from sparsetir.untuned import ragged_sums
 
 SAMPLED, WINDOWS = 1 << 16, 16  # entries that are looked at, and in how many places
 BLOCKS = (4, 3, 2)
-FULL = 0.8  # of the slots of a block: what is lost on zeros is less than what rows together gain
+LEAST_GAIN = 1.07  # of blocks, see `block_gain`
 SHORT, MANY = 6.0, 1 << 18  # entries of a row on average, and of all rows
 CACHES = 4  # private caches that a gathered vector may fill
 # Rough seconds for each entry on one machine (AMD Zen 3): converting it, and what a call saves for each number that is
@@ -92,8 +92,21 @@ def suited(program: Program, matrix: Any, shapes: Mapping[str, tuple[int, ...]])
         if length <= SHORT and indices.size >= MANY and fits:
             return Conversion(SELL(8, 64), CONVERSION / SAVED_ON_SHORT)
         return None
-    size = next((r for r in BLOCKS if block_fill(indptr, indices, r) >= FULL), None)
-    return None if size is None or feat < 8 else Conversion(BSR(size, size), CONVERSION / (SAVED * feat))
+    gain, size = max((block_gain(r, block_fill(indptr, indices, r)), r) for r in BLOCKS)
+    return None if gain < LEAST_GAIN or feat < 8 else Conversion(BSR(size, size), CONVERSION / (SAVED * feat))
+
+
+def block_gain(size: int, fill: float) -> float:
+    """How many times faster rows together should be: one load serves them all, but zeros are multiplied too.
+
+    A row alone loads a vector for each multiplication, and both take as long.
+
+    Examples
+    --------
+    >>> block_gain(1, 1.0), block_gain(3, 1.0), block_gain(3, 0.5)
+    (1.0, 1.5, 0.75)
+    """
+    return fill * 2 * size / (size + 1)
 
 
 def block_fill(indptr: np.ndarray, indices: np.ndarray, size: int) -> float:
@@ -117,4 +130,4 @@ def block_fill(indptr: np.ndarray, indices: np.ndarray, size: int) -> float:
     return held / (blocks * size * size) if blocks else 0.0
 
 
-__all__ = ["Conversion", "block_fill", "bound_over_another", "suited"]
+__all__ = ["Conversion", "block_fill", "block_gain", "bound_over_another", "suited"]

@@ -26,6 +26,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
+from sparsetir.build import machine_code
 from sparsetir.errors import ArgumentError, LoweringError, SparseTIRError
 
 if TYPE_CHECKING:
@@ -409,7 +410,7 @@ def _write_object(kernel: Kernel, path: Path) -> None:
     compiled = kernel.compiled
     library = compiled.library
     if not hasattr(library, "mod"):  # It came from the disk cache, already linked.
-        library = tvm.compile(compiled.stages[3], target=compiled.target, tir_pipeline="s_tir")
+        library = machine_code(compiled.stages[3], compiled.target)
     library.mod.write_to_file(str(path), "o")
     code = path.read_bytes()
     for symbol, what in MISSING.items():
