@@ -38,6 +38,7 @@ class CostModel:
         import xgboost
 
         self._xgboost: Any = xgboost
+        self._width = features.shape[1]
         finite = seconds[np.isfinite(seconds)]
         known = np.where(np.isfinite(seconds), seconds, FAILED * finite.max())
         labels = -np.log(known / finite.min())
@@ -46,7 +47,8 @@ class CostModel:
 
     def predict(self, features: np.ndarray) -> np.ndarray:
         """Scores, higher for faster; differences are ratios of times on a logarithmic scale."""
-        scores: np.ndarray = self._booster.predict(self._xgboost.DMatrix(features, nthread=1))
+        known = of_width(features, self._width)
+        scores: np.ndarray = self._booster.predict(self._xgboost.DMatrix(known, nthread=1))
         return scores
 
     def importance(self, names: Sequence[str]) -> dict[str, float]:
@@ -55,3 +57,14 @@ class CostModel:
         total = sum(gains.values()) or 1.0
         found = {names[int(key[1:])]: float(value) / total for key, value in gains.items()}
         return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def of_width(rows: Sequence[np.ndarray] | np.ndarray, width: int) -> np.ndarray:
+    """Rows with so many columns: later ones are dropped, missing ones are not numbers.
+
+    Columns are added during a search where a format has knobs that those before it had not.
+    """
+    found = np.full((len(rows), width), np.nan, np.float32)
+    for place, row in zip(found, rows, strict=True):
+        place[: len(row)] = row[:width]
+    return found

@@ -20,6 +20,7 @@ import numpy as np
 from sparsetir.bench.report import markdown
 from sparsetir.errors import TuningError
 from sparsetir.formats.format import Format
+from sparsetir.schedules import Config
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database
 from sparsetir.tuning.search import STRATEGIES, Search
@@ -58,22 +59,30 @@ class Recorded(Space):
     def __init__(self, case: Case) -> None:
         self.case = case
         self.listed = list(case.seconds)
-        self.keys = np.array([[str(part) for part in c.key] for c in self.listed])
+        self.width = max(len(c.key) for c in self.listed)
+        self.keys = np.array([self._texts(c) for c in self.listed])
         formats = list(dict.fromkeys(c.format for c in self.listed))
-        super().__init__(formats, self._open)
+        super().__init__(formats, self._open, Config() if isinstance(self.listed[0].choices, Config) else None)
+
+    def _texts(self, candidate: Candidate) -> list[str]:
+        """What a candidate is compared by; formats may have unlike numbers of knobs."""
+        texts = [str(part) for part in candidate.key]
+        return [*texts, *[""] * (self.width - len(texts))]
 
     def _open(self, format: Format | None) -> Values:
         """The values that the recorded candidates of a format have."""
         held = [c.choices.as_dict() for c in self.listed if c.format == format]
-        found = {name: tuple(sorted({chosen[name] for chosen in held})) for name in held[0]}
-        return {name: values for name, values in found.items() if len(values) > 1}
+        found = {name: list(dict.fromkeys(chosen[name] for chosen in held)) for name in held[0]}
+        if isinstance(self.base, Config):  # as they are: a split has no order, and a Config holds all of its knobs
+            return {name: tuple(values) for name, values in found.items()}
+        return {name: tuple(sorted(values)) for name, values in found.items() if len(values) > 1}
 
     def nearest(self, candidate: Candidate) -> Candidate:
         """The recorded candidate that differs in the fewest choices."""
         if candidate in self.case.seconds:
             return candidate
-        differ = self.keys != np.array([str(part) for part in candidate.key])
-        weights = np.array([len(candidate.key), *[1] * (len(candidate.key) - 1)])  # the format before all choices
+        differ = self.keys != np.array(self._texts(candidate))
+        weights = np.array([self.width, *[1] * (self.width - 1)])  # the format before all choices
         return self.listed[int(np.argmin(differ @ weights))]
 
     def first(self) -> Iterator[Candidate]:
@@ -107,21 +116,27 @@ def load(path: Path) -> list[Case]:
     TuningError
         There is none, or the records have no features.
     """
-    found: dict[str, dict[Candidate, tuple[float, np.ndarray]]] = {}
+    found: dict[str, dict[Candidate, tuple[float, dict[str, float]]]] = {}
     for key, record, line in Database(path).everything():
         if "features" in line and record.fixed == line["fixed"]:
-            name = f"{key.name} {key.pattern} {json.dumps(record.fixed)}"
-            row = np.array(list(line["features"].values()), np.float32)
+            kind = type(record.choices).__name__  # the untuned kernel is no candidate of a search of knobs
+            name = f"{key.name} {key.program} {key.pattern} {json.dumps(record.fixed)} {kind}"
             seconds = float("inf") if record.seconds is None else record.seconds
-            found.setdefault(name, {}).setdefault(record.candidate, (seconds, row))
+            found.setdefault(name, {}).setdefault(record.candidate, (seconds, line["features"]))
     cases = [
-        Case(name, {c: s for c, (s, _) in held.items()}, {c: row for c, (_, row) in held.items()})
+        Case(name, {c: s for c, (s, _) in held.items()}, as_rows({c: named for c, (_, named) in held.items()}))
         for name, held in found.items()
         if len(held) >= LEAST and np.isfinite([s for s, _ in held.values()]).any()
     ]
     if not cases:
         raise TuningError(f"expected records of at least {LEAST} trials of one case in {path}; found none")
     return cases
+
+
+def as_rows(named: Mapping[Candidate, Mapping[str, float]]) -> dict[Candidate, np.ndarray]:
+    """Features as rows of the same columns, not a number where a candidate lacks one."""
+    columns = list(dict.fromkeys(name for found in named.values() for name in found))
+    return {c: np.array([found.get(name, np.nan) for name in columns], np.float32) for c, found in named.items()}
 
 
 def replayed(case: Case, strategy: str, seed: int, trials: int) -> list[float]:

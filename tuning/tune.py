@@ -20,7 +20,7 @@ from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern
 from sparsetir.interop import is_sparse
 from sparsetir.ir import decode
-from sparsetir.schedules import Choices
+from sparsetir.schedules import Choices, Config, Template
 from sparsetir.script.printer import script
 from sparsetir.threads import get_num_threads
 from sparsetir.transform.decompose import decompose_format
@@ -28,11 +28,11 @@ from sparsetir.tuning import features, space
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database, Key, Record, digest, fingerprint, machine_name
 from sparsetir.tuning.formats import promising
-from sparsetir.tuning.forms import Forms
+from sparsetir.tuning.forms import Forms, with_knobs
 from sparsetir.tuning.measure import Measurement, Measurer, duel
 from sparsetir.tuning.progress import Progress
 from sparsetir.tuning.reference import KnownOp, Reference, recognise
-from sparsetir.tuning.report import TuneResult
+from sparsetir.tuning.report import OWN, TuneResult
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.space import Space
 from sparsetir.tuning.workload import Workload
@@ -190,9 +190,14 @@ class Session:
     """One program on one workload: everything that a search needs and that does not change during it."""
 
     def __init__(
-        self, program: Any, inputs: Mapping[str, Any], target: Any, formats: Sequence[Format] | None = None
+        self,
+        program: Any,
+        inputs: Mapping[str, Any],
+        target: Any,
+        formats: Sequence[Format] | None = None,
+        template: Template | None = None,
     ) -> None:
-        self.func, self.target, self.inputs = single(program), target, dict(inputs)
+        self.func, self.target, self.inputs, self.template = single(program), target, dict(inputs), template
         self.kernel = build(self.func, target)
         self.workload = Workload(self.kernel, self.inputs)
         self.known: KnownOp | None = recognise(self.func)
@@ -203,10 +208,13 @@ class Session:
         self.reference, self.checked_against = self._reference(inputs)
         self.name = self._sparse_argument()
         self.described = pattern(self.inputs[self.name]) if self.name is not None else None
-        self.forms = Forms(self.func, target, self.inputs, self.workload, self.name)
+        self.forms = Forms(self.func, target, self.inputs, self.workload, self.name, template)
         self.fixed = self.forms(None).sizes
-        self.space = Space([None, *self._formats(formats)], self.forms.values)
+        self.space = Space([None, *self._formats(formats)], self.forms.values, None if template is None else Config())
+        if template is not None and all(self.space.values(format) is None for format in self.space.formats):
+            raise TuningError(f"{template!r} does not fit the program: {told(self.forms.refused)}")
         self.facts = self._facts()
+        self.feature_names = [] if template is not None else list(self.named(Candidate()))
         self.measure = Measurer(self.forms, self.reference)
 
     def _untuned(self) -> Callable[..., Any]:
@@ -226,6 +234,8 @@ class Session:
             return []
         if formats is not None:
             return list(formats)
+        if self.template is not None:  # it is written for the loops of the program as it is
+            return []
         return promising(self.described, most=MOST_VALUES)
 
     def _facts(self) -> dict[str, float]:
@@ -245,9 +255,10 @@ class Session:
 
     def _key(self) -> Key:
         signature = self.kernel.signature
+        texts = [script(self.func), *([self.template.text] if self.template is not None else [])]
         return Key(
             name=self.kernel.name,
-            program=digest(script(self.func)),
+            program=digest("\0".join(texts)),
             pattern=fingerprint(signature.program, self.workload.arrays),
             sizes=self.sizes,
             dtype=" ".join(signature.by_name[name].dtype for name in signature.effects.written),
@@ -287,20 +298,19 @@ class Session:
         )
 
     def rows(self, candidates: Sequence[Candidate]) -> np.ndarray:
-        """What a cost model sees of candidates, a row each."""
-        return np.array([list(self.named(candidate).values()) for candidate in candidates], np.float32)
+        """What a cost model sees of candidates, a row each; not a number where a candidate lacks a knob of another."""
+        found = [self.named(candidate) for candidate in candidates]
+        for named in found:
+            self.feature_names += [name for name in named if name not in self.feature_names]
+        return np.array([[named.get(n, np.nan) for n in self.feature_names] for named in found], np.float32)
 
     def named(self, candidate: Candidate) -> dict[str, float]:
         """The features of a candidate by name; of one that cannot be had those of the program as it is."""
         nnz = self.described.nnz if self.described is not None else 1
         stored = self.forms.stored.get(candidate.format) or self.forms.stored[None]
-        found = {**self.facts, **features.of_candidate(candidate, stored, self.operands, nnz)}
+        values = self.space.values(candidate.format) if isinstance(candidate.choices, Config) else None
+        found = {**self.facts, **features.of_candidate(candidate, stored, self.operands, nnz, values or {})}
         return {name: float(f"{value:.5g}") for name, value in found.items()}
-
-    @property
-    def feature_names(self) -> list[str]:
-        """Of the columns of `rows`."""
-        return list(self.named(Candidate()))
 
     def conversion(self, format: Format | None) -> float:
         """Seconds that storing the sparse argument in a format took."""
@@ -318,7 +328,7 @@ class Session:
         func = space.fixed(decode(self.func), self.fixed)
         if candidate.format is not None and self.name is not None:
             func = decompose_format(func, {self.name: candidate.format})
-        return build(func, self.target, schedule=candidate.choices)
+        return build(func, self.target, schedule=with_knobs(self.template, candidate.choices))
 
     def confirm(self, candidate: Candidate, kernel: Any) -> dict[Candidate | None, float]:
         """Times of the kernel that would be returned and of the untuned one, from runs that chose neither.
@@ -346,6 +356,7 @@ def tune_sparse(
     preset: str = "standard",
     strategy: str = "evolution",
     formats: Sequence[Format] | None = None,
+    schedule: Template | None = None,
     amortize_over: float | None = None,
     seed: int = 0,
     database: str | Path | Database | None = None,
@@ -377,7 +388,9 @@ def tune_sparse(
         How candidates are chosen.
     formats : sequence of Format, optional
         The formats that are tried beside the program's own; none searches schedules only. By default those that suit
-        the pattern.
+        the pattern; none with a `schedule`.
+    schedule : Template, optional
+        A schedule of yours, see `sparsetir.template`: its knobs are searched rather than the sketches' choices.
     amortize_over : float, optional
         How many calls a conversion is shared among; by default it costs nothing.
     seed : int
@@ -401,7 +414,7 @@ def tune_sparse(
     ArgumentError
         A budget is not positive, there is no such preset or strategy, or the arguments do not fit the program.
     TuningError
-        The untuned kernel is wrong, or the database cannot be written.
+        The untuned kernel is wrong, the template does not fit the program, or the database cannot be written.
 
     Notes
     -----
@@ -424,13 +437,16 @@ def tune_sparse(
     wrong = next((format for format in formats or () if not isinstance(format, Format)), None)
     if wrong is not None:
         raise ArgumentTypeError(f"formats are those of sparsetir.formats, such as bsr(4, 4); found {wrong!r}")
+    if schedule is not None and not isinstance(schedule, Template):
+        found = type(schedule).__name__
+        raise ArgumentTypeError(f"the schedule of a search is a function below @sparsetir.template; found {found}")
     check_arguments(inputs, max_trials=trials_left, max_seconds=seconds_left, seed=seed, patience=patience)
     if amortize_over is not None and not amortize_over > 0:
         raise ArgumentError(f"amortize_over must be a positive number of calls, found {amortize_over!r}")
     kept = seconds_left - min(FINISH_SECONDS, FINISH_SHARE * seconds_left) if seconds_left is not None else None
     budget = Budget(trials_left, kept, patience)
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
-    session = Session(program, inputs, target, formats)
+    session = Session(program, inputs, target, formats, schedule)
     search = session.search(seed, strategy)
     cost = partial(full_cost, amortize_over=amortize_over)
     history, interrupted = trials(session, search, budget, records, cost=cost, progress=progress)
@@ -509,9 +525,20 @@ def finish(
         flops=session.flops,
         database=database,
         interrupted=interrupted,
-        refused={repr(format): reason for format, reason in session.forms.refused.items()},
+        refused={shown(format): reason for format, reason in session.forms.refused.items()},
         importance=search.importance(session.feature_names),
+        template=session.template,
     )
+
+
+def shown(format: Format | None) -> str:
+    """A format in a report."""
+    return OWN if format is None else repr(format)
+
+
+def told(refused: Mapping[Format | None, str]) -> str:
+    """Why there is no form, by format."""
+    return "; ".join(why if format is None else f"over {format!r}: {why}" for format, why in refused.items())
 
 
 def added(times: Mapping[Candidate | None, float], extra: Mapping[Candidate, float]) -> dict[Candidate | None, float]:
