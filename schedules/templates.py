@@ -179,8 +179,9 @@ def template(function: Function) -> Template:
     ...     sch.vectorize(inner)
     >>> lanes.space(sparsetir.lower(sparsetir.ops.spmm(), stage=2))
     {'tile': ((None, 1), (None, 2), (None, 4), (None, 8), (None, 16))}
-    >>> sparsetir.build(sparsetir.ops.spmm(), schedule=lanes.with_values(tile=(None, 8)))
-    Kernel spmm(A, B) -> C
+    >>> kernel = sparsetir.build(sparsetir.ops.spmm(), schedule=lanes.with_values(tile=(None, 8)))
+    >>> "T.vectorized(8)" in kernel.script(stage=3)
+    True
     """
     if not callable(function) or isinstance(function, Template):
         raise ArgumentTypeError(f"a template is a function of cfg and sch; found {type(function).__name__}")

@@ -211,11 +211,19 @@ class Session:
         self.forms = Forms(self.func, target, self.inputs, self.workload, self.name, template)
         self.fixed = self.forms(None).sizes
         self.space = Space([None, *self._formats(formats)], self.forms.values, None if template is None else Config())
-        if template is not None and all(self.space.values(format) is None for format in self.space.formats):
-            raise TuningError(f"{template!r} does not fit the program: {told(self.forms.refused)}")
+        self._check_template()
         self.facts = self._facts()
         self.feature_names = [] if template is not None else list(self.named(Candidate()))
         self.measure = Measurer(self.forms, self.reference)
+
+    def _check_template(self) -> None:
+        """Raise unless the template, if there is one, fits the program as it is or over some format."""
+        if self.template is None:
+            return
+        if self.space.formats == [None]:
+            self.template.space(self.forms(None).form.second)
+        if all(self.space.values(format) is None for format in self.space.formats):
+            raise TuningError(f"{self.template!r} does not fit the program: {told(self.forms.refused)}")
 
     def _untuned(self) -> Callable[..., Any]:
         """The function that a bound kernel calls for these arguments."""
@@ -413,8 +421,10 @@ def tune_sparse(
     ------
     ArgumentError
         A budget is not positive, there is no such preset or strategy, or the arguments do not fit the program.
+    ScheduleError, TuningError
+        The template does not fit the program.
     TuningError
-        The untuned kernel is wrong, the template does not fit the program, or the database cannot be written.
+        The untuned kernel is wrong, or the database cannot be written.
 
     Notes
     -----
