@@ -444,7 +444,7 @@ def test_a_template_may_fit_a_format_only() -> None:
     result = tune_sparse(ops.spmm(), arguments(), schedule=for_blocks, **how)
     assert [r.stored_as for r in result.history] == [None, "bsr(r=2, c=2)", "bsr(r=2, c=2)"]
     assert "spmm_bsr" in result.refused["as it is"]
-    with pytest.raises(ScheduleError, match="^knob 'unroll' is defined twice"):
+    with pytest.raises(ScheduleError, match=r"^knob 'unroll' is defined twice"):
         tune_sparse(ops.spmm(), arguments(), schedule=sparsetir.template(twice))
     with pytest.raises(TuningError, match=r"template twice does not fit the program: .*; over bsr.*defined twice"):
         tune_sparse(ops.spmm(), arguments(), schedule=sparsetir.template(twice), **how)
