@@ -84,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     tune.add_argument("--seconds", type=positive(float), metavar="S", help="end the search after this time")
     tune.add_argument("--strategy", default="evolution", help="evolution, annealing, portfolio, random, exhaustive")
     tune.add_argument("--amortize-over", type=positive(float), metavar="CALLS", help="that share a conversion")
+    tune.add_argument("--against", default="", metavar="PEERS", help="scipy,torch,mkl: time these beside the result")
     tune.add_argument("--schedules-only", action="store_true", help="leave the format as it is")
     tune.add_argument("--seed", type=int, default=0, metavar="N")
     tune.add_argument("--database", type=Path, metavar="FILE", help="JSON lines: trials in it are not measured again")
@@ -181,6 +182,7 @@ def run_tune(args: argparse.Namespace) -> int:
     case = make_case(args.op, read(args.file), feat=args.feat, seed=args.seed)
     budget = {"max_trials": args.trials, "max_seconds": args.seconds, "amortize_over": args.amortize_over}
     how = {"strategy": args.strategy, "formats": [] if args.schedules_only else None, "seed": args.seed}
+    how["against"] = [name for name in args.against.split(",") if name]
     result = tune_sparse(case.program, case.inputs, database=database, **budget, **how)
     if args.json != "-":
         print(result.report())
@@ -202,6 +204,7 @@ def facts_of(result: Any) -> dict[str, Any]:
         "untuned": result.untuned.as_dict(),
         "speedup": result.speedup,
         "break_even": result.break_even,
+        "peers": {name: {"seconds": t, "break_even": result.break_even_with(name)} for name, t in result.peers.items()},
         "flops": result.flops,
         "seconds": result.seconds,
         "interrupted": result.interrupted,
@@ -250,6 +253,8 @@ def run_demo(args: argparse.Namespace) -> int:
     limits = {"max_trials": 10_000, "max_seconds": args.seconds}
     result = tune_sparse(case.program, case.inputs, database=args.out / "tuning.jsonl", **limits)
     print(result.report())
+    heading("Why this kernel")
+    print(result.explain().partition("\nloops:")[0].strip())
     heading("The tuned loop nest (stage III)")
     print(shortened(result.kernel.script(stage=3)))
     heading("Time of a call")

@@ -21,6 +21,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.plans import key_of, make_plan
 from sparsetir.signature import Arguments, Signature
+from sparsetir.spare import Spare
 from sparsetir.threads import get_num_threads
 from sparsetir.untuned import Suited
 
@@ -135,13 +136,18 @@ class Kernel:
         """
         if self.compiled.schedule is not None:
             return None, 0
-        if sum(a.size for a in args.arrays.values()) <= SMALL_ELEMENTS:
-            return lambda: self.compiled.variant(chunks=0), HOT_CALLS
-        written = [args.arrays[name] for name in self.signature.effects.written]
-        changes = self.suited.changes(args.arrays, written, get_num_threads())
+        changes = self.suitable(args)
         if not changes:
             return None, 0
-        return lambda: self.compiled.variant(**changes), 0 if is_bound else FEW_CALLS
+        after = HOT_CALLS if is_small(args) else 0 if is_bound else FEW_CALLS
+        return lambda: self.compiled.variant(**changes), after
+
+    def suitable(self, args: Arguments) -> dict[str, int]:
+        """The choices that suit these arguments better than the usual ones."""
+        if is_small(args):
+            return {"chunks": 0}
+        written = [args.arrays[name] for name in self.signature.effects.written]
+        return self.suited.changes(args.arrays, written, get_num_threads())
 
     @staticmethod
     def _remember(plans: dict[Any, Any], key: Any, plan: Any) -> None:
@@ -253,7 +259,10 @@ class Kernel:
 
 
 class BoundKernel:
-    """A kernel with some arguments fixed; a call costs microseconds on top of the loops."""
+    """A kernel with some arguments fixed; a call costs microseconds on top of the loops.
+
+    A large result that nobody has any more gives its memory to the next one.
+    """
 
     def __init__(self, kernel: Kernel, arguments: dict[str, Any]) -> None:
         self.kernel = kernel
@@ -270,6 +279,7 @@ class BoundKernel:
                 signature._array(self.args, name, value)
         self.plans: dict[Any, Callable[[dict[str, Any]], Any]] = {}
         self.over_another: Any = None  # a BoundComposedKernel
+        self.spare = Spare()
         self.is_open = kernel.calls is not None and kernel.compiled.schedule is None
 
     def __repr__(self) -> str:
@@ -319,7 +329,7 @@ class BoundKernel:
             finish = lambda ready, values: kernel._finish(ready, {**self.fixed, **values}, args, base)  # noqa: E731
             finish = _like(found, args, arguments, signature) or finish
             fit, after = kernel.fitting(args, is_bound=True)
-            plan = make_plan(*kernel._called(args, arguments), finish=finish, fit=fit, after=after)
+            plan = make_plan(*kernel._called(args, arguments), finish=finish, fit=fit, after=after, spare=self.spare)
             kernel._remember(self.plans, key, plan)
         return found
 
@@ -336,6 +346,11 @@ class BoundKernel:
         if self.over_another is not None:
             return self.over_another.time(seconds=seconds, **arguments)
         return self.kernel.time(seconds=seconds, **self.fixed, **arguments)
+
+
+def is_small(args: Arguments) -> bool:
+    """Whether waking a second thread takes longer than the work."""
+    return sum(a.size for a in args.arrays.values()) <= SMALL_ELEMENTS
 
 
 def _like(found: Any, args: Arguments, arguments: dict[str, Any], signature: Signature) -> Callable[..., Any] | None:

@@ -19,6 +19,7 @@ import tvm_ffi
 from sparsetir import interop
 from sparsetir.errors import ArgumentError
 from sparsetir.signature import Arguments, Signature, checks_are_on
+from sparsetir.spare import Spare
 
 COMPRESSED = ("csr", "csc", "bsr")
 
@@ -103,12 +104,13 @@ def make_plan(
     finish: Callable[[list[Any], dict[str, Any]], Any],
     fit: Callable[[], Callable[..., Any]] | None,
     after: int,
+    spare: Spare | None = None,
 ) -> Callable[[dict[str, Any]], Any] | None:
     """A function of the arguments that does what the call just made did, with fewer checks.
 
     `template` is that call's argument list; `finish` turns a filled list into results where an output is not a
-    plain new array. `fit` makes the function that suits these arrays better; it takes over `after` so many calls. None
-    when no shortcut is safe.
+    plain new array. `fit` makes the function that suits these arrays better; it takes over `after` so many calls. A
+    result is written to the memory of `spare` where it can be. None when no shortcut is safe.
     """
     place = {p.name: n for n, p in enumerate(signature.params)}
     sparse_names = [n for n, v in arguments.items() if interop.is_sparse(v)]
@@ -134,6 +136,7 @@ def make_plan(
     # What every call brings or gets anew is not kept.
     template = [None if at in changing else _ready(value) for at, value in enumerate(template)]
     left, waiting = after, [fit] if fit is not None else []
+    empty = np.empty if spare is None else spare.empty
 
     def run(values: dict[str, Any]) -> Any:
         nonlocal function, left
@@ -150,7 +153,7 @@ def make_plan(
         for entry in sparse:
             entry.fill(values[entry.name], ready)
         for at, shape, dtype, covered in made:
-            ready[at] = np.empty(shape, dtype) if covered else np.zeros(shape, dtype)
+            ready[at] = empty(shape, dtype) if covered else np.zeros(shape, dtype)
         if written:
             separation.check(ready)
         function(*ready)

@@ -15,6 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import sparsetir
 from corpus import BY_NAME, CASES, LARGE_KIND, SMALL_KINDS, Case
@@ -105,3 +106,24 @@ def test_half_precision_rounds_once(dtype: str, kind: str) -> None:
 
 def test_names_are_unique() -> None:
     assert len(BY_NAME) == len(CASES)
+
+
+def test_a_bound_kernel_writes_to_memory_that_nobody_has() -> None:
+    rng = np.random.default_rng(0)
+    A = sp.random_array((1000, 300), density=0.05, format="csr", dtype="float32", rng=rng)
+    B, other = (rng.standard_normal((300, 512)).astype("float32") for _ in range(2))
+    bound = sparsetir.build(sparsetir.ops.spmm()).bind(A=A)
+    bound(B=B)
+    first = bound(B=B)
+    where = first.ctypes.data
+    second = bound(B=other)
+    assert not np.may_share_memory(first, second)
+    np.testing.assert_allclose(first, A @ B, rtol=1e-3, atol=1e-4)
+    part, where = second[3:5], second.ctypes.data
+    del second
+    third = bound(B=B)
+    assert not np.may_share_memory(part, third)
+    np.testing.assert_allclose(part, (A @ other)[3:5], rtol=1e-3, atol=1e-4)
+    where = third.ctypes.data
+    del third
+    assert bound(B=other).ctypes.data == where

@@ -117,4 +117,6 @@ def test_the_wheel_holds_every_module(tmp_path: Path, pyproject: dict[str, Any])
     shipped = wheel_files(tmp_path)
     assert {name for name in shipped if name.endswith(".py")} == expected
     assert "sparsetir/py.typed" in shipped
+    data = {f"sparsetir/tuning/data/{path.name}" for path in (ROOT / "tuning" / "data").glob("*")}
+    assert data <= shipped
     assert any(re.fullmatch(r"sparsetir-.*\.dist-info/entry_points\.txt", name) for name in shipped)

@@ -7,6 +7,7 @@ import importlib
 import json
 import pickle
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,10 @@ from sparsetir.errors import ArgumentTypeError, ScheduleError, SparseTIRError, T
 from sparsetir.lower import as_module
 from sparsetir.schedules import Choices, Config, Knobs, Split, Template, leaves
 from sparsetir.schedules.knobs import factorisations, powers
-from sparsetir.tuning import Candidate, Database, Key, Record, autotune, features, replay, tune, tune_sparse
+from sparsetir.tuning import Candidate, Database, Key, Record, autotune, crew, features, replay, tune, tune_sparse
+from sparsetir.tuning.cases import Case
+from sparsetir.tuning.encoding import Encoding
+from sparsetir.tuning.lab import Lab
 from sparsetir.tuning.model import CostModel, of_width
 from sparsetir.tuning.space import Space
 
@@ -374,6 +378,7 @@ def test_the_winner_is_built_with_its_values(monkeypatch: pytest.MonkeyPatch) ->
     def it_wins(cases: Any, **_kwargs: Any) -> dict[Any, float]:
         return {c: 0.5 if c is not None and c.choices == wanted else 1.0 for c in cases}
 
+    monkeypatch.setattr(crew, "duel", it_wins)
     monkeypatch.setattr(tune, "duel", it_wins)
     monkeypatch.setattr(tune, "finalists", lambda history, _cost: [Candidate(wanted)])
     result = tune_sparse(ops.spmm(), arguments(), schedule=tiled, strategy="exhaustive", progress=False)
@@ -456,6 +461,99 @@ def test_without_knobs_there_is_one_candidate() -> None:
     assert "there was none" in result.report()
 
 
+# --- worker processes, and what a search begins with ------------------------------------------------------------
+
+MODULE = '''
+import sparsetir
+
+WIDTH = 4
+
+
+@sparsetir.template
+def of_width(cfg, sch):
+    *_, k = sch.get_loops(sch.get_sblock("spmm"))
+    outer, lanes = cfg.define_split("tile", k, candidates=[(None, WIDTH), (None, 2 * WIDTH)]).apply(sch, k)
+    sch.vectorize(lanes)
+'''
+
+
+@pytest.fixture
+def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module with a template that another process can import."""
+    (tmp_path / "templates_of_a_test.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("templates_of_a_test")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # is forgotten with the test
+    return module
+
+
+def first_lane(template: Template) -> Any:
+    """Where candidates of a template run if workers are wanted."""
+    found = crew.crew_of(Lab(ops.spmm(), arguments(), None, template), isolate=True)
+    found.close()
+    return found.lanes[0]
+
+
+def test_workers_turn_the_knobs(imported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(ops.spmm(), arguments(), None, imported.of_width)
+    workers = crew.crew_of(lab, [BLOCKS], isolate=True)
+    assert isinstance(workers.lanes[0], crew.Worker)
+    assert workers.values(None) == lab.prepare(None).values == {"tile": ((None, 4), (None, 8))}
+    assert workers.values(BLOCKS) is None
+    assert "spmm_bsr" in workers.refused[BLOCKS]
+    right, wrong = (Candidate(Config.of({"tile": tile})) for tile in ((None, 8), (2, 4)))
+    found = dict(workers.measure([right, wrong]))
+    assert found[right].seconds
+    assert "which makes 8 steps; the loop has 16" in (found[wrong].error or "")
+    workers.close()
+
+    monkeypatch.setattr(imported, "WIDTH", 8)  # another template than the one that a worker would import
+    assert isinstance(first_lane(imported.of_width.with_values()), crew.Here)
+
+
+def test_templates_that_a_worker_cannot_import_stay_here(imported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(first_lane(make(4)), crew.Here)
+    folder = str(Path(imported.__file__).parent)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != folder])
+    assert pickle.loads(pickle.dumps(imported.of_width)).function is imported.of_width.function
+    assert isinstance(first_lane(imported.of_width), crew.Here)
+
+
+def test_a_search_that_begins_where_a_template_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(crew.WORKER, "1")
+    with pytest.raises(TuningError, match="imported the module of a template.*below if __name__"):
+        tune_sparse(ops.spmm(), arguments(), schedule=tiled, max_trials=2)
+
+
+def test_without_trials(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"schedule": tiled, "max_trials": 0, "database": tmp_path / "tuning.jsonl"}
+    result = tune_sparse(ops.spmm(), arguments(), **how)
+    assert (result.best, result.schedule, len(result.history)) == (result.untuned, None, 1)
+    assert not result.is_guess
+    session = tune.Session(ops.spmm(), arguments(), None, template=tiled)
+    assert session.search(0).prior is None
+    best = Record(Config.of({"tile": (2, 8), "chunks": 2}), fixed=session.fixed, seconds=1e-9)
+    database = Database(how["database"])
+    database.append(session.key, best)
+    database.close()
+    known = tune_sparse(ops.spmm(), arguments(), **how)
+    assert known.best.choices == best.choices
+    assert "T.vectorized(8)" in known.kernel.script(stage=3)
+    assert re.search(r"best +as it is +2 +\(2, 8\)", known.report())
+
+
+def test_a_search_begins_with_what_suited_a_similar_matrix(tmp_path: Path) -> None:
+    inputs, path = arguments(), tmp_path / "tuning.jsonl"
+    tune_sparse(ops.spmm(), inputs, schedule=tiled, max_trials=4, database=path, progress=False)
+    inputs["A"] = sp.random_array((60, 50), density=0.1, format="csr", dtype="float32", rng=np.random.default_rng(1))
+    session = tune.Session(ops.spmm(), inputs, None, template=tiled)
+    hinted = session.search(0, records=Database(path)).hints
+    assert hinted
+    assert all(candidate in session.space for candidate in hinted)
+    other = tune.Session(ops.spmm(), inputs, None, template=tiled.with_values(chunks=2))
+    assert not other.search(0, records=Database(path)).hints
+
+
 # --- the same search, on made-up times ------------------------------------------------------------------------
 
 VALUES = {
@@ -506,11 +604,24 @@ def test_knobs_are_numbers_to_the_model() -> None:
 
 def test_a_model_takes_columns_that_came_later() -> None:
     rows = np.arange(12.0).reshape(6, 2)
-    model = CostModel(rows, rows[:, 0] + 1)
+    model = CostModel.fit(rows, rows[:, 0] + 1)
     later = of_width([*rows, [0.0], [0.0, 0.0, 7.0]], 3)
     assert later.shape == (8, 3)
     assert np.isnan(later[6, 1])
     np.testing.assert_array_equal(model.predict(later)[:6], model.predict(rows))
+
+
+def test_columns_are_added_as_formats_bring_knobs() -> None:
+    encoding = Encoding({"nnz": 3.0}, None, features.Stored(9, 90), features.Operands(64, 900, 900, 4, 2), VALUES.get)
+    own, blocks = new_space().first()
+    (before,) = encoding.rows([own])
+    assert encoding.names == list(encoding.named(own))
+    rows = encoding.rows([blocks, own])
+    assert encoding.names[len(before) :] == ["knob rows"]
+    assert list(np.isnan(rows[:, -1])) == [False, True]
+    np.testing.assert_array_equal(rows[1, :-1], before)
+    assert np.isnan(rows[0, encoding.names.index("knob unroll")])
+    assert encoding.named(blocks)["knob rows"] == 1.0
 
 
 @pytest.fixture(scope="module")
@@ -544,3 +655,9 @@ def test_recorded_knobs_are_searched_without_running(recorded: Path) -> None:
     found = replay.compare([case], ["evolution", "random"], (4, 48), seeds=2)
     assert found["evolution"][1][0] >= found["random"][1][0]
     assert found["evolution"][1][0] > 0.9
+
+
+def test_a_recorded_search_of_one_format() -> None:
+    blocks = [c for c in new_space() if c.format]
+    case = Case("blocks", {c: seconds_of(c) for c in blocks}, {c: np.zeros(1, np.float32) for c in blocks})
+    assert replay.replayed(case, "evolution", 0, len(blocks))[-1] == 1.0

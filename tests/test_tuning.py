@@ -28,12 +28,25 @@ from sparsetir.interop import CooTensor
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
 from sparsetir.schedules.choices import LANES
-from sparsetir.tuning import Database, Key, Record, TuneResult, autotune, features, replay, space, tune, tune_sparse
+from sparsetir.tuning import (
+    Database,
+    Key,
+    Record,
+    TuneResult,
+    autotune,
+    crew,
+    features,
+    replay,
+    space,
+    tune,
+    tune_sparse,
+)
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import fingerprint
 from sparsetir.tuning.features import Operands, Stored
 from sparsetir.tuning.forms import Form
-from sparsetir.tuning.measure import Measurement, Measurer
+from sparsetir.tuning.lab import Lab
+from sparsetir.tuning.measure import Measurement
 from sparsetir.tuning.operands import make_case
 from sparsetir.tuning.progress import Progress
 from sparsetir.tuning.reference import Reference, recognise
@@ -293,7 +306,7 @@ def test_features_have_the_same_names_for_every_candidate() -> None:
     inputs = arguments()
     session = tune.Session(ops.spmm(), inputs, None)
     candidates = [*islice(session.space.first(), 6)]
-    assert session.rows(candidates).shape == (6, len(session.feature_names))
+    assert session.encoding.rows(candidates).shape == (6, len(session.encoding.names))
     assert len({c.format for c in candidates}) > 1
 
 
@@ -485,6 +498,7 @@ def test_a_lucky_winner_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None
         seen.append(len(cases))
         return {name: (1.0 if name is None else 0.5 if len(seen) == 1 else 1.5) for name in cases}
 
+    monkeypatch.setattr(crew, "duel", lucky_once)
     monkeypatch.setattr(tune, "duel", lucky_once)
     result = tune_sparse(ops.spmm(), arguments(), max_trials=4, progress=False)
     assert seen == [4, 2]
@@ -500,22 +514,23 @@ def test_the_speedup_is_that_of_the_confirmation(monkeypatch: pytest.MonkeyPatch
         seen.append(len(cases))
         return {name: (1.0 if name is None else 0.25 if len(seen) == 1 else 0.5) for name in cases}
 
+    monkeypatch.setattr(crew, "duel", shrinking)
     monkeypatch.setattr(tune, "duel", shrinking)
     assert tune_sparse(ops.spmm(), arguments(), max_trials=4, progress=False).speedup == 2.0
 
 
 def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    measured, seen = Measurer.measured, []
+    timed, seen = Lab.time, []
 
-    def stop_at_fourth(self: Measurer, call: Any, format: Any = None) -> Measurement:
-        seen.append(call)
+    def stop_at_fourth(self: Lab, candidate: Candidate | None, best: float = 0.0) -> Measurement:
+        seen.append(candidate)
         if len(seen) == 4:
             raise KeyboardInterrupt
-        return measured(self, call, format)
+        return timed(self, candidate, best)
 
-    monkeypatch.setattr(Measurer, "measured", stop_at_fourth)
+    monkeypatch.setattr(Lab, "time", stop_at_fourth)
     path, inputs = tmp_path / "tuning.jsonl", arguments()
-    result = tune_sparse(ops.spmm(), inputs, max_trials=30, database=path, progress=False)
+    result = tune_sparse(ops.spmm(), inputs, max_trials=30, database=path, isolate=False, progress=False)
     assert result.interrupted
     assert len(result.history) == len(path.read_text().splitlines()) == 3
     np.testing.assert_allclose(result.kernel(**inputs), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-5)
@@ -524,7 +539,7 @@ def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_time_is_kept() -> None:
     start = time.perf_counter()
-    result = tune_sparse(ops.spmm(), arguments(), max_trials=10_000, max_seconds=2.0, progress=False)
+    result = tune_sparse(ops.spmm(), arguments(), max_trials=10_000, max_seconds=2.0, isolate=False, progress=False)
     assert 1.0 < time.perf_counter() - start < 10.0
     assert 2 <= len(result.history) < 1000
 
@@ -564,9 +579,14 @@ def add_product(
         C[i] = C[i] + T.float32(2) * A[i, j] * B[j]
 
 
-def test_a_program_of_ones_own_that_updates() -> None:
+def updating() -> dict[str, Any]:
     A = matrix()
-    inputs = {"A": A, "B": np.ones(A.shape[1], "float32"), "C": np.ones(A.shape[0], "float32")}
+    return {"A": A, "B": np.ones(A.shape[1], "float32"), "C": np.ones(A.shape[0], "float32")}
+
+
+def test_a_program_of_ones_own_that_updates() -> None:
+    inputs = updating()
+    A = inputs["A"]
     result = tune_sparse(add_product, inputs, max_trials=3, progress=False)
     assert result.checked_against == "the untuned kernel"
     assert result.flops is None
@@ -696,13 +716,29 @@ def test_integers_must_be_equal() -> None:
 def test_the_progress_line() -> None:
     stream = io.StringIO()
     with Progress(10, shown=True, flops=2_000_000, stream=stream) as bar:
-        bar.update(10, 1e-3)
+        bar.update(10, Record(Choices(), seconds=2e-3, predicted=3e-3, best=1e-3))
     assert "10/10  best 1 ms  2.0 GFLOP/s" in stream.getvalue()
     assert stream.getvalue().endswith("\n")
     silent = io.StringIO()
     with Progress(10, stream=silent) as bar:
-        bar.update(10, 1e-3)
+        bar.update(10, Record(Choices(), seconds=2e-3, predicted=3e-3, best=1e-3))
     assert silent.getvalue() == ""
+
+
+def test_other_libraries_are_timed_beside_the_result() -> None:
+    result = tune_sparse(ops.spmm(), arguments(), max_trials=2, against=["scipy"], progress=False)
+    assert result.peers["scipy"] > 0
+    assert "scipy: " in result.report()
+    with pytest.raises(ArgumentError, match="expected one of scipy"):
+        result.break_even_with("mkl")
+    slow, fast = replace(result.best, conversion=1.0, seconds=2.0), replace(result.best, conversion=0.0, seconds=1.0)
+    assert replace(result, best=slow, peers={"scipy": 4.0}).break_even_with("scipy") == 0.5
+    assert replace(result, best=slow, peers={"scipy": 1.0}).break_even_with("scipy") is None
+    assert replace(result, best=fast, peers={"scipy": 4.0}).break_even_with("scipy") == 0.0
+    with pytest.raises(ArgumentError, match="spmm is timed against"):
+        tune_sparse(ops.spmm(), arguments(), max_trials=2, against=["dgl"], progress=False)
+    with pytest.raises(ArgumentError, match="no program of"):
+        tune_sparse(add_product, updating(), max_trials=2, against=["scipy"], progress=False)
 
 
 # --- a list of one's own --------------------------------------------------------------------------------------

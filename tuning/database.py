@@ -164,7 +164,7 @@ class Database:
         """Records of `key` in the order of the file; of several for one candidate the first."""
         wanted = json.loads(json.dumps(asdict(key)))
         found: dict[Any, Record] = {}
-        for line in self._lines():
+        for line in self._lines(key.pattern.encode()):
             if line.get("format") != FORMAT or any(line.get(name) != value for name, value in wanted.items()):
                 continue
             record = _record(line)
@@ -172,18 +172,28 @@ class Database:
                 found.setdefault((record.choices, record.stored_as, bool(record.fixed)), record)
         return list(found.values())
 
+    def of_program(self, program: str) -> Iterator[tuple[Key, Record, dict[str, Any]]]:
+        """`everything` of a program, by the hash of its text."""
+        return self._read(program.encode())
+
     def everything(self) -> Iterator[tuple[Key, Record, dict[str, Any]]]:
         """Every record with its key, and its line with whatever else was noted."""
-        for line in self._lines():
+        return self._read(b"")
+
+    def _read(self, text: bytes) -> Iterator[tuple[Key, Record, dict[str, Any]]]:
+        for line in self._lines(text):
             record = _record(line) if line.get("format") == FORMAT else None
             if record is not None and all(name in line for name in KEYS):
                 yield Key(**{name: line[name] for name in KEYS}), record, line
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
+    def _lines(self, text: bytes = b"") -> Iterator[dict[str, Any]]:
+        """The objects of the file whose lines contain a text."""
         if self.path is None or not self.path.exists():
             return
         with self.path.open("rb") as stream:
             for raw in stream:
+                if text not in raw:
+                    continue
                 try:
                     line = json.loads(raw)
                 except ValueError:

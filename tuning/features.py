@@ -22,7 +22,10 @@ from sparsetir.tuning.candidate import Candidate
 
 GRID = 8  # cells of the density image in each direction
 BINS = 12  # of the histogram of row lengths
-KINDS = ("", "bsr", "blocks", "buckets", "hyb", "columns", "rows", "sell", "ell", "ell_rest", "dia", "csf")
+KINDS = (
+    *("", "bsr", "dbsr", "blocks", "row_groups", "sr_bcrs", "buckets", "hyb", "columns", "rows", "sell", "ell"),
+    *("ell_rest", "padded_csr", "nm", "dense_rows", "dense_columns", "dia", "dia_rest", "band", "csf"),
+)
 
 
 @dataclass(frozen=True)
@@ -51,18 +54,30 @@ class Stored:
 
 @dataclass(frozen=True)
 class Operands:
-    """Sizes of a call: length of a dense row, bytes of what is gathered and of the results, and threads."""
+    """Sizes of a call.
+
+    Parameters
+    ----------
+    feat : int
+        Length of a dense row of the result.
+    gathered, result : int
+        Bytes of what is gathered and of the results.
+    itemsize, threads : int
+    width : int
+        Length of a gathered row; 0 if it is that of the result.
+    """
 
     feat: int
     gathered: int
     result: int
     itemsize: int
     threads: int
+    width: int = 0
 
 
 def log(value: float) -> float:
     """On a logarithmic scale, 0 for nothing."""
-    return float(np.log2(1.0 + max(value, 0.0)))
+    return math.log2(1.0 + max(value, 0.0))
 
 
 def of_pattern(pattern: Pattern | None) -> dict[str, float]:
@@ -117,7 +132,8 @@ def of_candidate(
     kinds = {f"is_{kind or 'own'}": float(name == kind) for kind in KINDS}
     choices = candidate.choices
     facts = {"padding": stored.values / max(nnz, 1), "bytes": log(stored.bytes), "pieces": float(stored.pieces)}
-    facts |= {"block_rows": float(stored.rows), "feat": log(operands.feat), "threads": float(operands.threads)}
+    facts |= {"block_rows": float(stored.rows), "threads": float(operands.threads)}
+    facts |= {"feat": log(operands.feat), "width": log(operands.width or operands.feat)}
     if isinstance(choices, Config):
         return {**kinds, **of_knobs(choices, values or {}), **facts}
     chosen = {name: log(value) for name, value in choices.as_dict().items()}
@@ -150,15 +166,16 @@ def _is_number(part: Any) -> bool:
 
 def _analytic(choices: Choices, stored: Stored, operands: Operands) -> dict[str, float]:
     """Bytes that move, and what they mean for the caches."""
-    row = operands.feat * operands.itemsize
-    tiles = -(-operands.feat // max(choices.tile, 1))
-    panels = -(-operands.feat // choices.panel) if choices.panel else 1
+    width = operands.width or operands.feat
+    row = width * operands.itemsize
+    tiles = -(-width // max(choices.tile, 1))
+    panels = -(-width // choices.panel) if choices.panel else 1
     window = operands.gathered // max(panels, 1)
     traffic = stored.values / stored.rows * row
     packed = 2 * operands.gathered if choices.panel else 0
     return {
         "tiles": log(tiles),
-        "tail": operands.feat % max(choices.tile, 1) / max(choices.tile, 1),
+        "tail": width % max(choices.tile, 1) / max(choices.tile, 1),
         "panels": log(panels),
         "window_in_cache": log(window / private_cache()),
         "result_in_cache": log(operands.result / last_cache()),
@@ -166,7 +183,7 @@ def _analytic(choices: Choices, stored: Stored, operands: Operands) -> dict[str,
         "index_bytes": log(stored.bytes * panels),
         "packed_bytes": log(packed),
         "use_of_a_row": log(traffic / max(operands.gathered, 1)),
-        "flops": log(2.0 * stored.values * operands.feat),
+        "flops": log(2.0 * stored.values * width),
         "per_chunk": log(stored.values / max(choices.chunks, 1)),
         "is_serial": float(choices.chunks == 0),
     }

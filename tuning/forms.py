@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -89,12 +89,15 @@ class Ready:
         Those that are compiled in.
     stored : Stored
         How the format stores the argument.
+    calls : dict
+        Of the choices that were compiled.
     """
 
     form: Form
     workload: Workload
     sizes: dict[str, int]
     stored: Stored
+    calls: dict[Choices | Config, Callable[[], Any]] = field(default_factory=dict)
 
     @cached_property
     def values(self) -> Values:
@@ -102,8 +105,10 @@ class Ready:
         return self.form.open_choices(self.workload.feat)
 
     def call(self, choices: Choices | Config) -> Callable[[], Any]:
-        """A call of a candidate's machine code."""
-        return self.workload.call(self.form.compile(choices), self.form.names)
+        """A call of a candidate's machine code, compiled when it is first asked for."""
+        if choices not in self.calls:
+            self.calls[choices] = self.workload.call(self.form.compile(choices), self.form.names)
+        return self.calls[choices]
 
 
 class Forms:
@@ -208,4 +213,4 @@ def own_storage(workload: Workload) -> Stored:
     return Stored(largest.size, largest.nbytes + index)
 
 
-__all__ = ["Form", "Forms", "Ready", "own_storage"]
+__all__ = ["Form", "Forms", "Ready", "own_storage", "with_knobs"]

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile candidates and time them on the arguments of one call, in this process."""
+"""How calls are timed."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from sparsetir.formats.format import Format
-from sparsetir.tuning.candidate import Candidate
-from sparsetir.tuning.forms import Forms
-from sparsetir.tuning.reference import Reference
 from sparsetir.tuning.workload import Call
+
+Fastest = Callable[[float], float]
 
 BURST_SECONDS = 0.015
 # Two calls of a candidate this many times slower than the best are enough.
@@ -45,6 +43,11 @@ def burst(call: Call, seconds: float, *, hopeless: float = float("inf")) -> list
     return samples
 
 
+def fastest(call: Call, seconds: float) -> float:
+    """The fastest call of a burst."""
+    return min(burst(call, seconds))
+
+
 def summary(samples: list[float]) -> Measurement:
     """The fastest call, the median, and how far the quartiles are apart."""
     ordered = sorted(samples)
@@ -52,22 +55,29 @@ def summary(samples: list[float]) -> Measurement:
     return Measurement(ordered[0], middle, (ordered[3 * count // 4] - ordered[count // 4]) / middle)
 
 
-def duel(cases: Mapping[Any, Call], *, seconds: float = 0.02) -> dict[Any, float]:
+def duel(cases: Mapping[Any, Fastest], *, seconds: float = 0.02) -> dict[Any, float]:
     """Time near ties: all in turn, several rounds (fewer of slow calls), so that a busy machine favours none.
+
+    Parameters
+    ----------
+    cases : mapping of callable
+        Each takes how long to call, and returns the seconds of its fastest call.
+    seconds : float
+        Of a turn.
 
     Returns
     -------
     dict of float
         For each case its fastest call.
     """
-    fastest: dict[Any, float] = dict.fromkeys(cases, float("inf"))
+    best: dict[Any, float] = dict.fromkeys(cases, float("inf"))
     end = time.perf_counter() + DUEL_SECONDS
     for turn in range(ROUNDS):
         if turn >= FEWEST_ROUNDS and time.perf_counter() > end:
             break
-        for name, call in cases.items():
-            fastest[name] = min(fastest[name], *burst(call, seconds))
-    return fastest
+        for name, run in cases.items():
+            best[name] = min(best[name], run(seconds))
+    return best
 
 
 def reason(error: BaseException) -> str:
@@ -76,43 +86,4 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1]}"[:300]
 
 
-class Measurer:
-    """Measures candidates of a program.
-
-    Parameters
-    ----------
-    forms : Forms
-        Of the program on the arguments of one call.
-    reference : Reference
-        What a candidate must compute.
-    """
-
-    def __init__(self, forms: Forms, reference: Reference) -> None:
-        self.forms, self.reference = forms, reference
-        self.best = float("inf")
-
-    def __call__(self, batch: list[Candidate]) -> Iterator[tuple[Candidate, Measurement]]:
-        """Compile, check and time candidates one after another: LLVM allows no two compilations at a time."""
-        for candidate in batch:
-            call = self.call(candidate)
-            yield candidate, call if isinstance(call, Measurement) else self.measured(call, candidate.format)
-
-    def call(self, candidate: Candidate) -> Call | Measurement:
-        """A call of a candidate, or why there is none."""
-        # Whatever a candidate does wrong costs that candidate, not the search.
-        try:
-            return self.forms(candidate.format).call(candidate.choices)
-        except Exception as error:
-            return Measurement(error=reason(error))
-
-    def measured(self, call: Call, format: Format | None = None) -> Measurement:
-        """Check what a candidate computes, then time it."""
-        try:
-            wrong = self.reference.disagreement(self.forms(format).workload.fresh(call))
-            if wrong is not None:
-                return Measurement(error=f"wrong result: {wrong}")
-            samples = burst(call, BURST_SECONDS, hopeless=HOPELESS * self.best)
-        except Exception as error:
-            return Measurement(error=reason(error))
-        self.best = min(self.best, *samples)
-        return summary(samples)
+__all__ = ["Measurement", "burst", "duel", "fastest", "reason", "summary"]

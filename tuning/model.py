@@ -1,17 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost model: gradient-boosted trees from features to the logarithm of the time."""
+"""Cost models: from features to scores, higher for faster.
+
+`CostModel` is gradient-boosted trees, fitted to times or to the order of times within each case. `AnalyticModel` and
+`RandomModel` are what it is compared with.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
+import sparsetir
+from sparsetir.errors import ArgumentError, TuningError
+
+FORMAT = 1
 ROUNDS = 60
 # One thread: the result does not depend on the machine, and a fit on some hundred rows takes milliseconds.
-SETTINGS = {
-    "objective": "reg:squarederror",
+SETTINGS: dict[str, Any] = {
     "max_depth": 5,
     "eta": 0.2,
     "min_child_weight": 1,
@@ -19,44 +31,179 @@ SETTINGS = {
     "nthread": 1,
     "verbosity": 0,
 }
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "regression": {"objective": "reg:squarederror"},
+    "rank": {"objective": "rank:pairwise", "lambdarank_pair_method": "mean", "lambdarank_num_pair_per_sample": 4},
+}
 # A failed candidate is taught as this many times slower than the slowest that ran.
 FAILED = 2.0
 
 
+class Model(Protocol):
+    """Anything that ranks candidates."""
+
+    def predict(self, features: np.ndarray) -> np.ndarray:
+        """Scores, higher for faster."""
+
+
+def labels_of(seconds: np.ndarray, cases: np.ndarray) -> np.ndarray:
+    """How much faster than its case's mean each trial is, on a logarithmic scale."""
+    labels = np.empty(len(seconds))
+    for case in np.unique(cases):
+        at = cases == case
+        finite = seconds[at][np.isfinite(seconds[at])]
+        worst = FAILED * finite.max() if finite.size else 1.0
+        logs = np.log(np.where(np.isfinite(seconds[at]), seconds[at], worst))
+        labels[at] = logs.mean() - logs
+    return labels
+
+
+@dataclass(frozen=True, eq=False)
 class CostModel:
-    """Predicts how fast candidates are.
+    """Gradient-boosted trees that predict how fast candidates are.
 
     Parameters
     ----------
-    features : ndarray, shape (trials, features)
-    seconds : ndarray, shape (trials,)
-        Measured times; infinite for candidates that failed. At least one is finite.
-    seed : int
+    booster : xgboost.Booster
+    names : sequence of str
+        Of the features, in the order of the columns; empty if nobody needs them.
+    objective : str
+        A key of `OBJECTIVES`.
+    scale : float
+        From the trees' numbers to logarithms of times.
+    about : dict
+        What it was trained on, for the saved file.
     """
 
-    def __init__(self, features: np.ndarray, seconds: np.ndarray, *, seed: int = 0) -> None:
+    booster: Any
+    names: Sequence[str] = ()
+    objective: str = "regression"
+    scale: float = 1.0
+    about: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def fit(
+        cls,
+        features: np.ndarray,
+        seconds: np.ndarray,
+        *,
+        cases: np.ndarray | None = None,
+        prior: np.ndarray | None = None,
+        names: Sequence[str] = (),
+        objective: str = "regression",
+        rounds: int = ROUNDS,
+        seed: int = 0,
+        **settings: Any,
+    ) -> CostModel:
+        """Train a model.
+
+        Parameters
+        ----------
+        features : ndarray, shape (trials, features)
+            NaN where a number is not known.
+        seconds : ndarray, shape (trials,)
+            Measured times; infinite for candidates that failed. At least one is finite.
+        cases : ndarray of int, shape (trials,), optional
+            Which trials belong together: times of different cases are not compared. By default one case.
+        prior : ndarray, shape (trials,), optional
+            Scores of another model; this one learns what is to be added to them. Only with regression.
+        names : sequence of str, optional
+        objective : {"regression", "rank"}
+            Squared error of logarithms of times relative to their case, or the share of pairs of a case in the right
+            order.
+        rounds : int
+            Trees.
+        seed : int
+        **settings
+            Of xgboost, instead of `SETTINGS`.
+
+        Raises
+        ------
+        ArgumentError
+            There is no such objective.
+        """
         import xgboost
 
-        self._xgboost: Any = xgboost
-        self._width = features.shape[1]
-        finite = seconds[np.isfinite(seconds)]
-        known = np.where(np.isfinite(seconds), seconds, FAILED * finite.max())
-        labels = -np.log(known / finite.min())
-        data = xgboost.DMatrix(features, label=labels, nthread=1)
-        self._booster = xgboost.train({**SETTINGS, "seed": seed}, data, num_boost_round=ROUNDS)
+        if objective not in OBJECTIVES:
+            raise ArgumentError(f"expected one of the objectives {', '.join(OBJECTIVES)}; found {objective!r}")
+        cases = np.zeros(len(seconds), np.int64) if cases is None else cases
+        order = np.argsort(cases, kind="stable")
+        features, seconds, cases = features[order], seconds[order], cases[order]
+        labels = labels_of(seconds, cases)
+        if prior is not None:
+            labels -= centred(prior[order], cases)
+        data = xgboost.DMatrix(features, label=_targets(labels, cases, objective), nthread=1)
+        if objective == "rank":
+            data.set_group(np.unique(cases, return_counts=True)[1])
+        chosen = {**SETTINGS, **OBJECTIVES[objective], **settings, "seed": seed}
+        booster = xgboost.train(chosen, data, num_boost_round=rounds)
+        scale = 1.0
+        if objective == "rank":
+            found = centred(booster.predict(data), cases)
+            scale = float(found @ labels / max(found @ found, 1e-12))
+        return cls(booster, tuple(names), objective, scale)
 
     def predict(self, features: np.ndarray) -> np.ndarray:
         """Scores, higher for faster; differences are ratios of times on a logarithmic scale."""
-        known = of_width(features, self._width)
-        scores: np.ndarray = self._booster.predict(self._xgboost.DMatrix(known, nthread=1))
-        return scores
+        import xgboost
 
-    def importance(self, names: Sequence[str]) -> dict[str, float]:
+        known = of_width(features, self.booster.num_features())
+        scores: np.ndarray = self.booster.predict(xgboost.DMatrix(known, nthread=1))
+        return self.scale * scores
+
+    def importance(self, names: Sequence[str] = ()) -> dict[str, float]:
         """Each feature's share of what the trees gain, the most important first; those not used are left out."""
-        gains = self._booster.get_score(importance_type="total_gain")
+        names = names or self.names
+        gains = self.booster.get_score(importance_type="total_gain")
         total = sum(gains.values()) or 1.0
         found = {names[int(key[1:])]: float(value) / total for key, value in gains.items()}
         return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    # ------------------------------------------------------------------ files
+
+    def save(self, path: Path) -> None:
+        """Write the model as JSON; the trees are compressed in it."""
+        trees = base64.b64encode(zlib.compress(bytes(self.booster.save_raw("ubj")), 9)).decode()
+        shares = {name: round(share, 5) for name, share in self.importance().items()}
+        facts = {"format": FORMAT, "sparsetir": sparsetir.__version__, "objective": self.objective}
+        facts |= {"scale": self.scale, "about": self.about, "importance": shares, "names": list(self.names)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**facts, "trees": trees}, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path, *, names: Sequence[str] | None = None) -> CostModel:
+        """Read a saved model.
+
+        Parameters
+        ----------
+        path : Path
+        names : sequence of str, optional
+            Names of features that it must have been trained on.
+
+        Raises
+        ------
+        TuningError
+            The file is none of a model or of another version, or the model was trained on other features.
+        """
+        import xgboost
+
+        expected = f"expected a cost model of format {FORMAT} in {path}"
+        try:
+            facts = json.loads(Path(path).read_text(encoding="utf-8"))
+            version = facts["format"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise TuningError(f"{expected}; found {type(error).__name__}: {error}") from error
+        if version != FORMAT:
+            raise TuningError(f"{expected}; found format {version!r}")
+        if names is not None and list(names) != facts.get("names"):
+            raise TuningError(f"{path} was trained on other features: {difference(facts.get('names', []), names)}")
+        try:
+            booster = xgboost.Booster({"nthread": 1})
+            booster.load_model(bytearray(zlib.decompress(base64.b64decode(facts["trees"]))))
+            found = cls(booster, tuple(facts["names"]), facts["objective"], float(facts["scale"]), facts["about"])
+        except (KeyError, TypeError, ValueError, zlib.error, xgboost.core.XGBoostError) as error:
+            raise TuningError(f"{expected}; found {type(error).__name__}: {error}") from error
+        return found
 
 
 def of_width(rows: Sequence[np.ndarray] | np.ndarray, width: int) -> np.ndarray:
@@ -64,7 +211,69 @@ def of_width(rows: Sequence[np.ndarray] | np.ndarray, width: int) -> np.ndarray:
 
     Columns are added during a search where a format has knobs that those before it had not.
     """
+    if isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.shape[1] == width:
+        return rows
     found = np.full((len(rows), width), np.nan, np.float32)
     for place, row in zip(found, rows, strict=True):
         place[: len(row)] = row[:width]
     return found
+
+
+def difference(held: Sequence[str], wanted: Sequence[str]) -> str:
+    """How two lists of names differ, in words."""
+    more, fewer = sorted(set(held) - set(wanted)), sorted(set(wanted) - set(held))
+    parts = [f"it does not know {', '.join(fewer[:5])}"] if fewer else []
+    parts += [f"it wants {', '.join(more[:5])}"] if more else []
+    return " and ".join(parts) or "they come in another order"
+
+
+def centred(numbers: np.ndarray, cases: np.ndarray) -> np.ndarray:
+    """Numbers without the mean of their case."""
+    _, place, counts = np.unique(cases, return_inverse=True, return_counts=True)
+    return numbers - (np.bincount(place, weights=numbers) / counts)[place]
+
+
+def _targets(labels: np.ndarray, cases: np.ndarray, objective: str) -> np.ndarray:
+    """What xgboost is given: ranks must not be negative."""
+    if objective != "rank":
+        return labels
+    _, place = np.unique(cases, return_inverse=True)
+    least = np.full(place.max(initial=0) + 1, np.inf)
+    np.minimum.at(least, place, labels)
+    return labels - least[place]
+
+
+class RandomModel:
+    """Scores drawn at random.
+
+    Parameters
+    ----------
+    seed : int
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def predict(self, features: np.ndarray) -> np.ndarray:
+        """A number for each candidate."""
+        return self.rng.random(len(features))
+
+
+class AnalyticModel:
+    """The time below which a kernel cannot come, by the sizes of its loops: see `sparsetir.tuning.analytic`.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of the features.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.at = list(names).index("roofline")
+
+    def predict(self, features: np.ndarray) -> np.ndarray:
+        """Scores, higher for faster."""
+        return -np.log(2.0) * features[:, self.at]
+
+
+__all__ = ["OBJECTIVES", "AnalyticModel", "CostModel", "Model", "RandomModel", "centred", "labels_of", "of_width"]

@@ -8,6 +8,8 @@ import time
 from types import TracebackType
 from typing import TextIO
 
+from sparsetir.tuning.database import Record
+
 WIDTH = 24
 INTERVAL = 0.1
 
@@ -54,23 +56,25 @@ class Progress:
             self.stream.write("\n")
             self.stream.flush()
 
-    def update(self, trials: int, best: float | None, *, reused: int = 0) -> None:
-        """Show the state after `trials` trials, of which `reused` were not measured now."""
+    def update(self, trials: int, last: Record, *, reused: int = 0) -> None:
+        """Show the state after `trials` trials, the last one given, of which `reused` were not measured now."""
         now = time.perf_counter()
         if not self.shown or (now - self.last < INTERVAL and trials < self.total):
             return
         self.last = now
-        text = self.text(trials, best, reused, now - self.start)
+        text = self.text(trials, last, reused, now - self.start)
         self.stream.write("\r" + text.ljust(self.length))
         self.stream.flush()
         self.length = len(text)
 
-    def text(self, trials: int, best: float | None, reused: int, elapsed: float) -> str:
+    def text(self, trials: int, last: Record, reused: int, elapsed: float) -> str:
         """The line."""
         done = max(trials / self.total, elapsed / self.seconds if self.seconds else 0.0)
         full = round(WIDTH * min(1.0, done))
         parts = [f"tuning [{'#' * full}{'.' * (WIDTH - full)}] {trials}/{self.total}"]
-        if best is not None:
-            parts.append(f"best {best * 1e3:.4g} ms")
-            parts += [f"{self.flops / best / 1e9:.1f} GFLOP/s"] if self.flops else []
+        if last.best is not None:
+            parts.append(f"best {last.best * 1e3:.4g} ms")
+            parts += [f"{self.flops / last.best / 1e9:.1f} GFLOP/s"] if self.flops else []
+        if last.predicted is not None and last.seconds is not None:
+            parts.append(f"predicted {last.predicted * 1e3:.4g}, measured {last.seconds * 1e3:.4g}")
         return "  ".join([*parts, f"{(trials - reused) / max(elapsed, 1e-9):.1f} trials/s"])

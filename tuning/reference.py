@@ -87,11 +87,12 @@ def differs(found: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> np.
 class KnownOp:
     """A ready program: how to compute it with scipy, and its floating-point operations.
 
-    ``compute`` takes the named arguments and returns the output's elements in order, or None if the arguments
-    are not of classes that scipy takes.
+    ``operands`` are the arguments in the order of the formula. ``compute`` takes the named arguments and returns the
+    output's elements in order, or None if the arguments are not of classes that scipy takes.
     """
 
     name: str
+    operands: tuple[str, ...]
     compute: Callable[[Mapping[str, Any]], np.ndarray | None]
     flops: Callable[[Mapping[str, int]], int]
 
@@ -147,10 +148,10 @@ def _stored(sizes: Mapping[str, int]) -> int:
 
 
 OPS = {
-    "spmm": (_spmm, lambda s: 2 * _stored(s) * s["feat"]),
-    "spmv": (_spmv, lambda s: 2 * s["nnz"]),
-    "sddmm": (_sddmm, lambda s: (2 * s["feat"] + 1) * s["nnz"]),
-    "mttkrp": (_mttkrp, lambda s: 3 * s["rank"] * s["nnz"]),
+    "spmm": (("A", "B"), _spmm, lambda s: 2 * _stored(s) * s["feat"]),
+    "spmv": (("A", "x"), _spmv, lambda s: 2 * s["nnz"]),
+    "sddmm": (("S", "X", "Y"), _sddmm, lambda s: (2 * s["feat"] + 1) * s["nnz"]),
+    "mttkrp": (("T", "B", "C"), _mttkrp, lambda s: 3 * s["rank"] * s["nnz"]),
 }
 
 
@@ -183,4 +184,4 @@ def _block_op(func: tirx.PrimFunc, sparse: Any) -> KnownOp | None:
     if not tvm_ffi.structural_equal(func, ready.with_attr("global_symbol", str(func.attrs["global_symbol"]))):
         return None
     cells = int(edge) ** 2
-    return KnownOp("spmm", _spmm, lambda s: 2 * cells * s["nnzb"] * s["feat"])
+    return KnownOp("spmm", ("A", "B"), _spmm, lambda s: 2 * cells * s["nnzb"] * s["feat"])

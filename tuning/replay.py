@@ -9,48 +9,24 @@ space.jsonl` prints how near to the best of each case the strategies come after 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sparsetir.bench.report import markdown
-from sparsetir.errors import TuningError
 from sparsetir.formats.format import Format
 from sparsetir.schedules import Config
 from sparsetir.tuning.candidate import Candidate
-from sparsetir.tuning.database import Database
+from sparsetir.tuning.cases import Case, load
+from sparsetir.tuning.model import Model
 from sparsetir.tuning.search import STRATEGIES, Search
 from sparsetir.tuning.space import Space, Values
 
-LEAST = 8  # trials of a case
 BUDGETS, SEEDS = (1, 5, 16, 64), 5
 
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    """The recorded trials of one key.
-
-    Parameters
-    ----------
-    name : str
-    seconds : mapping of Candidate to float
-        Infinite for those that failed.
-    features : mapping of Candidate to ndarray
-        What the cost model saw.
-    """
-
-    name: str
-    seconds: Mapping[Candidate, float]
-    features: Mapping[Candidate, np.ndarray]
-
-    @property
-    def best(self) -> float:
-        """The fastest of all."""
-        return min(self.seconds.values())
+Priors = Callable[[Case], "Model | None"]
 
 
 class Recorded(Space):
@@ -69,9 +45,11 @@ class Recorded(Space):
         texts = [str(part) for part in candidate.key]
         return [*texts, *[""] * (self.width - len(texts))]
 
-    def _open(self, format: Format | None) -> Values:
+    def _open(self, format: Format | None) -> Values | None:
         """The values that the recorded candidates of a format have."""
         held = [c.choices.as_dict() for c in self.listed if c.format == format]
+        if not held:
+            return None
         found = {name: list(dict.fromkeys(chosen[name] for chosen in held)) for name in held[0]}
         if isinstance(self.base, Config):  # as they are: a split has no order, and a Config holds all of its knobs
             return {name: tuple(values) for name, values in found.items()}
@@ -98,8 +76,16 @@ class Recorded(Space):
         among = [c for c in self.listed if c.format in formats] if formats else self.listed
         return among[int(rng.integers(len(among)))]
 
-    def mutate(self, candidate: Candidate, rng: np.random.Generator) -> Candidate:
-        return self.nearest(super().mutate(candidate, rng))
+    def outline(self, rng: np.random.Generator, count: int) -> Iterator[Candidate]:
+        return iter(self.listed)
+
+    def settle(self, candidate: Candidate) -> Candidate | None:
+        return self.nearest(candidate)
+
+    def mutate(
+        self, candidate: Candidate, rng: np.random.Generator, formats: Sequence[Format | None] | None = None
+    ) -> Candidate:
+        return self.nearest(super().mutate(candidate, rng, formats))
 
     def crossover(self, one: Candidate, other: Candidate, rng: np.random.Generator) -> Candidate:
         return self.nearest(super().crossover(one, other, rng))
@@ -108,41 +94,10 @@ class Recorded(Space):
         return [c for c in super().steps(candidate) if c in self.case.seconds]
 
 
-def load(path: Path) -> list[Case]:
-    """The cases of a database, those of at least `LEAST` trials.
-
-    Raises
-    ------
-    TuningError
-        There is none, or the records have no features.
-    """
-    found: dict[str, dict[Candidate, tuple[float, dict[str, float]]]] = {}
-    for key, record, line in Database(path).everything():
-        if "features" in line and record.fixed == line["fixed"]:
-            kind = type(record.choices).__name__  # the untuned kernel is no candidate of a search of knobs
-            name = f"{key.name} {key.program} {key.pattern} {json.dumps(record.fixed)} {kind}"
-            seconds = float("inf") if record.seconds is None else record.seconds
-            found.setdefault(name, {}).setdefault(record.candidate, (seconds, line["features"]))
-    cases = [
-        Case(name, {c: s for c, (s, _) in held.items()}, as_rows({c: named for c, (_, named) in held.items()}))
-        for name, held in found.items()
-        if len(held) >= LEAST and np.isfinite([s for s, _ in held.values()]).any()
-    ]
-    if not cases:
-        raise TuningError(f"expected records of at least {LEAST} trials of one case in {path}; found none")
-    return cases
-
-
-def as_rows(named: Mapping[Candidate, Mapping[str, float]]) -> dict[Candidate, np.ndarray]:
-    """Features as rows of the same columns, not a number where a candidate lacks one."""
-    columns = list(dict.fromkeys(name for found in named.values() for name in found))
-    return {c: np.array([found.get(name, np.nan) for name in columns], np.float32) for c, found in named.items()}
-
-
-def replayed(case: Case, strategy: str, seed: int, trials: int) -> list[float]:
+def replayed(case: Case, strategy: str, seed: int, trials: int, prior: Model | None = None) -> list[float]:
     """The share of the best time that a search has reached after each trial."""
     rows = lambda candidates: np.array([case.features[c] for c in candidates])  # noqa: E731
-    search = Search(Recorded(case), features=rows, strategy=strategy, seed=seed)
+    search = Search(Recorded(case), features=rows, strategy=strategy, seed=seed, prior=prior)
     reached: list[float] = []
     best = float("inf")
     while len(reached) < trials:
@@ -157,11 +112,18 @@ def replayed(case: Case, strategy: str, seed: int, trials: int) -> list[float]:
     return [*reached, *[reached[-1]] * (trials - len(reached))]
 
 
-def compare(cases: Sequence[Case], strategies: Sequence[str], budgets: Sequence[int], seeds: int) -> dict[str, Any]:
-    """For each strategy and budget the geometric mean of the share of the best, and its 5th percentile."""
+def compare(
+    cases: Sequence[Case], strategies: Sequence[str], budgets: Sequence[int], seeds: int, prior: Priors | None = None
+) -> dict[str, Any]:
+    """For each strategy and budget the geometric mean of the share of the best, and its 5th percentile.
+
+    `prior` gives the model that "evolution" begins with, by case.
+    """
     found: dict[str, Any] = {}
     for strategy in strategies:
-        runs = np.array([replayed(case, strategy, seed, max(budgets)) for case in cases for seed in range(seeds)])
+        models = [prior(case) if prior is not None else None for case in cases]
+        both = zip(cases, models, strict=True)
+        runs = np.array([replayed(c, strategy, seed, max(budgets), m) for c, m in both for seed in range(seeds)])
         reached = np.maximum(runs[:, [n - 1 for n in budgets]], 1e-9)
         means = np.exp(np.log(reached).mean(axis=0))
         found[strategy] = list(zip(means.tolist(), np.percentile(reached, 5, axis=0).tolist(), strict=True))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsetir.composed import ComposedKernel
+from sparsetir.errors import ArgumentError
 from sparsetir.kernel import Kernel
 from sparsetir.schedules import Choices, Config, Template
 from sparsetir.tuning.database import Key, Record
@@ -50,6 +51,8 @@ class TuneResult:
         Formats that could not be had, and why.
     importance : dict of str to float
         The features that the cost model used, by their share, the most important first.
+    peers : dict of str to float
+        Seconds of the libraries that were timed beside the kernel.
     template : Template or None
         Whose knobs were searched.
     """
@@ -67,6 +70,7 @@ class TuneResult:
     interrupted: bool = False
     refused: dict[str, str] = field(default_factory=dict, repr=False)
     importance: dict[str, float] = field(default_factory=dict, repr=False)
+    peers: dict[str, float] = field(default_factory=dict, repr=False)
     template: Template | None = field(default=None, repr=False)
 
     @property
@@ -78,8 +82,13 @@ class TuneResult:
 
     @property
     def speedup(self) -> float:
-        """How many times faster than the untuned kernel."""
-        return (self.untuned.seconds or 0.0) / (self.best.seconds or 1.0)
+        """How many times faster than the untuned kernel; of a kernel that was not timed, as the model expects."""
+        return (self.untuned.seconds or 0.0) / (_cost(self.best) or 1.0)
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether the kernel was chosen by the pretrained model and never timed."""
+        return self.best.seconds is None and self.best.predicted is not None
 
     @property
     def measured(self) -> int:
@@ -89,10 +98,20 @@ class TuneResult:
     @property
     def break_even(self) -> float | None:
         """Calls from which on converting has paid, compared with the untuned kernel; None if it never does."""
-        saved = (self.untuned.seconds or 0.0) - (self.best.seconds or 0.0)
-        if not self.best.conversion:
-            return 0.0
-        return self.best.conversion / saved if saved > 0 else None
+        return self._paid(self.untuned.seconds or 0.0)
+
+    def break_even_with(self, peer: str) -> float | None:
+        """The same compared with a library that was timed beside the kernel, whose own preparation is not counted."""
+        if peer not in self.peers:
+            raise ArgumentError(f"expected one of {', '.join(self.peers) or 'no library'}; found {peer!r}")
+        return self._paid(self.peers[peer])
+
+    def _paid(self, other: float) -> float | None:
+        """Calls after which the conversion has paid against something that takes `other` seconds."""
+        saved = other - (_cost(self.best) or 0.0)
+        if saved <= 0:
+            return None if self.best.conversion or saved < 0 else 0.0
+        return self.best.conversion / saved
 
     def gains(self) -> dict[str, float]:
         """What each choice is worth: of all trials, the best time with it left alone over the best time."""
@@ -109,11 +128,12 @@ class TuneResult:
 
     def explain(self) -> str:
         """Why this kernel: the formats that were tried or refused, what the choices are worth, and the loops."""
-        return "\n".join([*self._heading(), "", *self._formats(), "", *self._reasons(), "", *self._loops()])
+        reasons = [*self._reasons(), *self._peers()]
+        return "\n".join([*self._heading(), "", *self._formats(), "", *reasons, "", *self._loops()])
 
     def report(self) -> str:
         """The fastest candidates, the untuned one, and what each choice is worth, as text."""
-        return "\n".join([*self._heading(), "", *self._table(), "", *self._gains()])
+        return "\n".join([*self._heading(), "", *self._table(), "", *self._gains(), *self._peers()])
 
     def plot(self, path: str | Path) -> Path:
         """Draw every trial and the best so far over the time of the search; needs matplotlib."""
@@ -128,10 +148,14 @@ class TuneResult:
         pace = f"{self.seconds:.1f} s, {self.measured / max(self.seconds, 1e-9):.1f} trials/s"
         state = " (interrupted)" if self.interrupted else ""
         how = f", {self.template!r}" if self.template is not None else ""
-        return [
+        lines = [
             f"{self.key.name}: {sizes}, {self.key.dtype}, {self.key.threads} threads{how}",
             f"{counts}; {pace}{state}; results checked against {self.checked_against}",
         ]
+        if self.is_guess:
+            said = f"the pretrained model expects it to be {self.speedup:.2f} times as fast as the untuned kernel"
+            lines.append(f"chosen without timing it: {said}")
+        return lines
 
     def _formats(self) -> list[str]:
         rows = [["format", "ms", "predicted", "conversion ms", "trials"]]
@@ -146,12 +170,24 @@ class TuneResult:
     def _reasons(self) -> list[str]:
         is_tuned = self.best.fixed or self.best.stored_as or isinstance(self.best.choices, Config)
         chosen = self.best.candidate if is_tuned else "the untuned kernel"
-        lines = [f"chosen: {chosen}, {self.speedup:.2f} times as fast as the untuned kernel", self._gains()[0]]
+        fast = f"{self.speedup:.2f} times as fast as the untuned kernel"
+        lines = [f"chosen: {chosen}, {'expected to be ' if self.is_guess else ''}{fast}", self._gains()[0]]
         if self.best.conversion:
             calls = "never" if self.break_even is None else f"after {self.break_even:,.0f} calls"
             lines.append(f"the conversion of {_ms(self.best.conversion)} ms has paid {calls}")
         used = ", ".join(f"{name} {share:.0%}" for name, share in list(self.importance.items())[:SHOWN])
         return [*lines, f"the cost model looks at: {used}"] if used else lines
+
+    def _peers(self) -> list[str]:
+        mine = self.best.seconds or float("nan")
+        lines = []
+        for name, seconds in self.peers.items():
+            calls = self.break_even_with(name)
+            paid = "never" if calls is None else f"after {calls:,.0f} calls" if self.best.conversion else "at once"
+            lines.append(
+                f"{name}: {_ms(seconds)} ms, {seconds / mine:.2f} times as long; the tuned kernel has paid {paid}"
+            )
+        return lines
 
     def _loops(self) -> list[str]:
         shown = ("for ", "while ", "if ")
@@ -171,11 +207,12 @@ class TuneResult:
         """The columns of the table that say what was chosen."""
         if self.template is None:
             return list(Choices().as_dict())
-        knobs = [r.choices.as_dict() for r in self.history if isinstance(r.choices, Config)]
+        tried = [*self.history, self.best]  # which may have been found in the database only
+        knobs = [r.choices.as_dict() for r in tried if isinstance(r.choices, Config)]
         return list(dict.fromkeys(name for chosen in knobs for name in chosen))
 
     def _row(self, label: str, record: Record) -> list[str]:
-        seconds = record.seconds or float("nan")
+        seconds = _cost(record) or float("nan")
         rate = [f"{self.flops / seconds / 1e9:.1f}"] if self.flops else []
         speedup = (self.untuned.seconds or float("nan")) / seconds
         has_knobs = isinstance(record.choices, Config)
@@ -213,6 +250,11 @@ def gains(history: list[Record], base: Choices | Config) -> dict[str, float]:
 
 def _chosen(record: Record) -> dict[str, Any]:
     return {"format": record.stored_as or OWN, **record.choices.as_dict()}
+
+
+def _cost(record: Record) -> float | None:
+    """Seconds of a record, those expected where it was not timed."""
+    return record.predicted if record.seconds is None and record.error is None else record.seconds
 
 
 def _ms(seconds: float | None) -> str:

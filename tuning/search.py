@@ -7,15 +7,16 @@ it would have, and a recorded one can be replayed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
 import numpy as np
 
 from sparsetir.errors import ArgumentError
+from sparsetir.formats.format import Format
 from sparsetir.tuning.candidate import Candidate
-from sparsetir.tuning.model import CostModel, of_width
+from sparsetir.tuning.model import CostModel, Model, labels_of, of_width
 from sparsetir.tuning.space import Space
 
 BATCH = 4
@@ -24,6 +25,9 @@ EPSILON = 0.1  # share of candidates that are drawn at random afterwards
 POPULATION, CHILDREN = 16, 192  # the best trials, and how many candidates are bred from them for the model to rank
 MUTATED, CROSSED = 0.6, 0.25  # shares of the children; the others are drawn at random
 STEPS = 12  # trials without a better one, after which the neighbours of the best are tried
+OUTLINED = 256  # candidates of all formats that a pretrained model ranks
+ALIKE = 2  # candidates of one format in a batch, while little is known
+BELIEF = 8  # trials that a prior model is worth
 HEAT, COOLING = 0.3, 0.97  # of annealing: a candidate so much slower is taken with a chance of 1/e; after each batch
 
 Known = Mapping[Candidate, float]
@@ -92,14 +96,47 @@ def evolution(space: Space, known: Known, score: Score | None, rng: np.random.Ge
     return _filled(picked, space, known, rng)
 
 
+def guided(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
+    """What a pretrained model, corrected by the trials, likes best: of all formats, converted or not, and offspring."""
+    if score is None:
+        return evolution(space, known, score, rng)
+    best = [c for c, seconds in sorted(known.items(), key=lambda item: item[1]) if np.isfinite(seconds)]
+    pool = list(space.outline(rng, OUTLINED))
+    if len(known) >= WARMUP and best:
+        pool += _children(space, best[:POPULATION], rng, list(dict.fromkeys(c.format for c in best)))
+        pool += space.steps(best[0]) if _stale(known) >= STEPS else []
+    fresh = [c for c in dict.fromkeys(pool) if c not in known]
+    ranked = [fresh[n] for n in np.argsort(-score(fresh), kind="stable")] if fresh else []
+    alike = ALIKE if len(known) < WARMUP else BATCH
+    likely = (c for c in ranked if rng.random() >= EPSILON)
+    return _filled(_settled(space, likely, known, alike), space, known, rng)
+
+
+def _settled(space: Space, ranked: Iterable[Candidate], known: Known, alike: int) -> list[Candidate]:
+    """The first few as they are in the space, so many of each format at most."""
+    found: list[Candidate] = []
+    for candidate in ranked:
+        if len(found) == BATCH:
+            break
+        if sum(c.format == candidate.format for c in found) < alike:
+            settled = space.settle(candidate)
+            found += [settled] if settled is not None and settled not in known and settled not in found else []
+    return found
+
+
 def _stale(known: Known) -> int:
     """Trials since the best one."""
     times = list(known.values())
     return len(times) - 1 - int(np.argmin(times))
 
 
-def _children(space: Space, best: list[Candidate], rng: np.random.Generator) -> list[Candidate]:
-    """Candidates bred from good ones, and some drawn at random, none twice; of formats that ran well or at all."""
+def _children(
+    space: Space, best: list[Candidate], rng: np.random.Generator, formats: Sequence[Format | None] | None = None
+) -> list[Candidate]:
+    """Candidates bred from good ones, and some drawn at random, none twice; of formats that ran well or at all.
+
+    Only those of `formats` where they are given.
+    """
 
     def one() -> Candidate:
         return best[int(len(best) * rng.random() ** 2)]  # the better, the more often
@@ -108,7 +145,7 @@ def _children(space: Space, best: list[Candidate], rng: np.random.Generator) -> 
     found = []
     for draw in rng.random(CHILDREN):
         if draw < MUTATED:
-            found.append(space.mutate(one(), rng))
+            found.append(space.mutate(one(), rng, formats))
         elif draw < MUTATED + CROSSED:
             found.append(space.crossover(one(), one(), rng))
         else:
@@ -125,6 +162,23 @@ def _filled(picked: list[Candidate], space: Space, known: Known, rng: np.random.
             return batch
         batch.append(drawn)
     return batch
+
+
+def trust(scores: np.ndarray, labels: np.ndarray) -> float:
+    """What a model's scores are to be multiplied by to fit labels best: 1 before there are any, never below 0.
+
+    Least squares, with `BELIEF` trials added for which it was right.
+
+    Examples
+    --------
+    >>> scores = np.array([1.0, 0.0])
+    >>> trust(scores, scores), trust(scores, -scores)
+    (1.0, 0.6)
+    """
+    scores, labels = scores - scores.mean(), labels - labels.mean()
+    believed = BELIEF * scores.var()
+    total = float(scores @ scores + believed)
+    return float(np.clip((scores @ labels + believed) / total, 0.0, 1.0)) if total > 0 else 1.0
 
 
 STRATEGIES: dict[str, Strategy] = {
@@ -148,7 +202,12 @@ class Search:
         A key of `STRATEGIES`.
     seed : int
     warmup : int
-        Trials before the model has a say.
+        Trials before a model of them has a say.
+    prior : Model, optional
+        One that knows other cases, of the same features: "evolution" asks it before there are trials, and later
+        corrects it by them.
+    hints : sequence of Candidate
+        Tried first, such as what was best for a similar matrix.
 
     Raises
     ------
@@ -164,14 +223,20 @@ class Search:
         strategy: str = "evolution",
         seed: int = 0,
         warmup: int = WARMUP,
+        prior: Model | None = None,
+        hints: Sequence[Candidate] = (),
     ) -> None:
         if strategy not in STRATEGIES:
             raise ArgumentError(f"expected one of the strategies {', '.join(STRATEGIES)}; found {strategy!r}")
         self.space, self.features = space, features
         self.strategy, self.seed, self.warmup = STRATEGIES[strategy], seed, warmup
+        self.prior, self.hints = prior, list(hints)
+        if prior is not None and strategy == "evolution":
+            self.strategy = guided
         self.told: dict[Candidate, float] = {}
         self._rows: dict[Candidate, np.ndarray] = {}
         self._model: tuple[int, CostModel | None] = (-1, None)
+        self._trust = 1.0  # in the prior model: what its scores are multiplied by
 
     def tell(self, candidate: Candidate, seconds: float | None) -> None:
         """Note a trial; `seconds` is None if it failed. A second time for the same candidate is ignored.
@@ -182,10 +247,9 @@ class Search:
             self.told.setdefault(candidate, float("inf") if seconds is None else seconds)
 
     def importance(self, names: Sequence[str]) -> dict[str, float]:
-        """Which features the model of the trials uses, the most important first."""
-        if self.score(self.told) is None or self._model[1] is None:
-            return {}
-        return self._model[1].importance(names)
+        """Which features the model of the trials uses, the most important first; before that, of the prior one."""
+        model = self._fitted(self.told) or self.prior
+        return model.importance(names) if isinstance(model, CostModel) else {}
 
     def ask(self) -> list[Candidate]:
         """The next candidates; none when the space is exhausted."""
@@ -197,27 +261,51 @@ class Search:
 
     def _batch(self, known: Known) -> list[Candidate]:
         rng = np.random.default_rng([self.seed, len(known)])
-        return self.strategy(self.space, known, self.score(known), rng)
+        hinted = _settled(self.space, self.hints, known, BATCH)
+        if len(hinted) == BATCH:
+            return hinted
+        others = self.strategy(self.space, known, self.score(known), rng)
+        return list(dict.fromkeys([*hinted, *others]))[:BATCH]
 
     def score(self, known: Known) -> Score | None:
-        """Ranks candidates by a model of the trials; None while there are too few."""
+        """Ranks candidates by the trials and the prior model, as far as there are any; None if there are none."""
+        fitted = self._fitted(known)
+        models = [model for model in (self.prior, fitted) if model is not None]
+        if not models:
+            return None
+        weights = [self._trust, 1.0] if len(models) == 2 else [1.0]
+
+        def scores(candidates: Sequence[Candidate]) -> np.ndarray:
+            rows = self._matrix(candidates)
+            found: np.ndarray = np.sum([w * m.predict(rows) for w, m in zip(weights, models, strict=True)], axis=0)
+            return found
+
+        return scores
+
+    def _fitted(self, known: Known) -> CostModel | None:
+        """A model of the trials, of what the prior one gets wrong where there is one; None while there are too few."""
         seconds = np.array(list(known.values()))
         if len(known) < self.warmup or not np.isfinite(seconds).any():
             return None
         if self._model[0] != len(known):
-            self._model = (len(known), CostModel(self._matrix(list(known)), seconds, seed=self.seed))
-        model = self._model[1]
-        assert model is not None
-        return lambda candidates: model.predict(self._matrix(candidates))
+            rows = self._matrix(list(known))
+            prior = None
+            if self.prior is not None:
+                prior = self.prior.predict(rows)
+                self._trust = trust(prior, labels_of(seconds, np.zeros(len(known))))
+                prior = self._trust * prior
+            self._model = (len(known), CostModel.fit(rows, seconds, prior=prior, seed=self.seed))
+        return self._model[1]
 
     def predicted(self, candidates: Sequence[Candidate]) -> Iterator[float | None]:
-        """The model's seconds for candidates, where there is one."""
+        """The seconds that the models expect of candidates, where anything is known."""
         score = self.score(self.told)
-        if score is None or not candidates:
+        ran = [c for c, seconds in self.told.items() if np.isfinite(seconds)]
+        if score is None or not ran or not candidates:
             yield from (None for _ in candidates)
             return
-        best = min(self.told.values())
-        yield from (float(best * np.exp(-s)) for s in score(candidates))
+        level = np.median(np.log([self.told[c] for c in ran]) + score(ran))
+        yield from (float(np.exp(level - s)) for s in score(candidates))
 
     def _matrix(self, candidates: Sequence[Candidate]) -> np.ndarray:
         new = [c for c in candidates if c not in self._rows]

@@ -80,12 +80,32 @@ class Space:
     def portfolio(self, format: Format | None) -> list[Candidate]:
         """The entries of `PORTFOLIO` that lie in a format's space, without repetition."""
         values = self.values(format)
-        if values is None:
-            return []
+        return [] if values is None else self._portfolio(values, format)
+
+    def _portfolio(self, values: Values, format: Format | None) -> list[Candidate]:
         base = start(values, self.base)
         entries = PORTFOLIO if isinstance(base, Choices) else ({},)  # the names of knobs mean nothing
         inside = [{n: v for n, v in entry.items() if v in values.get(n, ())} for entry in entries]
         return [Candidate(choices, format) for choices in dict.fromkeys(base.changed(**entry) for entry in inside)]
+
+    def outline(self, rng: np.random.Generator, count: int) -> Iterator[Candidate]:
+        """The portfolio with every format and some draws, as if all formats left open what the program as it is does.
+
+        No format is converted for it; `settle` makes the candidates those of the space.
+        """
+        own = self.values(None)
+        open_in = {f: values for f in self.formats if (values := self._known.get(f, own)) is not None}
+        for format, values in open_in.items():
+            yield from self._portfolio(values, format)
+        formats = list(open_in)
+        for _ in range(count if formats else 0):
+            format = formats[int(rng.integers(len(formats)))]
+            yield drawn(format, open_in[format], self.base, rng)
+
+    def settle(self, candidate: Candidate) -> Candidate | None:
+        """A candidate with those of its choices that its format leaves open; None if the format is not to be had."""
+        known = candidate.format in self.formats and self.values(candidate.format) is not None
+        return self.moved(candidate, candidate.format) if known else None
 
     def __iter__(self) -> Iterator[Candidate]:
         for format in self.formats:
@@ -106,14 +126,15 @@ class Space:
         format = among.pop(int(rng.integers(len(among))))
         while (values := self.values(format)) is None and among:
             format = among.pop(int(rng.integers(len(among))))
-        drawn = {name: found[int(rng.integers(len(found)))] for name, found in (values or {}).items()}
-        return Candidate(start(values or {}, self.base).changed(**drawn), format)
+        return drawn(format, values or {}, self.base, rng)
 
-    def mutate(self, candidate: Candidate, rng: np.random.Generator) -> Candidate:
-        """A candidate with one choice drawn again, or with another format."""
-        values = self.values(candidate.format) or {}
-        if not values or (len(self.formats) > 1 and rng.random() < OTHER_FORMAT):
-            return self.moved(candidate, self.formats[int(rng.integers(len(self.formats)))])
+    def mutate(
+        self, candidate: Candidate, rng: np.random.Generator, formats: Sequence[Format | None] | None = None
+    ) -> Candidate:
+        """A candidate with one choice drawn again, or with another format, one of `formats` where they are given."""
+        values, among = self.values(candidate.format) or {}, self.formats if formats is None else formats
+        if not values or (len(among) > 1 and rng.random() < OTHER_FORMAT):
+            return self.moved(candidate, among[int(rng.integers(len(among)))])
         name = list(values)[int(rng.integers(len(values)))]
         value = values[name][int(rng.integers(len(values[name])))]
         return replace(candidate, choices=candidate.choices.changed(**{name: value}))
@@ -192,6 +213,12 @@ def start(values: Values, base: Choices | Config | None = None) -> Choices | Con
     default = base.as_dict()
     nearest = {n: max((v for v in found if v <= default[n]), default=found[0]) for n, found in values.items()}
     return base.changed(**nearest)
+
+
+def drawn(format: Format | None, values: Values, base: Choices | Config, rng: np.random.Generator) -> Candidate:
+    """A candidate with each open choice drawn at random."""
+    chosen = {name: found[int(rng.integers(len(found)))] for name, found in values.items()}
+    return Candidate(start(values, base).changed(**chosen), format)
 
 
 def points(values: Values, base: Choices | Config | None = None) -> Iterator[Choices | Config]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,27 +16,33 @@ import tvm
 
 import sparsetir
 from sparsetir.build import _versions, build, single
-from sparsetir.errors import ArgumentError, ArgumentTypeError, TuningError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern
-from sparsetir.interop import is_sparse
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices, Config, Template
+from sparsetir.schedules import untuned as usual_choices
 from sparsetir.script.printer import script
 from sparsetir.threads import get_num_threads
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning import features, space
 from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.crew import TIMEOUT, crew_of
 from sparsetir.tuning.database import Database, Key, Record, digest, fingerprint, machine_name
+from sparsetir.tuning.encoding import Encoding
 from sparsetir.tuning.formats import promising
-from sparsetir.tuning.forms import Forms, with_knobs
-from sparsetir.tuning.measure import Measurement, Measurer, duel
+from sparsetir.tuning.forms import own_storage, with_knobs
+from sparsetir.tuning.guess import Guess, guess
+from sparsetir.tuning.lab import Lab
+from sparsetir.tuning.measure import Measurement, duel, fastest, reason
+from sparsetir.tuning.model import CostModel
+from sparsetir.tuning.nearest import hints
+from sparsetir.tuning.pretrained import prior_for
 from sparsetir.tuning.progress import Progress
-from sparsetir.tuning.reference import KnownOp, Reference, recognise
 from sparsetir.tuning.report import OWN, TuneResult
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.space import Space
-from sparsetir.tuning.workload import Workload
+from sparsetir.tuning.workload import Call
 
 Measure = Callable[[list[Candidate]], Iterable[tuple[Candidate, Measurement]]]
 Cost = Callable[[Record], float]
@@ -45,6 +52,7 @@ FINALISTS = 4
 # A tuned kernel takes the untuned one's place if it needs at most this share of its time.
 WORTH = 0.98
 MOST_VALUES = 2.5  # stored for each entry
+ALONE = 16  # candidates for which no worker process is started
 # Share of the time budget kept for the last comparison, and the most seconds it may need.
 FINISH_SHARE, FINISH_SECONDS = 0.1, 2.0
 
@@ -187,7 +195,22 @@ def winner(times: Mapping[Candidate | None, float]) -> Candidate | None:
 
 
 class Session:
-    """One program on one workload: everything that a search needs and that does not change during it."""
+    """One program on one workload: everything that a search needs and that does not change during it.
+
+    Parameters
+    ----------
+    program : PrimFunc or IRModule with one PrimFunc
+    inputs : mapping of str to array
+    target : Target, str or dict, optional
+    formats : sequence of Format, optional
+        By default those that suit the pattern; none with a template.
+    template : Template, optional
+        Whose knobs are searched; by default the sketches schedule.
+    isolate : bool
+        Whether candidates run in worker processes.
+    timeout : float
+        Seconds of a compilation or a measurement there.
+    """
 
     def __init__(
         self,
@@ -196,49 +219,41 @@ class Session:
         target: Any,
         formats: Sequence[Format] | None = None,
         template: Template | None = None,
+        *,
+        isolate: bool = False,
+        timeout: float = TIMEOUT,
     ) -> None:
-        self.func, self.target, self.inputs, self.template = single(program), target, dict(inputs), template
-        self.kernel = build(self.func, target)
-        self.workload = Workload(self.kernel, self.inputs)
-        self.known: KnownOp | None = recognise(self.func)
+        self.lab = Lab(single(program), inputs, target, template)
+        self.func, self.kernel, self.workload = self.lab.func, self.lab.kernel, self.lab.workload
         sizes = self.sizes
-        self.flops = self.known.flops(sizes) if self.known is not None else None
+        self.flops = self.lab.known.flops(sizes) if self.lab.known is not None else None
         self.key = self._key()
-        self.untuned = self.workload.call(self._untuned(), [str(p.name) for p in self.func.params])
-        self.reference, self.checked_against = self._reference(inputs)
-        self.name = self._sparse_argument()
-        self.described = pattern(self.inputs[self.name]) if self.name is not None else None
-        self.forms = Forms(self.func, target, self.inputs, self.workload, self.name, template)
-        self.fixed = self.forms(None).sizes
-        self.space = Space([None, *self._formats(formats)], self.forms.values, None if template is None else Config())
+        name = self.lab.name
+        self.described = pattern(self.lab.inputs[name]) if name is not None else None
+        self.fixed = self.lab.fixed
+        listed = self._formats(formats)
+        if template is not None and not listed:
+            template.space(self.lab.forms(None).form.second)  # raised from here, an error shows the line of the template
+        self.crew = crew_of(self.lab, listed, isolate=isolate, timeout=timeout)
+        self.space = Space([None, *listed], self.crew.values, None if template is None else Config())
         self._check_template()
         self.facts = self._facts()
-        self.feature_names = [] if template is not None else list(self.named(Candidate()))
-        self.measure = Measurer(self.forms, self.reference)
+
+    @property
+    def template(self) -> Template | None:
+        """Whose knobs are searched."""
+        return self.lab.template
 
     def _check_template(self) -> None:
         """Raise unless the template, if there is one, fits the program as it is or over some format."""
-        if self.template is None:
+        if self.template is None or any(self.space.values(format) is not None for format in self.space.formats):
             return
-        if self.space.formats == [None]:
-            self.template.space(self.forms(None).form.second)
-        if all(self.space.values(format) is None for format in self.space.formats):
-            raise TuningError(f"{self.template!r} does not fit the program: {told(self.forms.refused)}")
-
-    def _untuned(self) -> Callable[..., Any]:
-        """The function that a bound kernel calls for these arguments."""
-        fit, _after = self.kernel.fitting(self.workload.args, is_bound=True)
-        return self.kernel.function if fit is None else fit()
-
-    def _sparse_argument(self) -> str | None:
-        """The sparse argument that may be stored in another format: the only one, of at least two dimensions."""
-        given = [n for n, v in self.inputs.items() if is_sparse(v) and n in self.kernel.signature.buffers]
-        others = [n for n, v in self.inputs.items() if is_sparse(v) and n not in given]
-        return given[0] if len(given) == 1 and not others and len(self.inputs[given[0]].shape) > 1 else None
+        self.close()
+        raise TuningError(f"{self.template!r} does not fit the program: {told(self.crew.refused)}")
 
     def _formats(self, formats: Sequence[Format] | None) -> list[Format]:
         """Those that are worth trying, the likeliest first."""
-        if self.name is None or self.described is None:
+        if self.described is None:
             return []
         if formats is not None:
             return list(formats)
@@ -276,80 +291,112 @@ class Session:
             versions=f"sparsetir {sparsetir.__version__} {digest(_versions())}, tvm {tvm.__version__}",
         )
 
-    def _reference(self, inputs: Mapping[str, Any]) -> tuple[Reference, str]:
-        """What the untuned kernel computes, compared with scipy where the program is a known one."""
-        absolute = self.workload.absolute()
-        magnitudes = absolute.fresh(absolute.call(self.kernel.function, [str(p.name) for p in self.func.params]))
-        reference = Reference(self.workload.fresh(self.untuned), magnitudes)
-        computed = self.known.compute(inputs) if self.known is not None else None
-        if computed is None:
-            return reference, "the untuned kernel"
-        (name,) = reference.expected
-        wrong = reference.disagreement({name: computed})
-        if wrong is not None:
-            raise TuningError(f"the untuned kernel disagrees with scipy, whose {wrong}; please report this program")
-        return reference, "scipy"
-
-    def search(self, seed: int, strategy: str = "evolution") -> Search:
-        """A search of this session's space."""
-        return Search(self.space, features=self.rows, strategy=strategy, seed=seed)
+    def search(
+        self, seed: int, strategy: str = "evolution", *, informed: bool = True, records: Database | None = None
+    ) -> Search:
+        """A search of this session's space; an informed one begins with the pretrained model and similar matrices."""
+        informed = informed and strategy == "evolution"
+        found = hints(records, self.key, self.facts, self.fixed) if informed and records is not None else ()
+        # The shipped model knows nothing of knobs.
+        prior = prior_for(self.encoding) if informed and self.template is None else None
+        return Search(self.space, features=self.encoding.rows, strategy=strategy, seed=seed, prior=prior, hints=found)
 
     @cached_property
     def operands(self) -> features.Operands:
         """Sizes of the call."""
-        dense = [a for n, a in self.workload.arrays.items() if a.dtype.kind == "f" and n not in self.workload.written]
+        read = [b for b in self.workload.signature.buffers.values() if b.is_dense]
+        names = {str(b.storage.name) for b in read} - set(self.workload.written)
+        dense = [a for n, a in self.workload.arrays.items() if n in names]
         results = list(self.workload.written.values())
-        gathered = max((a.nbytes for a in dense if a.ndim > 1), default=0)
+        largest = max(dense, key=lambda a: a.nbytes, default=np.zeros(0))
+        gathered, width = largest.nbytes, int(largest.shape[-1]) if largest.ndim > 1 else 1
         each = results[0].itemsize if results else 4
         return features.Operands(
-            self.workload.feat or 1, gathered, sum(a.nbytes for a in results), each, get_num_threads()
+            self.workload.feat or 1, gathered, sum(a.nbytes for a in results), each, get_num_threads(), width
         )
 
-    def rows(self, candidates: Sequence[Candidate]) -> np.ndarray:
-        """What a cost model sees of candidates, a row each; not a number where a candidate lacks a knob of another."""
-        found = [self.named(candidate) for candidate in candidates]
-        for named in found:
-            self.feature_names += [name for name in named if name not in self.feature_names]
-        return np.array([[named.get(n, np.nan) for n in self.feature_names] for named in found], np.float32)
+    @cached_property
+    def encoding(self) -> Encoding:
+        """From candidates to what a cost model sees of them."""
+        knobs = self.space.values if self.template is not None else None
+        return Encoding(self.facts, self.described, own_storage(self.workload), self.operands, knobs)
 
-    def named(self, candidate: Candidate) -> dict[str, float]:
-        """The features of a candidate by name; of one that cannot be had those of the program as it is."""
-        nnz = self.described.nnz if self.described is not None else 1
-        stored = self.forms.stored.get(candidate.format) or self.forms.stored[None]
-        values = self.space.values(candidate.format) if isinstance(candidate.choices, Config) else None
-        found = {**self.facts, **features.of_candidate(candidate, stored, self.operands, nnz, values or {})}
-        return {name: float(f"{value:.5g}") for name, value in found.items()}
+    def seen(self, record: Record) -> dict[str, float]:
+        """What a cost model sees of a record, by name."""
+        if is_untuned(record):
+            return self.encoding.named(self.usual, specialised=False)
+        return self.encoding.named(record.candidate)
+
+    @cached_property
+    def usual(self) -> Candidate:
+        """What the untuned kernel does for these arguments."""
+        base = usual_choices(self.func, self.kernel.compiled.target)
+        return Candidate(replace(base, **self.kernel.suitable(self.workload.args)))
 
     def conversion(self, format: Format | None) -> float:
         """Seconds that storing the sparse argument in a format took."""
-        found = self.forms.stored.get(format)
+        found = self.crew.stored.get(format)
         return found.seconds if found is not None else 0.0
 
-    def compare(self, candidates: list[Candidate]) -> dict[Candidate | None, float]:
-        """Times of candidates and, at None, of the untuned kernel, interleaved."""
-        calls = [(candidate, self.measure.call(candidate)) for candidate in candidates]
-        ready = {candidate: call for candidate, call in calls if not isinstance(call, Measurement)}
-        return duel({None: self.untuned, **ready})
+    def close(self) -> None:
+        """Let the worker processes go."""
+        self.crew.close()
 
     def built(self, candidate: Candidate) -> Any:
         """The kernel of a candidate, through the ordinary caches."""
         func = space.fixed(decode(self.func), self.fixed)
-        if candidate.format is not None and self.name is not None:
-            func = decompose_format(func, {self.name: candidate.format})
-        return build(func, self.target, schedule=with_knobs(self.template, candidate.choices))
+        if candidate.format is not None and self.lab.name is not None:
+            func = decompose_format(func, {self.lab.name: candidate.format})
+        return build(func, self.lab.target, schedule=with_knobs(self.template, candidate.choices))
+
+    def peers(self, names: Sequence[str]) -> dict[str, Call]:
+        """Calls of other libraries for the same product.
+
+        Raises
+        ------
+        ArgumentError
+            A library is not installed or has no such operation.
+        """
+        if not names:
+            return {}
+        from sparsetir.bench import peers
+
+        known, (name, *_) = self.lab.known, names
+        if known is None:
+            raise ArgumentError(
+                f"{name} cannot be timed beside {self.kernel.name}, which is no program of sparsetir.ops"
+            )
+        operands = [self.lab.inputs[operand] for operand in known.operands]
+        peers.set_threads(get_num_threads())
+        return {name: peers.setup(known.name, name)(*operands) for name in names}
+
+    def beside(self, kernel: Any, peers: Mapping[str, Call]) -> dict[str, float]:
+        """Seconds of other libraries, in turn with the kernel that is returned."""
+        if not peers:
+            return {}
+        bound = kernel.bind(**{n: v for n, v in self.lab.inputs.items() if n == self.lab.name})
+        others = {n: v for n, v in self.lab.inputs.items() if n != self.lab.name}
+        calls: dict[str | None, Call] = {None: lambda: bound(**others)}
+        calls.update(peers)
+        times = duel({name: partial(fastest, call) for name, call in calls.items()})
+        return {name: times[name] for name in peers}
 
     def confirm(self, candidate: Candidate, kernel: Any) -> dict[Candidate | None, float]:
-        """Times of the kernel that would be returned and of the untuned one, from runs that chose neither.
+        """Times, in this process, of the kernel that would be returned and of the untuned one.
 
         The comparison that picks a winner flatters it: with noise, the fastest of several is also the luckiest.
         """
+        calls = {None: self.lab.untuned, candidate: self.checked(candidate, kernel)}
+        return duel({name: partial(fastest, call) for name, call in calls.items()})
+
+    def checked(self, candidate: Candidate, kernel: Any) -> Callable[[], Any]:
+        """A call of a candidate's kernel that was run once and computed what it should."""
         compiled = getattr(kernel, "kernel", kernel)
-        workload = self.forms(candidate.format).workload
-        call = workload.call(compiled.function, [str(p.name) for p in compiled.func.params])
-        wrong = self.reference.disagreement(workload.fresh(call))
+        names = [str(p.name) for p in compiled.func.params]
+        call, wrong = self.lab.disagreement(compiled.function, names, candidate.format)
         if wrong is not None:
-            raise TuningError(f"the tuned kernel is wrong although its candidate was right: {wrong}")
-        return duel({None: self.untuned, candidate: call})
+            raise TuningError(f"the kernel of {candidate} is wrong: {wrong}")
+        return call
 
 
 PRESETS: dict[str, tuple[int, float | None]] = {"quick": (24, 8.0), "standard": (64, None), "thorough": (400, 120.0)}
@@ -370,6 +417,9 @@ def tune_sparse(
     database: str | Path | Database | None = None,
     patience: int | None = None,
     target: Any = None,
+    isolate: bool | None = None,
+    timeout: float = TIMEOUT,
+    against: Sequence[str] = (),
     progress: bool | None = None,
 ) -> TuneResult:
     """Find the fastest format and schedule of a program on the arguments of one call.
@@ -386,8 +436,9 @@ def tune_sparse(
         The arguments of a call by name; they are not changed. Where just one of them is sparse and the results are
         dense, other formats are tried for it.
     max_trials : int, optional
-        Candidates, counting those whose times are read from the database. 0 measures the untuned kernel only. By
-        default that of the preset.
+        Candidates, counting those whose times are read from the database. By default that of the preset. 0 times the
+        untuned kernel only and builds what was best in the database, or what the pretrained model expects to be clearly
+        faster; it is checked but not timed.
     max_seconds : float, optional
         Of the search, everything included; by default that of the preset.
     preset : {"quick", "standard", "thorough"}
@@ -410,6 +461,16 @@ def tune_sparse(
         End after this many trials without a better one.
     target : Target, str or dict, optional
         As for `sparsetir.build`.
+    isolate : bool, optional
+        Whether candidates run in worker processes, where a crash or a hang costs one candidate; the workers compile
+        side by side. By default where more than 16 candidates may be tried, as the first search waits about two
+        seconds for them. Arguments of more than 1 GiB or of other packages than numpy and scipy, and templates that a
+        worker cannot import by their names, stay in this process.
+    timeout : float
+        Seconds that a compilation or a measurement may take in a worker; more if the untuned kernel is slow.
+    against : sequence of {"scipy", "torch", "mkl"}
+        Libraries that are timed beside the result, where the program is one of `sparsetir.ops` that they have too:
+        `TuneResult.break_even_with` tells after how many calls the conversion has paid.
     progress : bool, optional
         Whether to show a progress line on stderr; by default if it is a terminal.
 
@@ -451,16 +512,23 @@ def tune_sparse(
         found = type(schedule).__name__
         raise ArgumentTypeError(f"the schedule of a search is a function below @sparsetir.template; found {found}")
     check_arguments(inputs, max_trials=trials_left, max_seconds=seconds_left, seed=seed, patience=patience)
+    if not timeout > 0:
+        raise ArgumentError(f"timeout must be positive, found {timeout!r}")
     if amortize_over is not None and not amortize_over > 0:
         raise ArgumentError(f"amortize_over must be a positive number of calls, found {amortize_over!r}")
     kept = seconds_left - min(FINISH_SECONDS, FINISH_SHARE * seconds_left) if seconds_left is not None else None
     budget = Budget(trials_left, kept, patience)
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
-    session = Session(program, inputs, target, formats, schedule)
-    search = session.search(seed, strategy)
+    apart = trials_left > ALONE if isolate is None else isolate
     cost = partial(full_cost, amortize_over=amortize_over)
-    history, interrupted = trials(session, search, budget, records, cost=cost, progress=progress)
-    return finish(session, search, history, budget, records.path, cost=cost, interrupted=interrupted)
+    with closing(Session(program, inputs, target, formats, schedule, isolate=apart, timeout=timeout)) as session:
+        peers, search = session.peers(against), session.search(seed, strategy, records=records)
+        history, interrupted = trials(session, search, budget, records, cost=cost, progress=progress)
+        if not trials_left and not interrupted:
+            found = unmeasured(session, search, history, budget, records, amortize_over)
+        else:
+            found = finish(session, search, history, budget, records.path, cost=cost, interrupted=interrupted)
+        return replace(found, peers=session.beside(found.kernel, peers))
 
 
 def full_cost(record: Record, amortize_over: float | None = None) -> float:
@@ -483,14 +551,14 @@ def trials(
     with Progress(budget.trials, seconds=budget.seconds, shown=progress, flops=session.flops) as bar:
 
         def note(record: Record) -> None:
-            records.append(session.key, record, features=session.named(record.candidate))
-            bar.update(len(history), record.best, reused=reused)
+            records.append(session.key, record, features=session.seen(record))
+            bar.update(len(history), record, reused=reused)
 
         try:
             log = Log(budget, search.seed, history, note)
             if not any(is_untuned(record) for record in history):
-                log.add(Candidate(), {}, session.measure.measured(session.untuned))
-            explore(search, session.measure, log, fixed=session.fixed, conversion=session.conversion, cost=cost)
+                log.add(Candidate(), {}, session.crew.time(None))
+            explore(search, session.crew.measure, log, fixed=session.fixed, conversion=session.conversion, cost=cost)
         except KeyboardInterrupt:
             if not any(is_untuned(record) for record in history):
                 raise
@@ -514,7 +582,7 @@ def finish(
     mine = [r for r in history if r.fixed == session.fixed and not is_untuned(r)]
     close = finalists(mine, cost)
     extra = {r.candidate: cost(r) - (r.seconds or 0.0) for r in mine if r.seconds is not None}
-    times = session.compare(close[:1] if interrupted else close)
+    times = session.crew.compare(close[:1] if interrupted else close)
     best, kernel = winner(added(times, extra)), session.kernel
     if best is not None:
         tuned_kernel = session.built(best)
@@ -523,20 +591,85 @@ def finish(
         kernel = kernel if best is None else tuned_kernel
     untuned = replace(next(record for record in history if is_untuned(record)), seconds=times[None])
     tuned = [replace(r, seconds=times[best]) for r in mine if best is not None and r.candidate == best]
+    chosen = tuned[0] if tuned else untuned
+    return result(session, search, history, budget, database, kernel, chosen, untuned, interrupted=interrupted)
+
+
+def unmeasured(
+    session: Session,
+    search: Search,
+    history: list[Record],
+    budget: Budget,
+    records: Database,
+    amortize_over: float | None,
+) -> TuneResult:
+    """The best candidate of earlier searches, else what the pretrained model expects most of, else the untuned kernel.
+
+    Nothing is timed but the untuned kernel; a kernel that is wrong, or cannot be had, is not taken.
+    """
+    untuned = next(record for record in history if is_untuned(record))
+    record = known_best(session, records, partial(full_cost, amortize_over=amortize_over), untuned)
+    if record is None and isinstance(search.prior, CostModel) and untuned.seconds is not None:
+        found = guess(session, search.prior, seconds=untuned.seconds, amortize_over=amortize_over, seed=search.seed)
+        if found is not None:
+            record = expected(session, found, untuned.seconds)
+    kernel: Any = None
+    if record is not None:
+        try:
+            kernel = session.built(record.candidate)
+            session.checked(record.candidate, kernel)
+        except (SparseTIRError, RuntimeError) as error:
+            session.crew.refuse(record.candidate.format, reason(error))
+            record = None
+    if record is None:
+        return result(session, search, history, budget, records.path, session.kernel, untuned, untuned)
+    return result(session, search, history, budget, records.path, kernel, record, untuned)
+
+
+def known_best(session: Session, records: Database, cost: Cost, untuned: Record) -> Record | None:
+    """The best of earlier searches for these arguments, if it is clearly better than the untuned kernel."""
+    held = records.load(session.key)
+    mine = [r for r in held if r.seconds is not None and r.fixed == session.fixed and not is_untuned(r)]
+    best = min(mine, key=cost, default=None)
+    before = next((r for r in held if is_untuned(r) and r.seconds is not None), untuned)
+    return best if best is not None and cost(best) <= WORTH * cost(before) else None
+
+
+def expected(session: Session, found: Guess, seconds: float) -> Record:
+    """A guess as a record without a time, `seconds` being that of the untuned kernel."""
+    chosen, format = found.candidate, found.candidate.format
+    stored_as = None if format is None else repr(format)
+    took = session.conversion(format)
+    return Record(chosen.choices, stored_as, session.fixed, predicted=seconds / found.gain, conversion=took)
+
+
+def result(
+    session: Session,
+    search: Search,
+    history: list[Record],
+    budget: Budget,
+    database: Path | None,
+    kernel: Any,
+    best: Record,
+    untuned: Record,
+    *,
+    interrupted: bool = False,
+) -> TuneResult:
+    """What was found, with all that is told about it."""
     return TuneResult(
         kernel=kernel,
-        best=tuned[0] if tuned else untuned,
+        best=best,
         untuned=untuned,
         history=history,
-        space=session.space.values(best.format if best is not None else None) or {},
+        space=session.space.values(best.candidate.format) or {},
         seconds=budget.elapsed,
         key=session.key,
-        checked_against=session.checked_against,
+        checked_against=session.lab.checked_against,
         flops=session.flops,
         database=database,
         interrupted=interrupted,
-        refused={shown(format): reason for format, reason in session.forms.refused.items()},
-        importance=search.importance(session.feature_names),
+        refused={shown(format): why for format, why in session.crew.refused.items()},
+        importance=search.importance(session.encoding.names),
         template=session.template,
     )
 

@@ -220,15 +220,15 @@ MATRICES: dict[str, Maker] = {
 TENSORS: dict[str, Maker] = {"tensor_uniform": tensor_uniform, "tensor_skewed": tensor_skewed}
 
 
-def generate(name: str, size: str = "small", *, seed: int = 0) -> Any:
-    """A member of a family; see `families` and `tensors`."""
-    if size not in SIZES:
+def generate(name: str, size: str | int = "small", *, seed: int = 0) -> Any:
+    """A member of a family with so many entries, about; see `families` and `tensors`."""
+    if isinstance(size, str) and size not in SIZES:
         raise ArgumentError(f"expected one of the sizes {', '.join(SIZES)}; found {size!r}")
     if seed < 0:
         raise ArgumentError(f"seed must be an integer that is not negative, found {seed}")
     # The name is part of the seed: families drawn alike must not share their random numbers.
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    return (MATRICES | TENSORS)[name](rng, SIZES[size])
+    return (MATRICES | TENSORS)[name](rng, SIZES[size] if isinstance(size, str) else size)
 
 
 def families() -> dict[str, Callable[..., sp.csr_array]]:

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How good a search is: beside a coarse sweep, beside schedules alone, after ten seconds, over several seeds.
+
+``python -m sparsetir.bench.search --data FOLDER --ops spmm:128 --seconds 60`` tunes every case from an empty database
+and then times what was found in turn with the other kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import sparsetir
+from sparsetir.bench.inputs import Source, find_files, from_files, from_suite, loaded, reason, say
+from sparsetir.bench.kernels import CALLS, MANY_TRIALS, our_call
+from sparsetir.bench.measure import Product, parse_products, suits
+from sparsetir.bench.report import markdown
+from sparsetir.bench.sweep import best_of
+from sparsetir.bench.timing import Timing, interleave
+from sparsetir.errors import SparseTIRError
+from sparsetir.tuning.operands import Case, make_case
+from sparsetir.tuning.report import TuneResult
+
+EARLY = 10.0  # seconds after which a search is looked at
+REST = 0.05  # seconds between turns
+HEAD = (
+    "case",
+    "untuned ms",
+    "sweep ms",
+    "tuned ms",
+    "sweep/tuned",
+    "after 10 s",
+    "schedules/tuned",
+    "seeds",
+    "trials/s",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What searches found for a case.
+
+    Parameters
+    ----------
+    name : str
+    times : mapping of str to Timing
+        Of the kernels: ``"untuned"``, ``"sweep"``, ``"schedules"`` and one for each seed.
+    results : sequence of TuneResult
+        One for each seed.
+    """
+
+    name: str
+    times: Mapping[str, Timing]
+    results: Sequence[TuneResult]
+
+    @property
+    def tuned(self) -> list[float]:
+        """Seconds of what each seed found."""
+        return [self.times[f"seed {n}"].median for n in range(len(self.results))]
+
+    def figures(self) -> list[float]:
+        """The numbers of a row; nan where a kernel is missing."""
+        first = self.tuned[0]
+        of = lambda name: self.times[name].median if name in self.times else float("nan")  # noqa: E731
+        pace = [result.measured / result.seconds for result in self.results]
+        spread = max(self.tuned) / min(self.tuned)
+        early = float(np.mean([reached(result, EARLY) for result in self.results]))
+        return [of("sweep") / first, early, of("schedules") / first, spread, float(np.mean(pace))]
+
+    def cells(self) -> list[str]:
+        """For the table."""
+        names = ("untuned", "sweep", "seed 0")
+        times = [f"{self.times[n].median * 1e3:.4g}" if n in self.times else "" for n in names]
+        return [self.name, *times, *("" if np.isnan(value) else f"{value:.2f}" for value in self.figures())]
+
+
+def reached(result: TuneResult, seconds: float) -> float:
+    """The share of the final speed that a search had after some seconds; that of the untuned kernel if none yet."""
+    final = min(record.seconds for record in result.history if record.seconds is not None)
+    known = [r.seconds for r in result.history if r.seconds is not None and r.elapsed <= seconds]
+    return final / min(known) if known else 0.0
+
+
+def measure(name: str, case: Case, *, seconds: float, seeds: int, sweep: bool) -> Row:
+    """Search, and time what was found in turn."""
+    budget: dict[str, Any] = {"max_trials": MANY_TRIALS, "max_seconds": seconds, "progress": False}
+    results = [sparsetir.tune_sparse(case.program, case.inputs, seed=seed, **budget) for seed in range(seeds)]
+    alone = sparsetir.tune_sparse(case.program, case.inputs, formats=[], **budget)
+    kernels = {"untuned": sparsetir.build(case.program, calls=CALLS), "schedules": alone.kernel}
+    kernels |= {f"seed {n}": result.kernel for n, result in enumerate(results)}
+    swept = best_of(case) if sweep else None
+    if swept is not None:
+        kernels["sweep"] = swept[0]
+        say(f"{name}: sweep {swept[1]}; tuned {results[0].best.candidate}")
+    times = interleave({n: our_call(kernel, case) for n, kernel in kernels.items()}, rest=REST)
+    return Row(name, times, results)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown, with geometric means below."""
+    figures = np.array([row.figures() for row in rows])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = np.exp(np.nanmean(np.log(figures), axis=0))
+    last = ["geometric mean", "", "", "", *("" if np.isnan(value) else f"{value:.3f}" for value in means)]
+    return markdown([list(HEAD), *(row.cells() for row in rows), last])
+
+
+def run(sources: Sequence[Source], products: Sequence[Product], **how: Any) -> list[Row]:
+    """Every case, one after another; what fails is said and left out."""
+    rows = []
+    for name, sparse in loaded(sources):
+        for product in (p for p in products if suits(p, sparse)):
+            try:
+                case = make_case(product.op, sparse, feat=product.feat)
+                rows.append(measure(f"{name} {product}", case, **how))
+            except (SparseTIRError, MemoryError) as error:
+                say(f"without {name} {product}: {reason(error)}")
+                continue
+            say("  ".join(rows[-1].cells()))
+            gc.collect()
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m sparsetir.bench.search", description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="every matrix and tensor in it")
+    parser.add_argument(
+        "--suite", default="", metavar="NAMES", help="generated matrices and tensors; all: every family"
+    )
+    parser.add_argument("--size", default="medium", choices=("small", "medium", "large"), help="of the suite")
+    parser.add_argument("--ops", default="spmm:128", help="operations with their columns; spmm:128")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each search; 60")
+    parser.add_argument("--seeds", type=int, default=1, help="searches of each case; 1")
+    parser.add_argument("--no-sweep", action="store_true", help="leave the sweep out")
+    args = parser.parse_args(argv)
+    paths = [*args.files, *(find_files(args.data) if args.data else [])]
+    sources = [*from_files(paths), *(from_suite(args.suite, args.size) if args.suite else [])]
+    if not sources:
+        parser.error("expected files, --data FOLDER or --suite NAMES")
+    how = {"seconds": args.seconds, "seeds": args.seeds, "sweep": not args.no_sweep}
+    print(table(run(sources, parse_products(args.ops), **how)))
+
+
+if __name__ == "__main__":
+    main()

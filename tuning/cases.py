@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded trials, grouped by what was tuned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsetir.errors import TuningError
+from sparsetir.schedules import Config
+from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.database import Database
+from sparsetir.tuning.encoding import SPECIALISED
+from sparsetir.tuning.model import of_width
+
+LEAST = 8  # trials of a case
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """The recorded trials of one program on one matrix.
+
+    Parameters
+    ----------
+    name : str
+    seconds : mapping of Candidate to float
+        Infinite for those that failed.
+    features : mapping of Candidate to ndarray
+        What the cost model saw; not a number where a candidate lacks a knob of another.
+    names : tuple of str
+        Of the features.
+    matrix, family, op : str
+        What the matrix is called, what kind it is, and the operation; "" where nobody said it.
+    untuned : (float, ndarray) or None
+        Seconds and features of the kernel that is built without tuning.
+    """
+
+    name: str
+    seconds: Mapping[Candidate, float]
+    features: Mapping[Candidate, np.ndarray]
+    names: tuple[str, ...] = ()
+    matrix: str = ""
+    family: str = ""
+    op: str = ""
+    untuned: tuple[float, np.ndarray] | None = field(default=None, repr=False)
+
+    @property
+    def best(self) -> float:
+        """The fastest of all."""
+        return min(self.seconds.values())
+
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Features of the trials that ran, and their seconds."""
+        ran = [c for c, seconds in self.seconds.items() if np.isfinite(seconds)]
+        return np.array([self.features[c] for c in ran]), np.array([self.seconds[c] for c in ran])
+
+
+def load(path: Path) -> list[Case]:
+    """The cases of a database, those of at least `LEAST` trials.
+
+    Records that say which matrix they are of belong together whatever version measured them; others by their key. The
+    untuned kernel is no candidate of a search of knobs, and templates are told apart by their text.
+
+    Raises
+    ------
+    TuningError
+        There is none, or the records have no features.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for key, record, line in Database(path).everything():
+        if "features" not in line:
+            continue
+        label = {name: str(line.get(name, "")) for name in ("matrix", "family", "op")}
+        sizes = {} if line["features"].get(SPECIALISED) == 0.0 else record.fixed
+        kind = f"Config {key.program}" if isinstance(record.choices, Config) else "Choices"
+        name = f"{key.name} {label['matrix'] or key.pattern} {label['op'] or json.dumps(sizes)} {kind}"
+        seconds = float("inf") if record.seconds is None else record.seconds
+        case = found.setdefault(name, {**label, "names": list(line["features"]), "trials": {}, "untuned": None})
+        names, features = case["names"], line["features"]
+        if isinstance(record.choices, Config):  # of which formats may have different ones
+            names += [name for name in features if name not in names]
+        elif list(features) != names:
+            continue
+        row = np.array([features.get(name, np.nan) for name in names], np.float32)
+        if line["features"].get(SPECIALISED) == 0.0:
+            case["untuned"] = case["untuned"] or (seconds, row)
+        else:
+            case["trials"].setdefault(record.candidate, (seconds, row))
+    cases = [_case(name, held) for name, held in found.items() if len(held["trials"]) >= LEAST]
+    cases = [case for case in cases if np.isfinite(case.best)]
+    if not cases:
+        raise TuningError(f"expected records of at least {LEAST} trials of one case in {path}; found none")
+    return cases
+
+
+def _case(name: str, held: dict[str, Any]) -> Case:
+    trials = held["trials"]
+    return Case(
+        name,
+        {c: seconds for c, (seconds, _) in trials.items()},
+        dict(zip(trials, of_width([row for _, row in trials.values()], len(held["names"])), strict=True)),
+        tuple(held["names"]),
+        held["matrix"] or name,
+        held["family"] or name,
+        held["op"] or name.partition(" ")[0],
+        held["untuned"],
+    )
+
+
+__all__ = ["LEAST", "Case", "load"]

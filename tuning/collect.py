@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of many candidates for many matrices: what cost models are trained on and searches are compared over.
+
+``python -m sparsetir.tuning.collect --out space.jsonl`` measures generated matrices of every family, or files, with
+the portfolio, random candidates and, at the end, a search. It goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sparsetir.bench import suite
+from sparsetir.bench.inputs import find_files, from_files, say
+from sparsetir.errors import ArgumentError, SparseTIRError
+from sparsetir.tuning.database import Database, Key, Record
+from sparsetir.tuning.operands import DENSE, make_case
+from sparsetir.tuning.tune import Budget, Session, full_cost, trials
+
+SIZES, OPS = "20000,200000,1000000", "spmm:32,spmm:128,sddmm:64,spmv"
+TRIALS, SEARCHED = 160, 0.25  # of a case, and the share of them that is searched rather than drawn
+FEAT = 64  # where an operation is named without
+
+
+@dataclass(frozen=True)
+class Source:
+    """A matrix that is not in memory yet.
+
+    Parameters
+    ----------
+    name, family : str
+        What it is called, and what kind it is.
+    load : callable
+        Gives a scipy.sparse array.
+    """
+
+    name: str
+    family: str
+    load: Callable[[], Any]
+
+
+@dataclass
+class Labelled(Database):
+    """A database in which cases are known by the names of their matrix and operation, whatever version measured them.
+
+    Parameters
+    ----------
+    path : Path
+    label : dict of str to str
+        Written into each record: matrix, family and op.
+    """
+
+    label: dict[str, str] = field(default_factory=dict)
+    _held: dict[tuple[str, str], list[Record]] | None = field(default=None, repr=False)
+
+    def load(self, key: Key) -> list[Record]:
+        return self.trials()
+
+    def trials(self) -> list[Record]:
+        """Those of the case that is being measured."""
+        return [replace(record, reused=True) for record in self._case]
+
+    def append(self, key: Key, record: Record, **facts: Any) -> None:
+        super().append(key, record, **self.label, **facts)
+        self._case.append(record)
+
+    @property
+    def _case(self) -> list[Record]:
+        if self._held is None:
+            self._held = {}
+            for _, record, line in self.everything():
+                self._held.setdefault((line.get("matrix", ""), line.get("op", "")), []).append(record)
+        return self._held.setdefault((self.label.get("matrix", ""), self.label.get("op", "")), [])
+
+
+def generated(families: str, sizes: Sequence[int], seeds: int) -> Iterator[Source]:
+    """Members of the suite's families: ``"all"`` or names separated by commas, each with about so many entries."""
+    known = [name for name in suite.families() if name != "empty"]
+    chosen = known if families == "all" else [name for name in families.split(",") if name]
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise ArgumentError(f"the suite has all, {', '.join(known)}; found {unknown[0]!r}")
+    for size in sizes:
+        for seed in range(seeds):
+            for name in chosen:
+                label = f"{name}-{size}" + (f"-{seed}" if seed else "")
+                # Members that differ in a number, such as pruned_50 and pruned_90, are no strangers to each other.
+                family = re.sub(r"_\d+d?$", "", name)
+                yield Source(label, family, partial(suite.generate, name, size, seed=seed))
+
+
+def listed(folder: Path | None) -> Iterator[Source]:
+    """The files below a folder, each a family of its own."""
+    for source in from_files(find_files(folder)) if folder is not None else []:
+        yield Source(source.name, source.name, source.load)
+
+
+def operations(text: str) -> list[tuple[str, int]]:
+    """Operations with the lengths of their dense rows, such as ``spmm:32,spmv``."""
+    found = []
+    for part in text.split(","):
+        op, _, feat = part.partition(":")
+        if op not in DENSE or not (feat or str(FEAT)).isdigit():
+            raise ArgumentError(f"expected operations such as spmm:32, of {', '.join(DENSE)}; found {part!r}")
+        found.append((op, int(feat or FEAT)))
+    return found
+
+
+def measured(records: Labelled, matrix: Any, op: str, feat: int, *, most: int, seconds: float | None, seed: int) -> int:
+    """Measure candidates for one case until there are `most`; returns how many are new."""
+    before = len(records.trials())
+    if before >= most:
+        return 0
+    case = make_case(op, matrix, feat=feat)
+    drawn = round(most * (1 - SEARCHED))
+    with closing(Session(case.program, case.inputs, None, isolate=True)) as session:
+        for strategy, count in (("portfolio", drawn), ("evolution", most)):
+            if len(records.trials()) < count:
+                # What a shipped model likes must not decide what the next one learns from.
+                search, budget = session.search(seed, strategy, informed=False), Budget(count, seconds)
+                _, interrupted = trials(session, search, budget, records, cost=full_cost, progress=False)
+                if interrupted:
+                    raise KeyboardInterrupt
+    return len(records.trials()) - before
+
+
+def collect(
+    sources: Sequence[Source],
+    ops: Sequence[tuple[str, int]],
+    records: Labelled,
+    *,
+    most: int,
+    seconds: float | None = None,
+    budget: float | None = None,
+    seed: int = 0,
+) -> None:
+    """Measure every operation on every matrix; what fails is said and left out.
+
+    Parameters
+    ----------
+    sources : sequence of Source
+    ops : sequence of (str, int)
+        Operations and the lengths of dense rows.
+    records : Labelled
+    most : int
+        Trials of each case.
+    seconds : float, optional
+        For each half of a case.
+    budget : float, optional
+        Seconds after which no further case is begun.
+    seed : int
+    """
+    begun = time.perf_counter()
+    for number, source in enumerate(sources):
+        matrix = None
+        for op, feat in ops:
+            if budget is not None and time.perf_counter() - begun > budget:
+                say(f"stopped after {budget:.0f} s; the same command goes on")
+                return
+            named = f"{op}:{feat}"
+            records.label = {"matrix": source.name, "family": source.family, "op": named}
+            start = time.perf_counter()
+            try:
+                matrix = source.load() if matrix is None else matrix
+                new = measured(records, matrix, op, feat, most=most, seconds=seconds, seed=seed)
+            except (SparseTIRError, MemoryError, RuntimeError) as error:
+                say(f"without {source.name} {named}: {' '.join(str(error).split())[:200]}")
+                continue
+            took = time.perf_counter() - start
+            say(f"[{number + 1}/{len(sources)}] {source.name} {named}: {new} new trials in {took:.1f} s")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Collect."""
+    parser = argparse.ArgumentParser(prog="python -m sparsetir.tuning.collect", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="a file of JSON lines; it is only added to")
+    parser.add_argument("--suite", default="all", metavar="NAMES", help="families of generated matrices; '' for none")
+    parser.add_argument("--sizes", default=SIZES, help="entries of generated matrices")
+    parser.add_argument("--matrices", type=int, default=1, metavar="N", help="of each family and size")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="also every matrix below a folder")
+    parser.add_argument("--ops", default=OPS, help="operations with the length of dense rows")
+    parser.add_argument("--trials", type=int, default=TRIALS, help="of each case")
+    parser.add_argument("--case-seconds", type=float, help="for each half of a case")
+    parser.add_argument("--seconds", type=float, help="after which no further case is begun")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    try:
+        sizes = [int(size) for size in args.sizes.split(",")]
+        sources = [*generated(args.suite, sizes, args.matrices), *listed(args.data)]
+        ops = operations(args.ops)
+    except (SparseTIRError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    records = Labelled(args.out)
+    limits = {"most": args.trials, "seconds": args.case_seconds, "budget": args.seconds, "seed": args.seed}
+    try:
+        collect(sources, ops, records, **limits)
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

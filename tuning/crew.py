@@ -1,0 +1,460 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where candidates run: in worker processes, which may crash or hang without harm to the caller, or in this one.
+
+The workers of a crew compile side by side and measure one at a time, while the others wait. They outlive a search,
+so that the next one finds TVM warm; a worker whose parent is gone ends by itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import tvm
+from tvm import tirx
+
+from sparsetir.errors import TuningError
+from sparsetir.formats.format import Format
+from sparsetir.threads import get_num_threads
+from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.features import Stored
+from sparsetir.tuning.lab import Lab, Prepared
+from sparsetir.tuning.measure import Measurement, duel
+from sparsetir.tuning.space import Values
+
+MOST_WORKERS = 4
+WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
+MOST_BYTES = 1 << 30  # of arguments that are copied to workers
+AHEAD = 2  # formats that are prepared while a batch is compiled
+TIMEOUT = 20.0  # seconds of one compilation or measurement
+ALLOWED = 20.0  # times the seconds of the untuned kernel, if that is more
+PATIENT = 6.0  # times as long for a conversion, or for a worker to begin
+CHEAP = 0.3  # seconds of a conversion that a second worker may repeat in order to share the compilation
+SENT = ("numpy", "scipy", "sparsetir", "builtins", "ml_dtypes")  # whose objects can be sent to a worker
+
+
+class Lost(Exception):
+    """A worker died or took too long."""
+
+
+class Lane(Protocol):
+    """Does jobs, methods of a `Lab`, in the order in which they are posted."""
+
+    def post(self, job: str, *args: Any) -> None:
+        """Ask for a job."""
+
+    def result(self) -> tuple[str, tuple[Any, ...], Any]:
+        """The oldest job whose result was not taken, and its result; a `Lost` if it cost a worker its life."""
+
+    @property
+    def pending(self) -> int:
+        """Jobs whose result was not taken."""
+
+    def allow(self, seconds: float) -> None:
+        """Let a job take at least so long."""
+
+    def close(self) -> None:
+        """Forget everything."""
+
+
+class Here:
+    """A laboratory in this process."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.done: deque[tuple[str, tuple[Any, ...], Any]] = deque()
+
+    @property
+    def pending(self) -> int:
+        return len(self.done)
+
+    def post(self, job: str, *args: Any) -> None:
+        self.done.append((job, args, getattr(self.lab, job)(*args)))
+
+    def result(self) -> tuple[str, tuple[Any, ...], Any]:
+        return self.done.popleft()
+
+    def allow(self, seconds: float) -> None:
+        pass
+
+    def close(self) -> None:
+        self.done.clear()
+
+
+class Process:
+    """A Python process that answers jobs."""
+
+    idle: ClassVar[list[Process]] = []
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.threads, self.path = get_num_threads(), modules_path()
+        environment = {**os.environ, "PYTHONPATH": self.path, "TVM_NUM_THREADS": str(self.threads), WORKER: "1"}
+        command = [sys.executable, "-m", "sparsetir.tuning.crew", str(theirs.fileno())]
+        self.process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the parent
+        )
+        theirs.close()
+        self.connection: Connection[Any, Any] = Connection(ours.detach())
+
+    @classmethod
+    def take(cls) -> Process:
+        """One that is idle, or a new one."""
+        while cls.idle:
+            found = cls.idle.pop()
+            is_same = (found.threads, found.path) == (get_num_threads(), modules_path())
+            if found.process.poll() is None and is_same:
+                return found
+            found.kill()
+        return cls()
+
+    def rest(self) -> None:
+        """Keep the process for the next search."""
+        self.connection.send(("end", ()))
+        self.idle.append(self)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+
+
+def modules_path() -> str:
+    """Where a worker looks for modules, such as that of a template."""
+    return os.pathsep.join(entry for entry in sys.path if entry)
+
+
+@atexit.register
+def _dismiss() -> None:
+    while Process.idle:
+        Process.idle.pop().kill()
+
+
+class Worker:
+    """A laboratory in a process of its own.
+
+    Parameters
+    ----------
+    parcel : bytes
+        What a laboratory is made of, pickled.
+    timeout : float
+        Seconds of one job.
+    """
+
+    def __init__(self, parcel: bytes, timeout: float) -> None:
+        self.parcel, self.timeout = parcel, timeout
+        self.jobs: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self.process: Process | None = None
+        self._start()
+
+    def _start(self) -> None:
+        """Send the laboratory to a process, then every job that waits; its answer is awaited with the first result."""
+        self.process = Process.take()
+        self.has_begun = False
+        try:
+            self.process.connection.send(("begin", ()))
+            self.process.connection.send_bytes(self.parcel)
+            for job in self.jobs:
+                self.process.connection.send(job)
+        except OSError as error:
+            raise TuningError(f"a worker process could not be started: {error}") from error
+
+    @property
+    def pending(self) -> int:
+        return len(self.jobs)
+
+    def post(self, job: str, *args: Any) -> None:
+        assert self.process is not None
+        self.jobs.append((job, args))
+        try:
+            self.process.connection.send((job, args))
+        except OSError:
+            pass  # it died; noticed when the result is awaited
+
+    def result(self) -> tuple[str, tuple[Any, ...], Any]:
+        job, args = self.jobs[0]
+        if not self.has_begun:
+            self._await_beginning()
+        try:
+            is_long = job == "prepare" or args[0] is None  # the untuned kernel must be timed
+            found = self._receive(self.timeout * (PATIENT if is_long else 1.0))
+        except Lost as lost:
+            found = lost
+        self.jobs.popleft()
+        if isinstance(found, Lost):
+            self._start()
+        return job, args, found
+
+    def allow(self, seconds: float) -> None:
+        self.timeout = max(self.timeout, seconds)
+
+    def begins(self) -> str | None:
+        """Wait until the laboratory is there; the reason where there can be none."""
+        try:
+            error: str | None = self._receive(self.timeout * PATIENT)
+        except Lost as lost:
+            error = str(lost)
+        self.has_begun = error is None
+        return error
+
+    def _await_beginning(self) -> None:
+        error = self.begins()
+        if error is not None:
+            raise TuningError(f"a worker process could not begin: {error}; try isolate=False")
+
+    def _receive(self, limit: float) -> Any:
+        assert self.process is not None
+        try:
+            if self.process.connection.poll(limit):
+                return self.process.connection.recv()
+            why = f"took more than {limit:g} s"
+        except (EOFError, OSError):
+            why = f"crashed: {how_it_ended(self.process.process.wait())}"
+        self.process.kill()
+        raise Lost(why)
+
+    def close(self) -> None:
+        if self.process is not None and self.has_begun and not self.jobs:
+            self.process.rest()
+        elif self.process is not None:
+            self.process.kill()
+        self.process = None
+
+
+def how_it_ended(code: int) -> str:
+    """The exit code of a process in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    return f"{name}, as when memory runs out" if name == "SIGKILL" else name
+
+
+class Crew:
+    """Lanes that share the work of a search.
+
+    Parameters
+    ----------
+    lanes : sequence of Lane
+    upcoming : sequence of Format
+        In the order in which they will be wanted.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], upcoming: Iterable[Format] = ()) -> None:
+        self.lanes = list(lanes)
+        self.upcoming = deque(upcoming) if len(self.lanes) > 1 else deque()
+        self.homes: dict[Format | None, list[Lane]] = {None: list(self.lanes)}
+        self.known: dict[Format | None, Prepared] = {}
+        self.best = float("inf")
+
+    # ------------------------------------------------------------------------------------------ formats
+
+    def values(self, format: Format | None) -> Values | None:
+        """The open choices of a format; None where there is no form."""
+        if format not in self.known:
+            self._home(format).post("prepare", format)
+            self._look_ahead(len(self.lanes) - 1)
+            for lane in self.lanes:
+                self._drain(lane)
+        return self.known[format].values
+
+    def _look_ahead(self, count: int) -> None:
+        """Let the next formats be prepared while other work is waited for."""
+        while count > 0 and self.upcoming:
+            format = self.upcoming.popleft()
+            if format not in self.homes:
+                self._home(format).post("prepare", format)
+                count -= 1
+
+    @property
+    def stored(self) -> dict[Format | None, Stored]:
+        """How the formats that are ready store the argument."""
+        return {f: ready.stored for f, ready in self.known.items() if ready.stored is not None}
+
+    @property
+    def refused(self) -> dict[Format | None, str]:
+        """The formats that cannot be had, and why; at None why a template does not fit the program as it is."""
+        return {f: ready.error for f, ready in self.known.items() if ready.error is not None}
+
+    def refuse(self, format: Format | None, error: str) -> None:
+        """Note that a format turned out not to work."""
+        self.known[format] = Prepared(error=error)
+
+    def _home(self, format: Format | None) -> Lane:
+        """The lane that prepares a format: the one with the fewest."""
+        if format not in self.homes:
+            counts = [sum(lane in held for held in self.homes.values()) for lane in self.lanes]
+            self.homes[format] = [self.lanes[int(np.argmin(counts))]]
+        return self.homes[format][0]
+
+    # ----------------------------------------------------------------------------------------- measuring
+
+    def measure(self, batch: Sequence[Candidate]) -> Iterator[tuple[Candidate, Measurement]]:
+        """Compile candidates side by side, then check and time one after another."""
+        lanes = self._compile(batch, ahead=AHEAD)
+        for candidate in batch:
+            found = lanes[candidate]
+            if isinstance(found, str):
+                yield candidate, Measurement(error=found)
+                continue
+            timed = self.time(candidate, found)
+            yield candidate, timed
+
+    def time(self, candidate: Candidate | None, lane: Lane | None = None) -> Measurement:
+        """Check and time a candidate, None for the untuned kernel."""
+        lane = lane or self.lanes[0]
+        lane.post("time", candidate, self.best)
+        *_, found = lane.result()
+        if isinstance(found, Lost):
+            return Measurement(error=f"its process {found}")
+        if candidate is None and found.seconds is not None:
+            for each in self.lanes:
+                each.allow(ALLOWED * found.seconds)
+        self.best = min(self.best, found.seconds or self.best)
+        return found
+
+    def _compile(self, batch: Sequence[Candidate], *, ahead: int = 0) -> dict[Candidate, Lane | str]:
+        """Where each candidate is ready, or why it is not."""
+        found: dict[Candidate, Lane | str] = {}
+        for candidate in batch:
+            lane = self._least_busy(candidate.format)
+            found[candidate] = lane
+            lane.post("compile", candidate)
+        self._look_ahead(ahead)
+        for lane in self.lanes:
+            for candidate, error in self._drain(lane):
+                if error is not None:
+                    found[candidate] = error
+        return found
+
+    def _drain(self, lane: Lane) -> list[tuple[Candidate, str | None]]:
+        """Take all results of a lane: formats are noted, compilations returned."""
+        compiled = []
+        while lane.pending:
+            job, (asked, *_), found = lane.result()
+            if job == "prepare":
+                self.known[asked] = Prepared(error=f"its process {found}") if isinstance(found, Lost) else found
+            elif job == "compile":
+                compiled.append((asked, f"its process {found}" if isinstance(found, Lost) else found))
+        return compiled
+
+    def _least_busy(self, format: Format | None) -> Lane:
+        """The lane for a candidate: one that has its format, or another if those are busier and converting is cheap."""
+        self._home(format)
+        holders = self.homes[format]
+        own = min(holders, key=lambda lane: lane.pending)
+        other = min(self.lanes, key=lambda lane: lane.pending)
+        ready = self.known.get(format)
+        is_cheap = ready is not None and ready.stored is not None and ready.stored.seconds < CHEAP
+        if own.pending - other.pending < 2 or not is_cheap:
+            return own
+        holders.append(other)
+        return other
+
+    def compare(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
+        """The fastest calls of candidates and, at None, of the untuned kernel, in turn."""
+        lanes = self._compile(candidates)
+        cases: dict[Candidate | None, Lane] = {None: self.lanes[0]}
+        cases.update({c: lane for c, lane in lanes.items() if not isinstance(lane, str)})
+        return duel({candidate: partial(_fastest, lane, candidate) for candidate, lane in cases.items()})
+
+    def close(self) -> None:
+        for lane in self.lanes:
+            lane.close()
+
+
+def _fastest(lane: Lane, candidate: Candidate | None, seconds: float) -> float:
+    lane.post("fastest", candidate, seconds)
+    *_, found = lane.result()
+    return float("inf") if isinstance(found, Lost) else float(found)
+
+
+def crew_of(lab: Lab, upcoming: Iterable[Format] = (), *, isolate: bool, timeout: float = TIMEOUT) -> Crew:
+    """Workers for a laboratory, or this process where they are not wanted or cannot be.
+
+    Parameters
+    ----------
+    lab : Lab
+    upcoming : iterable of Format
+    isolate : bool
+        Whether to use worker processes.
+    timeout : float
+        Seconds of one job.
+    """
+    if WORKER in os.environ:
+        begun = "a worker process imported the module of a template, which begins a search"
+        raise TuningError(f"{begun}; put the search below if __name__ == \"__main__\"")
+    parcel = (
+        packed(lab) if isolate and hasattr(socket, "socketpair") and os.name == "posix" and sys.executable else None
+    )
+    if parcel is None:
+        return Crew([Here(lab)], upcoming)
+    count = max(1, min(MOST_WORKERS, os.cpu_count() or 1, MOST_BYTES // max(len(parcel), 1)))
+    crew = Crew([Worker(parcel, timeout) for _ in range(count)], upcoming)
+    if lab.template is None or all(lane.begins() is None for lane in crew.lanes if isinstance(lane, Worker)):
+        return crew
+    crew.close()  # a worker imports the template's module, and may not find it or find it changed
+    return Crew([Here(lab)], upcoming)
+
+
+def packed(lab: Lab) -> bytes | None:
+    """What a laboratory is made of; None if it cannot be sent to a worker, or is very large."""
+    if not all(type(value).__module__.partition(".")[0] in SENT for value in lab.inputs.values()):
+        return None
+    if sum(array.nbytes for array in lab.workload.arrays.values()) > MOST_BYTES:
+        return None
+    try:
+        text = lab.template.text if lab.template is not None else None
+        return pickle.dumps((tvm.ir.save_json(lab.func), lab.inputs, lab.target, lab.template, text), protocol=5)
+    except Exception:  # what objects from elsewhere raise is theirs to choose
+        return None
+
+
+def serve(connection: Connection[Any, Any]) -> None:
+    """Answer jobs until the other end is closed."""
+    lab: Lab | None = None
+    while True:
+        try:
+            job, args = connection.recv()
+            if job == "end":
+                lab = None
+            elif job == "begin":
+                lab = None
+                lab, error = _unpacked(connection.recv_bytes())
+                connection.send(error)
+            else:
+                connection.send(getattr(lab, job)(*args))
+        except (EOFError, OSError):
+            return
+
+
+def _unpacked(parcel: bytes) -> tuple[Lab | None, str | None]:
+    try:
+        program, inputs, target, template, text = pickle.loads(parcel)
+        if template is not None and template.text != text:
+            return None, f"{template!r} is another one there"
+        func = tvm.ir.load_json(program)
+        assert isinstance(func, tirx.PrimFunc)
+        return Lab(func, inputs, target, template, is_first=False), None
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))

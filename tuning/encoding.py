@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From candidates of one workload to the rows of numbers that a cost model sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.formats.format import Format
+from sparsetir.formats.pattern import Pattern, pattern
+from sparsetir.tuning import features
+from sparsetir.tuning.analytic import Structure, terms
+from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.estimate import Estimates
+from sparsetir.tuning.features import Operands, Stored
+
+# 0 where sizes are left open, as in the untuned kernel.
+SPECIALISED = "specialised"
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """What stays the same for all candidates of a workload.
+
+    Parameters
+    ----------
+    facts : mapping of str to float
+        Numbers of the pattern.
+    described : Pattern or None
+    own : Stored
+        How the sparse argument is stored as it came.
+    operands : Operands
+    knobs : callable, optional
+        The values of a template's knobs for a format, where one is searched. Columns are added then as candidates have
+        knobs that those before had not.
+    """
+
+    facts: Mapping[str, float]
+    described: Pattern | None
+    own: Stored
+    operands: Operands
+    knobs: Callable[[Format | None], Mapping[str, tuple[Any, ...]] | None] | None = None
+    _columns: list[str] = field(default_factory=list, init=False, repr=False)
+
+    @cached_property
+    def estimates(self) -> Estimates:
+        return Estimates(self.described, self.own, self.operands.itemsize)
+
+    @cached_property
+    def structure(self) -> Structure:
+        return Structure.of(self.described)
+
+    @cached_property
+    def _facts(self) -> np.ndarray:
+        return np.array(list(self.facts.values()), np.float32)
+
+    def of(self, candidate: Candidate, *, specialised: bool = True) -> dict[str, float]:
+        """The numbers that depend on the candidate, by name."""
+        stored = self.estimates(candidate.format)
+        nnz = self.described.nnz if self.described is not None else 1
+        values = self.knobs(candidate.format) if self.knobs is not None else None
+        found = features.of_candidate(candidate, stored, self.operands, nnz, values)
+        found |= terms(candidate, stored, self.operands, self.structure)
+        return {**found, SPECIALISED: float(specialised)}
+
+    def named(self, candidate: Candidate, *, specialised: bool = True) -> dict[str, float]:
+        """All numbers by name, rounded to what is worth writing down."""
+        found = {**self.facts, **self.of(candidate, specialised=specialised)}
+        return {name: float(f"{value:.5g}") for name, value in found.items()}
+
+    def rows(self, candidates: Sequence[Candidate], *, specialised: bool = True) -> np.ndarray:
+        """All numbers, a row for each candidate; not a number where one lacks a knob of another."""
+        if self.knobs is not None:
+            return self._rows_of_knobs(candidates, specialised)
+        own = np.array([list(self.of(c, specialised=specialised).values()) for c in candidates], np.float32)
+        return np.concatenate([np.broadcast_to(self._facts, (len(own), len(self._facts))), own], axis=1)
+
+    def _rows_of_knobs(self, candidates: Sequence[Candidate], specialised: bool) -> np.ndarray:
+        """The same by name, as candidates of different formats may have different knobs."""
+        found = [{**self.facts, **self.of(candidate, specialised=specialised)} for candidate in candidates]
+        for numbers in found:
+            self._columns.extend(name for name in numbers if name not in self._columns)
+        return np.array([[numbers.get(name, np.nan) for name in self._columns] for numbers in found], np.float32)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the columns of `rows`, those that are there so far."""
+        return list(self.named(Candidate())) if self.knobs is None else list(self._columns)
+
+
+@cache
+def matrix_names() -> tuple[str, ...]:
+    """The names for a program with one sparse matrix, in order."""
+    small = sp.csr_array(np.eye(2, dtype=np.float32))
+    described = pattern(small)
+    facts = features.of_pattern(described) | features.density(small.indptr, small.indices, 2)
+    return tuple(Encoding(facts, described, Stored(2, 28), Operands(1, 8, 8, 4, 1)).names)
+
+
+@cache
+def pattern_names() -> frozenset[str]:
+    """Those of `matrix_names` that say something about the matrix and nothing about the candidate."""
+    small = Encoding({}, None, Stored(1, 1), Operands(1, 1, 1, 1, 1))
+    return frozenset(matrix_names()) - frozenset(small.of(Candidate()))
+
+
+__all__ = ["SPECIALISED", "Encoding", "matrix_names", "pattern_names"]

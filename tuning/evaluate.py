@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well a cost model ranks the candidates of matrices that it never saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from sparsetir.tuning.cases import Case
+from sparsetir.tuning.model import Model
+
+Trainer: TypeAlias = Callable[[Sequence[Case]], Model]
+
+SLOWER = 1.02  # times the untuned kernel's time from which on a kernel counts as slower
+MARGINS = (1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How a model ranked the candidates of one case.
+
+    Parameters
+    ----------
+    case : Case
+    pairs : float
+        Share of the pairs of candidates, their times not equal, that it puts in the right order.
+    top_1, top_5 : float
+        The best time of the case over that of the model's first candidate, and over the best of its first five.
+    gain : float
+        How many times faster than the untuned kernel the model expects its first candidate to be; 1 if not known.
+    actual : float
+        How many times faster it is.
+    """
+
+    case: Case
+    pairs: float
+    top_1: float
+    top_5: float
+    gain: float = 1.0
+    actual: float = 1.0
+
+
+def pairs_in_order(scores: np.ndarray, seconds: np.ndarray) -> float:
+    """The share of pairs, times not equal, of which the faster one has the higher score; equal scores are half right.
+
+    Examples
+    --------
+    >>> pairs_in_order(np.array([3.0, 1.0, 2.0]), np.array([1.0, 2.0, 3.0]))
+    0.6666666666666666
+    """
+    faster = seconds[:, None] < seconds[None, :]
+    right = scores[:, None] > scores[None, :]
+    equal = scores[:, None] == scores[None, :]
+    return float(((right + 0.5 * equal) * faster).sum() / max(faster.sum(), 1))
+
+
+def ranking(model: Model, case: Case) -> Ranking:
+    """How a model ranks a case's candidates that ran."""
+    rows, seconds = case.rows()
+    scores = model.predict(rows)
+    order = np.argsort(-scores, kind="stable")
+    top = [seconds.min() / seconds[order[:count]].min() for count in (1, 5)]
+    gain, actual = 1.0, 1.0
+    if case.untuned is not None and np.isfinite(case.untuned[0]):
+        untuned_seconds, row = case.untuned
+        gain = float(np.exp(scores[order[0]] - model.predict(row[None])[0]))
+        actual = float(untuned_seconds / seconds[order[0]])
+    return Ranking(case, pairs_in_order(scores, seconds), float(top[0]), float(top[1]), gain, actual)
+
+
+def folds(cases: Sequence[Case], by: str) -> Iterator[tuple[list[Case], list[Case]]]:
+    """For each matrix or family (`by`) the cases of all others, and its own."""
+    for name in dict.fromkeys(getattr(case, by) for case in cases):
+        yield (
+            [case for case in cases if getattr(case, by) != name],
+            [case for case in cases if getattr(case, by) == name],
+        )
+
+
+def held_out(cases: Sequence[Case], trainer: Trainer, by: str) -> list[Ranking]:
+    """How each case is ranked by a model that was trained on all matrices or families (`by`) but its own."""
+    found = []
+    for others, own in folds(cases, by):
+        model = trainer(others)
+        found += [ranking(model, case) for case in own]
+    return found
+
+
+# ------------------------------------------------------------------ tables
+
+
+def geomean(numbers: Sequence[float]) -> float:
+    """The geometric mean."""
+    return float(np.exp(np.mean(np.log(np.maximum(numbers, 1e-9)))))
+
+
+def summary(found: Sequence[Ranking]) -> list[str]:
+    """Cells: pairs in order, the share of the best that the first and the first five reach, and a bad first one."""
+    first, five = [r.top_1 for r in found], [r.top_5 for r in found]
+    numbers = [np.mean([r.pairs for r in found]), geomean(first), np.percentile(first, 5), geomean(five)]
+    return [f"{number:.3f}" for number in numbers]
+
+
+HEADING = ["pairs in order", "top 1", "5th percentile", "top 5"]
+
+
+def by_model(rankings: dict[str, list[Ranking]], title: str) -> list[list[str]]:
+    """A row for each model, and one for the untuned kernel."""
+    rows = [[title, *HEADING], *([name, *summary(found)] for name, found in rankings.items())]
+    some = next(iter(rankings.values()))
+    known = [r.case for r in some if r.case.untuned is not None and np.isfinite(r.case.untuned[0])]
+    shares = [min(1.0, case.best / case.untuned[0]) for case in known if case.untuned is not None]
+    if shares:
+        rows.append(["the untuned kernel", "", f"{geomean(shares):.3f}", f"{np.percentile(shares, 5):.3f}", ""])
+    return rows
+
+
+def by_op(found: Sequence[Ranking]) -> list[list[str]]:
+    """A row for each operation."""
+    ops = dict.fromkeys(r.case.op for r in found)
+    return [["operation", *HEADING], *([op, *summary([r for r in found if r.case.op == op])] for op in ops)]
+
+
+def by_margin(found: Sequence[Ranking]) -> list[list[str]]:
+    """What comes of taking a model's first candidate, unmeasured, where it expects so much of it."""
+    rows = [["taken if expected to be", "taken", "speedup over untuned", "slower than untuned", "slowest"]]
+    for margin in MARGINS:
+        actual = [r.actual if r.gain >= margin else 1.0 for r in found]
+        taken = np.mean([r.gain >= margin for r in found])
+        slower = np.mean([speedup * SLOWER < 1 for speedup in actual])
+        rows.append(
+            [
+                f"{margin:g} times as fast",
+                f"{taken:.0%}",
+                f"{geomean(actual):.2f}",
+                f"{slower:.1%}",
+                f"{min(actual):.2f}",
+            ]
+        )
+    return rows
+
+
+def safe_margin(found: Sequence[Ranking], most: float = 0.05) -> float:
+    """The least margin with which so small a share of the cases, at most, becomes slower than the untuned kernel."""
+    for margin in MARGINS:
+        if np.mean([r.gain >= margin and r.actual * SLOWER < 1 for r in found]) <= most:
+            return margin
+    return MARGINS[-1]
+
+
+__all__ = ["Ranking", "Trainer", "by_margin", "by_model", "by_op", "folds", "held_out", "pairs_in_order", "safe_margin"]
