@@ -129,7 +129,7 @@ class _Machine:
 
     def coordinate(self, axis: Axis, coords: tuple[int, ...], position: int, slot: int) -> int:
         if axis.rule is not None:
-            return self.rule(axis.rule, (*coords, slot))
+            return self.rule(axis.rule, (*coords, slot, position))
         return slot if axis.indices is None else int(self.memory[axis.indices][position])
 
     def slots(self, axis: Axis, parent: _Point | None, first: int, slots: Iterable[int]) -> Iterator[_Point]:

@@ -58,7 +58,7 @@ class Axis:
     """One axis: how the coordinates of a dimension are stored.
 
     ``count`` is the number of stored positions over all fibers, ``width`` the slots per fiber where that is
-    fixed. ``indices`` is an array, ``rule`` a formula of (ancestors' coordinates..., slot) that replaces it;
+    fixed. ``indices`` is an array, ``rule`` a formula of (ancestors' coordinates..., slot, position) that replaces it;
     ``extent_rule`` and ``offset_rule`` (of the ancestors' coordinates) replace ``indptr``. A ``full`` axis has a
     coordinate in every slot.
     """
@@ -99,7 +99,7 @@ class Axis:
     @property
     def may_be_absent(self) -> bool:
         """Whether a stored slot may hold a coordinate outside ``[0, length)``, that is padding."""
-        return self.kind in ("sparse_fixed", "singleton") and not self.full
+        return (self.kind in ("sparse_fixed", "singleton") or self.rule is not None) and not self.full
 
     @cached_property
     def ancestors(self) -> tuple[Axis, ...]:
@@ -142,7 +142,7 @@ class Axis:
     def coordinate(self, pos: ir.Expr, slot: ir.Expr, coords: Sequence[ir.Expr]) -> ir.Expr:
         """Coordinate stored at position `pos`, which is `slot` in its fiber."""
         if self.rule is not None:
-            return cast(substitute_args(self.rule, [*coords, slot]), self.idtype)
+            return cast(substitute_args(self.rule, [*coords, slot, pos]), self.idtype)
         if self.indices is not None:
             return cast(load(self.indices, pos), self.idtype)
         return slot
@@ -272,13 +272,13 @@ def decode_axis(var: Var, value: Call, axes: dict[Var, Axis]) -> Axis:
         return Axis(var, kind, args[1], args[2], parent, indptr=args[3])
     if kind == "dense_implicit":
         return Axis(var, kind, args[1], args[2], parent, extent_rule=args[3], offset_rule=args[4])
-    full = kind == "sparse_fixed" and len(args) > 6 and bool(int(args.pop()))
+    full = len(args) > op.BEFORE_FULL.get(kind, len(args)) and bool(int(args.pop()))
     flags = {"sorted": bool(int(args[-2])), "unique": bool(int(args[-1]))}
-    if kind == "sparse_variable":
-        return Axis(var, kind, args[1], args[2], parent, indptr=args[3], indices=args[4], **flags)
     where = {"indices": args[-3]} if tirx.is_buffer_var(args[-3]) else {"rule": args[-3]}
+    if kind == "sparse_variable":
+        return Axis(var, kind, args[1], args[2], parent, indptr=args[3], full=full, **where, **flags)
     if kind == "singleton":
-        return Axis(var, kind, args[1], above, parent, width=const(1), **where, **flags)
+        return Axis(var, kind, args[1], above, parent, width=const(1), full=full, **where, **flags)
     count = cast(above, str(args[2].ty.dtype)) * args[2] if parent is not None else args[2]
     return Axis(var, kind, args[1], count, parent, width=args[2], full=full, **where, **flags)
 

@@ -10,8 +10,9 @@ dense_fixed         length                                                      
 dense_variable      parent, length, nnz, indptr                                 an axis
 dense_implicit      parent, length, nnz, extent, offset                         an axis
 sparse_fixed        parent, length, width, indices | expr, sorted, unique[, 1]  an axis
-sparse_variable     parent, length, nnz, indptr, indices, sorted, unique        an axis
-singleton           parent, length, indices | expr, sorted, unique              an axis
+sparse_variable     parent, length, nnz, indptr, indices | expr, sorted,        an axis
+                    unique[, 1]
+singleton           parent, length, indices | expr, sorted, unique[, 1]         an axis
 attach              axis, new_parent                                            an entry of an sp_iter
 fuse                axis, axis, ...                                             an entry of an sp_iter
 root                -                                                           ``parent=None``
@@ -43,6 +44,11 @@ AXIS_NAMES = (
     "sparse_variable",
     "singleton",
 )
+BEFORE_FULL = {
+    "sparse_fixed": 6,
+    "sparse_variable": 7,
+    "singleton": 5,
+}  # arguments before the promise that every slot is full
 NAMES = (*AXIS_NAMES, "attach", "fuse", "root", "arg", "coord", "bind_axes", *FIND)
 
 

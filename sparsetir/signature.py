@@ -398,7 +398,7 @@ def _fixed(levels: list[interop.Level], buffer: SparseBuffer) -> list[interop.Le
     """The levels themselves when no call has to fill anything in."""
     plain = ("dense_fixed", "sparse_variable")
     lengths = [_constant(a.length) for a in buffer.axes]
-    if all(a.kind in plain for a in buffer.axes) and not any(n is not None for n in lengths):
+    if all(a.kind in plain and a.rule is None for a in buffer.axes) and not any(n is not None for n in lengths):
         return levels
     return None
 

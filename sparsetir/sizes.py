@@ -44,6 +44,9 @@ def code(expr: ir.Expr, args: str = "a") -> str:
     if isinstance(expr, tirx.Select) or op.is_if_then_else(expr):
         parts = [expr.condition, expr.true_value, expr.false_value] if isinstance(expr, tirx.Select) else expr.args
         return "where({}, {}, {})".format(*(code(p, args) for p in parts))
+    if isinstance(expr, ir.TensorLoad):
+        found = f"a formula reads {expr.source.name}, which has no value before the call"
+        raise LoweringError(f"{found}: pass the arrays of its axis by name")
     pattern = _BINARY.get(type(expr))
     if pattern is None:
         raise LoweringError(f"a size may use + - * // % min max and comparisons, found {expr} ({type(expr).__name__})")

@@ -62,6 +62,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "dense_rows": {"density": 0.4},
     "dense_columns": {"density": 0.4},
     "row_groups": {"r": 2, "padding": 0.9},
+    "narrow_csr": {},
+    "narrow_sell": {"C": 4, "sigma": 8},
 }
 #: formats without parameters of a matrix
 OTHERS = {"tree"}
@@ -285,7 +287,7 @@ def test_the_interpreter_agrees(name: str) -> None:
         close(out, A.toarray() @ B, "float64")
 
 
-@pytest.mark.parametrize("name", ["bsr", "ell", "sell", "dia", "blocks", "hyb"])
+@pytest.mark.parametrize("name", ["bsr", "ell", "sell", "narrow_sell", "dia", "blocks", "hyb"])
 def test_the_interpreter_agrees_on_sparse_results(name: str) -> None:
     parts = sparsetir.decompose_format(sparsetir.ops.sddmm("float64"), {"S": made(name)})
     S, X, Y = operands(MATRICES["explicit_zeros"], "float64", 2)
@@ -1389,7 +1391,7 @@ def check_specials(kernel: Any, A: Any, dtype: str) -> None:
 
 
 def test_which_formats_fill() -> None:
-    assert {"ell", "sell", "padded_csr", "buckets", "hyb", "ell_rest", "nm"} < set(TESTING)
+    assert {"ell", "sell", "narrow_sell", "padded_csr", "buckets", "hyb", "ell_rest", "nm"} < set(TESTING)
     assert {"bsr", "dia", "band", "sr_bcrs", "ragged"} < FILLING
 
 
@@ -1647,6 +1649,7 @@ HUGE: list[tuple[str, dict[str, Any], Any]] = [
     ("columns", {"c": 2, "each": "dia"}, SCATTERED),
     ("rows", {"each": "ell"}, FULL_ROW),
     ("csr", {}, FAR_DOWN),
+    ("narrow_csr", {}, FAR_DOWN),
     ("csc", {}, FAR_DOWN.T),
     ("bsr", {}, FAR_DOWN),
     ("dia", {}, FAR_DOWN),

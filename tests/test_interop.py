@@ -51,7 +51,7 @@ def fiber(stored, levels, d, parent, above):
     width = 1 if level.kind == "singleton" else stored.widths[d]
     slots = [(parent * width + s, s) for s in range(width)]
     if level.rule is not None:
-        return [(q, int(level.rule(*above, s))) for q, s in slots]
+        return [(q, int(level.rule(*above, s, q))) for q, s in slots]
     return [(q, int(stored.indices[d][q])) for q, _ in slots]
 
 
@@ -147,10 +147,10 @@ def matrix_formats(idtype="int32"):
         "dense": [("I", "dense_fixed", None, {}), ("J", "dense_fixed", None, {})],
         "band": [
             ("I", "dense_fixed", None, {}),
-            ("J", "sparse_fixed", 0, {"width": 13, "rule": lambda i, s: i + s - 6}),
+            ("J", "sparse_fixed", 0, {"width": 13, "rule": lambda i, s, p: i + s - 6}),
         ],
         "band backwards": [
-            ("I", "sparse_fixed", None, {"width": 7, "rule": lambda s: 6 - s}),
+            ("I", "sparse_fixed", None, {"width": 7, "rule": lambda s, p: 6 - s}),
             ("J", "sparse_variable", 0, {}),
         ],
         "packed": [
@@ -367,7 +367,7 @@ def test_singleton_below_a_dense_axis():
 
 
 def test_singleton_by_rule():
-    levels = [Level("I", "dense_fixed"), Level("J", "singleton", 0, rule=lambda i, s: i + 1)]
+    levels = [Level("I", "dense_fixed"), Level("J", "singleton", 0, rule=lambda i, s, p: i + 1)]
     shifted = sp.dia_array((np.array([[9.0, 1, 2]]), [1]), shape=(3, 3))
     assert store(shifted, levels, name="A", dtype="float64").values.tolist() == [1, 2, 0]
 
@@ -728,7 +728,7 @@ def test_singleton_with_two_coordinates():
 
 
 def test_entries_outside_a_formula():
-    band = [Level("I", "dense_fixed"), Level("J", "sparse_fixed", 0, width=1, rule=lambda i, s: i + s)]
+    band = [Level("I", "dense_fixed"), Level("J", "sparse_fixed", 0, width=1, rule=lambda i, s, p: i + s)]
     lower = sp.csr_array(np.array([[1.0, 0], [1, 1]]))
     refused(StructureError, r"entry \(1, 0\) of A lies outside the pattern that axis J has by formula", lower, band)
     rules = {"extent_rule": lambda i: i + 1, "offset_rule": lambda i: i * (i + 1) // 2}

@@ -74,6 +74,9 @@ FORMATS: dict[str, Format] = {
     "sell": make("sell", C=4, sigma=8),
     "sell, one window": make("sell", C=2, sigma=1000),
     "sell, no window": make("sell", C=3, sigma=1),
+    "narrow_csr": make("narrow_csr"),
+    "narrow_sell": make("narrow_sell", C=4, sigma=8),
+    "narrow_sell, no window": make("narrow_sell", C=3, sigma=1),
     "padded_csr": make("padded_csr", t=3),
     "sr_bcrs": make("sr_bcrs", t=4, g=2),
     "sr_bcrs of vectors": make("sr_bcrs", t=1, g=3),
@@ -147,7 +150,11 @@ class Walk:
             return self.names[str(expr.source.name)].astype("int64")[self.eval(expr.indices[0], args)]
         if isinstance(expr, tirx.Cast):
             return self.eval(expr.value, args)
-        binary = {tirx.Add: np.add, tirx.Sub: np.subtract, tirx.Mul: np.multiply}[type(expr)]
+        if isinstance(expr, tirx.Select):
+            parts = (expr.condition, expr.true_value, expr.false_value)
+            return np.where(*(self.eval(part, args) for part in parts))
+        known = {tirx.Add: np.add, tirx.Sub: np.subtract, tirx.Mul: np.multiply, tirx.LT: np.less}
+        binary = known[type(expr)]
         return binary(self.eval(expr.a, args), self.eval(expr.b, args))
 
     def array(self, var: Var) -> np.ndarray:
@@ -171,7 +178,7 @@ class Walk:
 
     def coordinate(self, axis: Axis, above: list[np.ndarray], position: np.ndarray, slot: np.ndarray) -> np.ndarray:
         if axis.rule is not None:
-            return self.eval(axis.rule, [*above, slot]) + np.zeros(len(slot), "int64")
+            return self.eval(axis.rule, [*above, slot, position]) + np.zeros(len(slot), "int64")
         return slot if axis.indices is None else self.array(axis.indices)[position]
 
     def chain(self, axes: Sequence[Axis]) -> Slots:
@@ -236,7 +243,9 @@ def check(format: Format, matrix: Any) -> list[Packed]:
     for rule, piece in zip(format.rules, packed, strict=True):
         declared = {str(p.name): p for p in rule.description.params if not p.same_as(rule.buffer.storage)}
         assert set(piece.arrays) | set(piece.sizes) == set(declared)
-        assert all(str(a.dtype) == format.index_type == str(declared[n].ty.dtype) for n, a in piece.arrays.items())
+        types = {n: str(a.dtype) for n, a in piece.arrays.items()}
+        assert types == {n: str(declared[n].ty.dtype) for n in types}
+        assert {t for n, t in types.items() if n != "offsets" or format.name == "dia"} <= {format.index_type}
         held.append(held_by(rule, piece, matrix.data, matrix.shape))
     found = np.concatenate(held)
     found = found[np.lexsort((found[:, 1], found[:, 0]))]
@@ -306,8 +315,27 @@ def test_rows_belong_to_one_piece_where_the_rules_say_so(format: Format, matrix:
 
 
 PARTITIONS = {
-    True: ["columns of one range", "rows", "buckets", "hyb of one range", "columns of buckets", "padded_csr", "dia"],
-    False: ["columns", "hyb", "blocks", "buckets of one width", "rows of sell", "rows of buckets", "ell_rest", "sell"],
+    True: [
+        "columns of one range",
+        "rows",
+        "buckets",
+        "hyb of one range",
+        "columns of buckets",
+        "padded_csr",
+        "dia",
+        "narrow_csr",
+    ],
+    False: [
+        "columns",
+        "hyb",
+        "blocks",
+        "buckets of one width",
+        "rows of sell",
+        "rows of buckets",
+        "ell_rest",
+        "sell",
+        "narrow_sell",
+    ],
 }
 
 
@@ -423,7 +451,7 @@ def test_full_enough_blocks_rows_columns_and_diagonals_are_dense() -> None:
 
 
 REAL = ("bcsstk16", "amazon_computers", "wavernn_gru_4x4")
-ON_REAL = ["sell", "sr_bcrs", "rows", "buckets", "dia_rest", "blocks and hyb"]
+ON_REAL = ["sell", "narrow_sell", "sr_bcrs", "rows", "buckets", "dia_rest", "blocks and hyb"]
 
 
 @pytest.mark.real
@@ -499,7 +527,7 @@ def check_spmm(format: Format, matrices: Sequence[Any], *, interpreted: bool) ->
 
 
 DIFFERENT = [
-    *("sell", "padded_csr", "sr_bcrs", "dia", "band", "nm", "rows", "buckets"),
+    *("sell", "narrow_csr", "narrow_sell", "padded_csr", "sr_bcrs", "dia", "band", "nm", "rows", "buckets"),
     *("blocks", "dense_rows", "dense_columns"),
 ]
 
@@ -510,7 +538,7 @@ def test_programs_over_the_descriptions(name: str) -> None:
     check_spmm(FORMATS[name], list(MATRICES.values()), interpreted=False)
 
 
-@pytest.mark.parametrize("name", ["sell", "sr_bcrs", "dia", "nm", "rows", "dense_columns"])
+@pytest.mark.parametrize("name", ["sell", "narrow_csr", "narrow_sell", "sr_bcrs", "dia", "nm", "rows", "dense_columns"])
 def test_programs_over_the_descriptions_with_wide_indices(name: str) -> None:
     check_spmm(WIDE[name], [MATRICES["random"], MATRICES["no rows"]], interpreted=False)
 
@@ -531,6 +559,7 @@ ASCENDING = "must be one or more numbers in ascending order"
 WRONG = [
     ("sell", {"C": 0}, "C of sell must be a whole number from 1 on, found 0"),
     ("sell", {"sigma": 2.5}, "sigma of sell must be a whole number from 1 on, found 2.5"),
+    ("narrow_sell", {"C": 0}, "C of narrow_sell must be a whole number from 1 on, found 0"),
     ("padded_csr", {"t": -1}, "t of padded_csr must be a whole number from 1 on, found -1"),
     ("sr_bcrs", {"t": 8, "g": True}, "g of sr_bcrs must be a whole number from 1 on, found True"),
     ("band", {"lower": -1}, "lower of band must be a whole number from 0 on, found -1"),
@@ -595,6 +624,7 @@ def one_each(shape: tuple[int, int], column: Any) -> Entries:
 
 TOO_MANY = [
     (make("sell", C=1 << 20, sigma=1), Entries.of_rows((1, 5000), np.array([0, 5000]), np.arange(5000))),
+    (make("narrow_sell", C=1 << 20, sigma=1), Entries.of_rows((1, 5000), np.array([0, 5000]), np.arange(5000))),
     (make("padded_csr", t=1 << 30), one_each((4, 5), lambda i: i)),
     (make("sr_bcrs", t=1 << 30, g=2), one_each((4, 5), lambda i: i)),
     (make("nm", n=4, m=4), one_each((2, 1 << 31), lambda i: i)),

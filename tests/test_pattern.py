@@ -168,6 +168,9 @@ def test_entries_lie_where_counted(stored: np.ndarray) -> None:
     by_column = {j: min(i for i, k in entries if k == j) for _, j in entries}
     assert found.profile == tuple(sum(max(a - b, 0) for a, b in first.items()) for first in (by_row, by_column))
     assert found.prefix == sum(1 + max(j for k, j in entries if k == i) for i in by_row)
+    windows = [[j for i, j in entries if i // 64 == k] for k in range(-(-m // 64))]
+    in_rows = [[j for k, j in entries if k == i] for i in by_row]
+    assert found.reach == tuple(max([0, *(max(r) - min(r) for r in rows if r)]) for rows in (in_rows, windows))
     assert found.sliced == slices(stored.sum(axis=1).tolist())
 
     diagonals = Counter(j - i for i, j in entries)

@@ -176,10 +176,24 @@ def test_sums_that_are_rewritten() -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "structure", "clamped"),
+    [
+        (PLAIN, '["indices", "indptr"]', False),
+        (PLAIN, '["indptr"]', True),  # nothing is known of what the array holds
+        ("y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j] + i]", '["indices"]', True),
+        ("y[i] = y[i] + x[indptr[i]] * a[indptr[i] + j]", '["indptr"]', False),
+    ],
+)
+def test_computed_subscripts_stay_inside(body: str, structure: str, clamped: bool) -> None:
+    func = summed(body, structure)
+    assert has_vectors(func)
+    assert ("T.max(T.min(" in func.script()) is clamped
+
+
+@pytest.mark.parametrize(
     ("body", "structure"),
     [
-        (PLAIN, '["indptr"]'),  # nothing is known of what the array holds
-        ("y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j] + i]", '["indices"]'),
+        ("y[i] = y[i] + a[indptr[i] + j] * x[indices[indices[indptr[i] + j]]]", '["indices"]'),
         ("y[i] = y[i] + a[indptr[i] + j * 2]", '["indices"]'),
         ("y[i] = y[i] + a[indptr[i] + j] * y[indices[indptr[i] + j]]", '["indices"]'),
         ("y[j] = y[j] + a[indptr[i] + j]", '["indices"]'),

@@ -30,7 +30,7 @@ from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.crew import TIMEOUT, crew_of
 from sparsetir.tuning.database import Database, Key, Record, digest, fingerprint, machine_name
 from sparsetir.tuning.encoding import Encoding
-from sparsetir.tuning.formats import promising
+from sparsetir.tuning.formats import dense_rows, promising
 from sparsetir.tuning.forms import own_storage, with_knobs
 from sparsetir.tuning.guess import Guess, guess
 from sparsetir.tuning.lab import Lab
@@ -259,7 +259,7 @@ class Session:
             return list(formats)
         if self.template is not None:  # it is written for the loops of the program as it is
             return []
-        return promising(self.described, most=MOST_VALUES)
+        return promising(self.described, most=MOST_VALUES, feat=dense_rows(self.lab.inputs))
 
     def _facts(self) -> dict[str, float]:
         """Numbers of the pattern."""

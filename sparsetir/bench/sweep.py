@@ -21,7 +21,7 @@ from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.lower import TO_STAGE_2, as_module, run
 from sparsetir.schedules import Choices, untuned
-from sparsetir.tuning.formats import promising
+from sparsetir.tuning.formats import dense_rows, promising
 from sparsetir.tuning.operands import Case
 
 MOST_VALUES = 2.0  # stored for each entry
@@ -63,7 +63,7 @@ def options(case: Case) -> Iterator[Option]:
     base = untuned(case.program, make_target(None, case.program))
     yield Option(None, None)
     yield from different(case.program, [Option(None, replace(base, **changes)) for changes in (*CHANGES, *tiles(base))])
-    for format in promising(sparsetir.pattern(case.sparse), most=MOST_VALUES):
+    for format in promising(sparsetir.pattern(case.sparse), most=MOST_VALUES, feat=dense_rows(case.inputs)):
         yield Option(format, None)
 
 

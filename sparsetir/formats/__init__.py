@@ -21,6 +21,8 @@ from sparsetir.formats.layouts import CSR as csr
 from sparsetir.formats.layouts import DCSR as dcsr
 from sparsetir.formats.layouts import ELL as ell
 from sparsetir.formats.layouts import Ragged as ragged
+from sparsetir.formats.narrow import NarrowCSR as narrow_csr
+from sparsetir.formats.narrow import NarrowSELL as narrow_sell
 from sparsetir.formats.partitions import Columns as columns
 from sparsetir.formats.partitions import Rows as rows
 from sparsetir.formats.row_buckets import Buckets as buckets
@@ -59,6 +61,8 @@ __all__ = [
     "ell_rest",
     "hyb",
     "make",
+    "narrow_csr",
+    "narrow_sell",
     "nm",
     "padded_csr",
     "ragged",

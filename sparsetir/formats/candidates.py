@@ -13,6 +13,7 @@ from sparsetir.formats.dense_lines import DenseColumns, DenseRows
 from sparsetir.formats.diagonals import DIA, Band
 from sparsetir.formats.format import Format
 from sparsetir.formats.layouts import CSC, CSR, DCSR, ELL, Ragged
+from sparsetir.formats.narrow import FARTHEST, NarrowCSR, NarrowSELL
 from sparsetir.formats.partitions import Columns, Rows
 from sparsetir.formats.pattern import SLICES, MatrixPattern, Pattern
 from sparsetir.formats.row_buckets import Buckets, Hyb
@@ -70,6 +71,14 @@ def by_slot(p: MatrixPattern) -> Iterator[Sized]:
     if m > SLICES[1]:
         yield SELL(SLICES[0], WINDOWS * SLICES[1]), p.sliced  # at most as many: rows are sorted over longer ways
     yield Ragged(), p.prefix
+
+
+def by_reach(p: MatrixPattern) -> Iterator[Sized]:
+    """Columns of 16 bits where those of a row, or of neighbouring rows, lie close enough."""
+    if p.reach[0] <= FARTHEST:
+        yield NarrowCSR(), p.nnz
+    if p.reach[1] < FARTHEST:
+        yield NarrowSELL(*SLICES), p.sliced
 
 
 def by_length(p: MatrixPattern) -> Iterator[Sized]:
@@ -133,6 +142,7 @@ def by_range(p: MatrixPattern) -> Iterator[Sized]:
 RULES: Sequence[Callable[[MatrixPattern], Iterator[Sized]]] = (
     by_entry,
     by_slot,
+    by_reach,
     by_length,
     by_block,
     by_group,

@@ -37,7 +37,8 @@ def describe(
     buffer : str
         The axes of the buffer A in subscript order.
     table : str
-        Name and number of elements of an array that formulas of the axes may subscript.
+        Name and number of elements of each array that formulas of the axes may subscript, one a line; ``name:dtype``
+        where it does not hold the index type.
 
     Examples
     --------
@@ -61,15 +62,18 @@ def describe(
     >>> [axis.name for axis in sparsetir.ir.decode(func).axes.values()]
     ['I', 'J']
     """
-    held, _, extent = table.partition(" ")
-    handles = ["a", *arrays.split(), *([f"{held}_data"] if held else [])]
+    tables = [line.strip().partition(" ") for line in table.strip().splitlines()]
+    held = {name.partition(":")[0]: (name.partition(":")[2] or idtype, extent) for name, _, extent in tables}
+    handles = ["a", *arrays.split(), *(f"{name}_data" for name in held)]
     params = [f"{p}: T.handle" for p in handles] + [f"{p}: T.{idtype}" for p in sizes.split()]
     lines = [_declaration(line.strip(), idtype) for line in axes.strip().splitlines()]
-    if held:
-        size = np.dtype(idtype).itemsize
-        lines.insert(0, f'{held} = T.match_buffer({held}_data, ({extent},), "{idtype}", align={size})')
+    lines = [*(_table(name, *what) for name, what in held.items()), *lines]
     body = "\n".join(f"    {line}" for line in [*lines, f"A = T.match_sparse_buffer(a, ({buffer},))"])
     return parse(f"@T.prim_func\ndef {name}({', '.join(params)}):\n{body}\n")
+
+
+def _table(name: str, dtype: str, extent: str) -> str:
+    return f'{name} = T.match_buffer({name}_data, ({extent},), "{dtype}", align={np.dtype(dtype).itemsize})'
 
 
 def _declaration(line: str, idtype: str) -> str:

@@ -104,6 +104,8 @@ class MatrixPattern(Pattern):
         Slots up to the last entry of each row.
     sliced : int
         Slots of slices of 8 rows, each as wide as its longest row; rows are sorted by length within windows of 64.
+    reach : (int, int)
+        How far the last entry lies behind the first one, at most: in a row, and in a window of 64 rows.
     diagonals, full_diagonals : int
         Diagonals that hold something, and those of them on which half of the slots of the longest one are entries.
     diagonal_share : float
@@ -130,6 +132,7 @@ class MatrixPattern(Pattern):
     profile: tuple[int, int]
     prefix: int
     sliced: int
+    reach: tuple[int, int]
     diagonals: int
     full_diagonals: int
     diagonal_share: float
@@ -257,6 +260,7 @@ def _matrix(entries: Entries) -> dict[str, Any]:
         "profile": lines.profile,
         "prefix": lines.prefix,
         "sliced": lines.sliced(*SLICES),
+        "reach": (lines.reach(1), lines.reach(SLICES[1])),
         "diagonals": diagonals,
         "full_diagonals": full,
         "diagonal_share": share,

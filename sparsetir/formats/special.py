@@ -84,6 +84,13 @@ class SELL(Layout):
         return FormatRewriteRule("sell", description, axis_map, inverse=coords, independent=True)
 
     def packed(self, entries: Entries) -> Packed:
+        laid = self.slices(entries)
+        indices = padded(laid.count, entries.shape[1], self.index_type, laid.slots, entries.last)
+        arrays = self.arrays(slice_ptr=laid.starts, indices=indices, rows=laid.rows)
+        return Packed(arrays, laid.sizes, laid.count, slots=laid.slots)
+
+    def slices(self, entries: Entries) -> Slices:
+        """Which rows lie side by side, and where their entries are."""
         (m, n), lengths = entries.shape, lengths_of(entries)
         order = longest_first(lengths, self.sigma)
         slices = -(-m // self.C)
@@ -91,18 +98,27 @@ class SELL(Layout):
         held = np.zeros(slices * self.C, np.int64)
         held[:m] = lengths[order]
         widths = held.reshape(slices, self.C).max(axis=1, initial=0)
-        slice_ptr = begins(widths)
-        total = int(slice_ptr[-1])
+        starts = begins(widths)
+        total = int(starts[-1])
         count = self.check_count(total * self.C, indices=total * self.C)
         begin, place = np.empty(m, np.int64), np.arange(m)
-        begin[order] = slice_ptr[place // self.C] * self.C + place % self.C
-        slots = strided(begin, entries.indptr, self.C, count)
+        begin[order] = starts[place // self.C] * self.C + place % self.C
         rows = np.full(slices * self.C, m, self.index_type)
         rows[:m] = order
-        indices = padded(count, n, self.index_type, slots, entries.last)
-        arrays = self.arrays(slice_ptr=slice_ptr, indices=indices, rows=rows)
         sizes = {"m": m, "n": n, "slices": slices, "width": int(widths.max(initial=0)), "total": total}
-        return Packed(arrays, sizes, count, slots=slots)
+        return Slices(order, rows, starts, strided(begin, entries.indptr, self.C, count), count, sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class Slices:
+    """Where the rows and the entries of a matrix lie in slices: `rows` also names what fills the last slice up."""
+
+    order: Array
+    rows: Array
+    starts: Array
+    slots: Array
+    count: int
+    sizes: dict[str, int]
 
 
 def longest_first(lengths: Array, window: int) -> Array:
@@ -345,4 +361,4 @@ class NM(Layout):
         return np.arange(len(group)) - np.repeat(starts[:-1], sizes)
 
 
-__all__ = ["NM", "SELL", "SRBCRS", "PaddedCSR", "longest_first"]
+__all__ = ["NM", "SELL", "SRBCRS", "PaddedCSR", "Slices", "longest_first"]

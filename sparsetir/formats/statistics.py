@@ -210,6 +210,14 @@ class Lines:
         _, _, last = self.row_spans
         return total(last) + len(last)
 
+    def reach(self, window: int) -> int:
+        """How far the last column of a window of rows lies behind its first one, at most."""
+        rows, first, last = self.row_spans
+        if not len(rows):
+            return 0
+        starts = np.flatnonzero(changes([rows // window]))
+        return int((np.maximum.reduceat(last, starts) - np.minimum.reduceat(first, starts)).max())
+
     def sliced(self, rows: int, window: int) -> int:
         """Slots of slices of rows, each as wide as its longest row; rows are sorted by length within windows."""
         lengths = np.diff(self.by_row.indptr).astype(np.int64)

@@ -144,6 +144,9 @@ class Builder:
         return level.offset_rule(*above) + coords[-1], int(ends.max(initial=0))
 
     def sparse_variable(self, d: int, position: Array, count: int, coords: list[Array]) -> tuple[Array, int]:
+        if self.levels[d].rule is not None:
+            axis = f"axis {self.levels[d].name}, whose indices are a formula"
+            raise ArgumentError(f"{self.name} cannot be converted for {axis}: pass its arrays by name")
         parents, held, node = self._nodes(position, coords[-1], self.levels[d].unique)
         indptr = np.concatenate([[0], np.cumsum(np.bincount(parents, minlength=count))])
         self.indptr[d] = narrow(indptr, self.levels[d], "indptr", self.name)
@@ -207,7 +210,7 @@ class Builder:
             width = self.widths[d] = level.width
         slot = np.full(len(position), -1)
         for s in reversed(range(width)):
-            slot[level.rule(*coords[:-1], s) == coords[-1]] = s
+            slot[level.rule(*coords[:-1], s, position * width + s) == coords[-1]] = s
         self._require(slot >= 0, d, coords)
         return position * width + slot, count * width
 

@@ -40,12 +40,12 @@ class Level:
     width : int or None
         Slots per fiber of a ``sparse_fixed`` axis, None while unknown.
     rule, extent_rule, offset_rule : callable or None
-        Formulas on numpy arrays that replace index arrays: ``rule(*ancestor_coords, slot)`` is a coordinate,
+        Formulas on numpy arrays that replace index arrays: ``rule(*ancestor_coords, slot, position)`` is a coordinate,
         ``extent_rule(*ancestor_coords)`` and ``offset_rule(*ancestor_coords)`` describe a ``dense_implicit`` fiber.
     sorted, unique : bool
         Whether the coordinates of a fiber increase, and whether they are distinct.
     full : bool
-        Whether every slot of a ``sparse_fixed`` axis holds a coordinate.
+        Whether every slot of an axis holds a coordinate.
     """
 
     name: str

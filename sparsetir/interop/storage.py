@@ -155,7 +155,7 @@ def _borrow_compressed(source: Compressed, levels: Sequence[Level], fit: Fit, na
     kinds = [levels[d].kind for tree in trees for d in tree if d < len(levels)]
     if fit.blocks != source.block or tree_indices(levels) != trees or kinds[1] != "sparse_variable":
         return None
-    if kinds.count("dense_fixed") != len(levels) - 1:
+    if kinds.count("dense_fixed") != len(levels) - 1 or levels[minor].rule is not None:
         return None
     if check and not _in_order(levels[minor], source.indices, source.indptr):
         return None

@@ -45,6 +45,7 @@ from sparsetir.lower.unroll_ragged import UnrollRagged
 from sparsetir.lower.vectorize_dots import VectorizeDots
 from sparsetir.lower.vectorize_maps import VectorizeMaps
 from sparsetir.lower.version_edges import VersionEdges
+from sparsetir.lower.widen_sums import WidenSums
 from sparsetir.verify import verify
 
 TO_STAGE_2 = [
@@ -96,6 +97,7 @@ TO_STAGE_3 = [
     LowerFind,  # search calls -> loops
     tirx.transform.FlattenBuffer(),
     tirx.transform.StmtSimplify(),
+    WidenSums,  # small numbers added to subscripts in 64 bits
     StackLocals,  # small local arrays on the stack
     CheckScratch,  # no scratch that TVM cannot place
 ]

@@ -185,7 +185,7 @@ def lookup(
     if axis.is_dense:
         return begin + coord, in_range(coord, extent)
     if axis.rule is not None:
-        slot = _slot_of_rule(axis, above, coord, extent)
+        slot = _slot_of_rule(axis, begin, above, coord, extent)
         bounds = in_range(coord, axis.length, known)
         return begin + slot, [*bounds, *in_range(slot, extent)]
     first = tirx.BufferLoad(axis.indices, [begin])
@@ -225,16 +225,18 @@ def lookup_tuple(
     return begin + at, [at >= zero]
 
 
-def _slot_of_rule(axis: Axis, above: Sequence[ir.Expr], coord: ir.Expr, extent: ir.Expr) -> ir.Expr:
+def _slot_of_rule(axis: Axis, begin: ir.Expr, above: Sequence[ir.Expr], coord: ir.Expr, extent: ir.Expr) -> ir.Expr:
     """Invert a formula that advances by one per slot; search where it does not."""
-    at = [substitute_args(axis.rule, [*above, const(s, axis.idtype)]) for s in (0, 1)]
-    slot = Var("s", ir.PrimType(axis.idtype))
-    value = substitute_args(axis.rule, [*above, slot])
+
+    def at(slot: ir.Expr) -> ir.Expr:
+        return substitute_args(axis.rule, [*above, slot, begin + slot])
+
+    start, slot = at(const(0, axis.idtype)), Var("s", ir.PrimType(axis.idtype))
+    value = at(slot)
     for step in (1, -1):
-        if sym.Analyzer().can_prove_equal(value, at[0] + step * slot):
-            return (coord - at[0]) * step if step < 0 else coord - at[0]
-    rule = substitute_args(axis.rule, [*above, op.call("arg", [0], axis.idtype)])
-    return op.call("find_rule", [rule, extent, coord], axis.idtype)
+        if sym.Analyzer().can_prove_equal(value, start + step * slot):
+            return (coord - start) * step if step < 0 else coord - start
+    return op.call("find_rule", [at(op.call("arg", [0], axis.idtype)), extent, coord], axis.idtype)
 
 
 def fiber_of(axis: Axis, pos: ir.Expr) -> ir.Expr:

@@ -25,7 +25,8 @@ after::
 
 A loop with a step for each entry ends where the processor does not expect it, which costs a short row more than its
 sums; rows of up to eight entries now take the same way. A vector that reaches beyond its row reads entries of the next
-one: they exist, and name elements that exist. The note is for sums that may be reordered.
+one: they exist, and name elements that exist. A subscript that is computed from them is kept inside its array. The
+note is for sums that may be reordered.
 """
 
 from __future__ import annotations
@@ -47,13 +48,16 @@ GROUP = 2  # vectors at once: sums that hide each other's latency; more would co
 SERIAL, UNROLLED, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
 
 
-def _room(dot: Dot, structure: set[str]) -> list[ir.Expr] | None:
-    """How many elements each array holds from the row's first on; None if a step beyond the row may read anything.
+def _room(dot: Dot, structure: set[str]) -> tuple[list[ir.Expr], list[ir.TensorLoad]] | None:
+    """How many elements each array holds from the row's first on, and the loads that a step beyond it must clamp.
 
-    Such a step is safe where it reads arrays along the row, and others through an index array that is read so.
+    None if such a step may read anything. It is safe where it reads arrays along the row, and others through an index
+    array that is read so: an element of another row is a coordinate too, but not a formula of this row's elements and
+    of another's.
     """
     var = dot.loop.loop_var
     found: list[ir.Expr] = []
+    clamped: list[ir.TensorLoad] = []
     for load in collect(dot.term, ir.TensorLoad):
         last = load.indices[-1]
         if not mentions(list(load.indices), [var]):
@@ -63,9 +67,11 @@ def _room(dot: Dot, structure: set[str]) -> list[ir.Expr] | None:
             room = sym.Analyzer().simplify(cast(load.source.ty.shape[-1], str(begin.ty.dtype)) - begin)
             if not any(same(room, other) for other in found):
                 found.append(room)
-        elif not _is_gathered(load, var, structure):
+        elif _is_computed(load, var):
+            clamped += [] if _is_gathered(load, var, structure) else [load]
+        else:
             return None
-    return found
+    return found, clamped
 
 
 def _is_along(load: ir.TensorLoad, var: Var) -> bool:
@@ -90,11 +96,38 @@ def _is_gathered(load: ir.TensorLoad, var: Var, structure: set[str]) -> bool:
     return True
 
 
+def _is_computed(load: ir.TensorLoad, var: Var) -> bool:
+    """Whether every subscript that moves with `var` does so through elements along the row alone."""
+    inner = [x for x in collect(list(load.indices), ir.TensorLoad) if mentions(x, [var])]
+    on_load = lambda x, _m: const(0, str(x.ty.dtype))  # noqa: E731
+    fixed = [tvm_ffi.structural_mutate(index, [(ir.TensorLoad, on_load)]) for index in load.indices]
+    return all(_is_along(x, var) for x in inner) and not mentions(fixed, [var])
+
+
+def _clamp(term: ir.Expr, loads: list[ir.TensorLoad], var: Var) -> ir.Expr:
+    """`term` with the subscripts of some loads kept inside their arrays, which hold something where a row does."""
+
+    def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        if not any(same(load, other) for other in loads):
+            return mutator.default_mutate(load)
+        pairs = zip(load.indices, load.source.ty.shape, strict=True)
+        indices = [_inside(i, extent) if mentions(i, [var]) else i for i, extent in pairs]
+        return tirx.BufferLoad(load.source, indices)
+
+    return tvm_ffi.structural_mutate(term, [(ir.TensorLoad, on_load)])
+
+
+def _inside(index: ir.Expr, extent: ir.Expr) -> ir.Expr:
+    dtype = str(index.ty.dtype)
+    return tirx.max(tirx.min(index, cast(extent, dtype) - const(1, dtype)), const(0, dtype))
+
+
 class _Sum:
     """A sum in vectors: `GROUP` accumulators of `lanes` elements."""
 
-    def __init__(self, dot: Dot) -> None:
+    def __init__(self, dot: Dot, clamped: list[ir.TensorLoad]) -> None:
         self.dot = dot
+        self.beyond = _clamp(dot.term, clamped, dot.loop.loop_var)
         self.j, self.lanes, self.kind = dot.loop.loop_var, dot.lanes, str(dot.store.buffer.ty.dtype)
         self.acc = tirx.decl_buffer([GROUP * self.lanes], self.kind, name="acc", scope="local", layout=None)
         self.lane = Var("j_1", self.j.ty)
@@ -135,7 +168,8 @@ class _Sum:
         left = tirx.floormod(self.dot.loop.extent, size)
         held = tirx.decl_buffer([self.lanes], self.kind, name="term", scope="local", layout=None)
         at = step * width + self.lane
-        load = self.vector(tirx.BufferStore(held, self.term(done + at), [self.lane]))
+        term = substitute(self.beyond, {self.j: done + at})
+        load = self.vector(tirx.BufferStore(held, term, [self.lane]))
         chosen = tirx.Select(at < left, tirx.BufferLoad(held, [self.lane]), const(0, self.kind))
         body = seq(*alloc(held), load, self.vector(self.add(self.lane, chosen)))
         steps = tirx.floordiv(left + self.number(self.lanes - 1), width)
@@ -149,9 +183,9 @@ class _Sum:
         return tirx.BufferStore(self.dot.store.buffer, self.dot.start + total, self.dot.store.indices)
 
 
-def _emit(dot: Dot, rooms: list[ir.Expr]) -> tirx.Stmt:
+def _emit(dot: Dot, rooms: list[ir.Expr], clamped: list[ir.TensorLoad]) -> tirx.Stmt:
     """The sum in vectors, and as it was where they would read past an array."""
-    made, extent = _Sum(dot), dot.loop.extent
+    made, extent = _Sum(dot, clamped), dot.loop.extent
     both = seq(*alloc(made.acc), made.clear(), made.groups(), made.end(), made.finish())
     needed = cast(extent, "int64") + const(dot.lanes - 1, "int64")  # 32 bits may hold no more than the last position
     fits = conjunction([needed <= cast(room, "int64") for room in rooms])
@@ -173,8 +207,8 @@ def _plain(dot: Dot) -> tirx.Stmt:
 
 def _summed(loop: tirx.Stmt, before: tirx.Stmt | None, structure: set[str]) -> tirx.Stmt | None:
     dot = match(loop, before, SUM) if isinstance(loop, tirx.For) else None
-    rooms = _room(dot, structure) if dot is not None else None
-    return _emit(dot, rooms) if dot is not None and rooms else None
+    found = _room(dot, structure) if dot is not None else None
+    return _emit(dot, *found) if dot is not None and found is not None and found[0] else None
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SumRagged")

@@ -137,12 +137,10 @@ class Body:
         made = _axis_call("sparse_fixed", axis, args, self._where(axis, args[3]))
         if axis.indices is not None:
             self._size(axis, axis.width, made)
-        if axis.full:
-            made.keywords.append(ast.keyword("full", ast.Constant(True)))
         return _flagged(made, axis)
 
     def _sparse_variable(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
-        arrays = trees.tuple_of([self._array(args[3]), self._array(args[4])])
+        arrays = trees.tuple_of([self._array(args[3]), self._where(axis, args[4])])
         made = _axis_call("sparse_variable", axis, args, arrays)
         self._size(axis, axis.count, made)
         return _flagged(made, axis)
@@ -158,7 +156,9 @@ class Body:
     def _where(self, axis: Axis, node: ast.expr) -> ast.expr:
         if axis.indices is not None:
             return self._array(node)
-        return _lambda(node, [*(a.name for a in axis.ancestors), "s"])
+        names = [*(a.name for a in axis.ancestors), "s"]
+        takes_position = any(_argument(n) == len(names) for n in ast.walk(node))
+        return _lambda(node, [*names, "p"] if takes_position else names)
 
     def _size(self, axis: Axis, count: ir.Expr | None, call: ast.Call) -> None:
         if isinstance(count, Var) and count not in self.func.params:
@@ -249,6 +249,8 @@ def _axis_call(name: str, axis: Axis, args: list[ast.expr], arrays: ast.expr) ->
 
 
 def _flagged(made: ast.Call, axis: Axis) -> ast.Call:
+    if axis.full:
+        made.keywords.append(ast.keyword("full", ast.Constant(True)))
     for flag in ("sorted", "unique"):
         if not getattr(axis, flag):
             made.keywords.append(ast.keyword(flag, ast.Constant(False)))
@@ -267,12 +269,17 @@ def _lambda(rule: ast.expr, wanted: list[str]) -> ast.expr:
 
     class Fill(ast.NodeTransformer):
         def visit_Call(self, node: ast.Call) -> ast.AST:
-            if trees.called(node) == "sp.arg":
-                return trees.name(parameters[node.args[-1].value])  # type: ignore[attr-defined]
+            if _argument(node) >= 0:
+                return trees.name(parameters[_argument(node)])
             return self.generic_visit(node)
 
     arguments = ast.arguments([], [ast.arg(p) for p in parameters], None, [], [], None, [])
     return ast.Lambda(arguments, Fill().visit(rule))
+
+
+def _argument(node: ast.AST) -> int:
+    """k of ``T.sp.arg(dtype, k)``, -1 for anything else."""
+    return node.args[-1].value if trees.called(node) == "sp.arg" else -1  # type: ignore[attr-defined]
 
 
 def _default(node: ast.expr, dtype: str) -> dict[str, ast.expr]:

@@ -136,8 +136,9 @@ class Slots:
         return _arg(n, dtype) * const(self.factor, dtype) + _arg(n + 1, dtype)
 
     def _coordinate_rule(self) -> ir.Expr:
-        slot = self._slot(self.axis.idtype)
-        return slot if self.axis.rule is None else substitute_args(self.axis.rule, [*self.args, slot])
+        dtype, n = self.axis.idtype, len(self.args)
+        slot, position = self._slot(dtype), _arg(n + 3, dtype)  # which comes behind the two new axes and the one slot
+        return slot if self.axis.rule is None else substitute_args(self.axis.rule, [*self.args, slot, position])
 
     def redeclare(self, axis: Axis) -> Axis:
         """`axis`, which lies below the split one, below the new ones."""

@@ -170,14 +170,25 @@ def _implicit_count(idtype: str, hint: str) -> Var:
 
 
 def _rule(function: Callable[..., Any], arity: int, idtype: str, role: str) -> ir.Expr:
-    """The expression of a callable, with ``arg(k)`` for its k-th parameter."""
+    """The expression of a callable, with ``arg(k)`` for its k-th parameter; of indices the last may be the position."""
     found = len(inspect.signature(function).parameters)
-    if found != arity:
+    if found not in (arity, arity + (role == "indices")):
         then = ", then the slot" if role == "indices" else ""
         message = f"{role} must take {arity} arguments (the ancestors' coordinates{then}), it takes {found}"
-        raise VerifyError(message)
-    value = function(*(op.call("arg", [k], idtype) for k in range(arity)))
+        more = f"; with the position at the end it would be {arity + 1}" if role == "indices" else ""
+        raise VerifyError(message + more)
+    value = function(*(op.call("arg", [k], idtype) for k in range(found)))
     return const(value, idtype) if isinstance(value, int) else cast(value, idtype)
+
+
+def _is_formula(indices: Any) -> bool:
+    """Whether a callable stands for an index array."""
+    return callable(indices) and not isinstance(indices, ir.Expr)
+
+
+def _arity(axis: Axis | None) -> int:
+    """What a formula for indices takes below `axis`: the ancestors' coordinates and the slot."""
+    return 1 if axis is None else len(axis.ancestors) + 2
 
 
 def dense_fixed(length: Any, idtype: str = "int32") -> Var:
@@ -238,18 +249,17 @@ def sparse_fixed(
 ) -> Var:
     """An axis with the same number of stored coordinates below every parent position (ELL).
 
-    `shape` is ``length`` or ``(length, nnz_cols)``. `indices` is an array, or a callable of the ancestors'
-    coordinates and the slot; a coordinate outside ``[0, length)`` marks an absent slot. `full` promises that there
-    is none.
+    `shape` is ``length`` or ``(length, nnz_cols)``. `indices` is an array, or a callable of the ancestors' coordinates,
+    the slot and, if it takes one more, the position; a coordinate outside ``[0, length)`` marks an absent slot. `full`
+    promises that there is none.
     """
     _check_idtype(idtype)
     axis, operand, above = _parent_args(parent)
     length, width = _pair(shape, "length or (length, nnz_cols)")
-    if callable(indices) and not isinstance(indices, ir.Expr):
+    if _is_formula(indices):
         if width is None:
             raise VerifyError("give (length, nnz_cols): a callable does not tell the number of slots")
-        arity = (len(axis.ancestors) + 1 if axis is not None else 0) + 1
-        where: Any = _rule(indices, arity, idtype, "indices")
+        where: Any = _rule(indices, _arity(axis), idtype, "indices")
     else:
         if width is None:
             width = _implicit_width(indices, above, idtype)
@@ -280,25 +290,33 @@ def sparse_variable(
     sorted: bool = True,
     *,
     unique: bool = True,
+    full: bool = False,
 ) -> Var:
     """A compressed axis: each parent position has its own stored coordinates (CSR).
 
-    `shape` is ``length`` or ``(length, nnz)``, `arrays` is ``(indptr, indices)``.
+    `shape` is ``length`` or ``(length, nnz)``, `arrays` is ``(indptr, indices)``. `indices` may be a callable of the
+    ancestors' coordinates, the slot and, if it takes one more, the position; a coordinate outside ``[0, length)`` marks
+    an absent slot. `full` promises that there is none.
     """
     _check_idtype(idtype)
-    _axis, operand, above = _parent_args(parent)
+    axis, operand, above = _parent_args(parent)
     length, nnz = _pair(shape, "length or (length, nnz)")
     if not isinstance(arrays, (tuple, list)) or len(arrays) != 2:
         raise VerifyError(f"a sparse_variable axis needs (indptr, indices), found {arrays!r}")
     indptr, indices = arrays
     pointers = _auxiliary(indptr, [above + 1], idtype, "indptr")
-    if nnz is None:
-        nnz = _known_size(indices)
-    nnz = _implicit_count(idtype, f"{getattr(indices, 'name', 'indices')}_nnz") if nnz is None else nnz
-    where = _auxiliary(indices, [_size(nnz, idtype)], idtype, "indices")
-    idtype = str(where.ty.dtype)
+    if _is_formula(indices):
+        idtype = str(pointers.ty.dtype)
+        nnz = _implicit_count(idtype, f"{pointers.name}_nnz") if nnz is None else nnz
+        where: Any = _rule(indices, _arity(axis), idtype, "indices")
+    else:
+        if nnz is None:
+            nnz = _known_size(indices)
+        nnz = _implicit_count(idtype, f"{getattr(indices, 'name', 'indices')}_nnz") if nnz is None else nnz
+        where = _auxiliary(indices, [_size(nnz, idtype)], idtype, "indices")
+        idtype = str(where.ty.dtype)
     sizes = [cast(_size(length, idtype), idtype), cast(_size(nnz, idtype), idtype)]
-    args = [operand, *sizes, pointers, where, int(sorted), int(unique)]
+    args = [operand, *sizes, pointers, where, int(sorted), int(unique), *([1] if full else [])]
     return _declare("sparse_variable", args, idtype)
 
 
@@ -310,19 +328,23 @@ def singleton(
     sorted: bool = True,
     *,
     unique: bool = True,
+    full: bool = False,
 ) -> Var:
-    """An axis with exactly one coordinate per parent position: the inner levels of COO."""
+    """An axis with exactly one coordinate per parent position: the inner levels of COO.
+
+    `indices` and `full` are those of `sparse_fixed`.
+    """
     _check_idtype(idtype)
     axis, operand, above = _parent_args(parent)
     if isinstance(length, (tuple, list)):
         length = _pair(length, "length")[0]
-    if callable(indices) and not isinstance(indices, ir.Expr):
-        arity = (len(axis.ancestors) + 1 if axis is not None else 0) + 1
-        where: Any = _rule(indices, arity, idtype, "indices")
+    if _is_formula(indices):
+        where: Any = _rule(indices, _arity(axis), idtype, "indices")
     else:
         where = _auxiliary(indices, [above], idtype, "indices")
         idtype = str(where.ty.dtype)
-    args = [operand, cast(_size(length, idtype), idtype), where, int(sorted), int(unique)]
+    promise = [1] if full else []
+    args = [operand, cast(_size(length, idtype), idtype), where, int(sorted), int(unique), *promise]
     return _declare("singleton", args, idtype)
 
 
