@@ -16,20 +16,27 @@ from sparsetir.schedules.carry import split_rows
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import tile_dot
 from sparsetir.schedules.fibers import fixed_sum, take_factors
+from sparsetir.schedules.knobs import Config, Knobs, Split
 from sparsetir.schedules.maps import tile_map
 from sparsetir.schedules.panels import tile_panels
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import share_rows, tile_row
 from sparsetir.schedules.sums import tile_sum
+from sparsetir.schedules.templates import Template, template
 
 __all__ = [
     "SKETCHES",
     "Choices",
+    "Config",
+    "Knobs",
     "Registers",
+    "Split",
+    "Template",
     "leaves",
     "schedule",
     "share_rows",
     "split_rows",
+    "template",
     "tile_dot",
     "tile_map",
     "tile_panels",

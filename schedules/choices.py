@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sparsetir.errors import ScheduleError
 from sparsetir.threads import get_num_threads
@@ -69,6 +69,10 @@ class Choices:
     def as_dict(self) -> dict[str, int]:
         """Names and values, for records."""
         return dict(vars(self))
+
+    def changed(self, **values: int) -> Choices:
+        """With other values for some."""
+        return replace(self, **values)
 
     @staticmethod
     def space(*, threads: int, feat: int | None = None) -> dict[str, tuple[int, ...]]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparsetir.interpret import interpret
     from sparsetir.kernel import BoundKernel, Kernel
     from sparsetir.lower import lower
-    from sparsetir.schedules import Choices
+    from sparsetir.schedules import Choices, template
     from sparsetir.script.printer import parse, script
     from sparsetir.signature import unchecked
     from sparsetir.threads import get_num_threads, set_num_threads
@@ -64,6 +64,7 @@ _PUBLIC = {
     "read": "sparsetir.files",
     "script": "sparsetir.script.printer",
     "set_num_threads": "sparsetir.threads",
+    "template": "sparsetir.schedules",
     "tune_sparse": "sparsetir.tuning",
     "unchecked": "sparsetir.signature",
     "verify": "sparsetir.verify",
@@ -96,6 +97,7 @@ __all__ = [
     "read",
     "script",
     "set_num_threads",
+    "template",
     "tune_sparse",
     "unchecked",
     "verify",

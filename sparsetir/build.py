@@ -24,7 +24,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from sparsetir import op
-from sparsetir.errors import ArgumentError, ScheduleError, SparseTIRError, VerifyError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, ScheduleError, SparseTIRError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.kernel import Kernel
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
@@ -51,10 +51,14 @@ class Compiled:
         self.library: Any = None
 
     @cached_property
+    def second(self) -> ir.IRModule:
+        """The scheduled stage-II module."""
+        return scheduled(run(TO_STAGE_2, as_module(self.func)), self.schedule, self.target)
+
+    @cached_property
     def stages(self) -> dict[int, ir.IRModule]:
         """The scheduled stage-II module and the stage-III module."""
-        second = scheduled(run(TO_STAGE_2, as_module(self.func)), self.schedule, self.target)
-        return {2: second, 3: run(TO_STAGE_3, second)}
+        return {2: self.second, 3: run(TO_STAGE_3, self.second)}
 
     def stage(self, stage: int) -> tirx.PrimFunc:
         """The function at stage 2 or 3."""
@@ -154,6 +158,9 @@ def scheduled(mod: ir.IRModule, schedule: Any, target: Any = None) -> ir.IRModul
         sch = s_tir.Schedule(mod)
         sch.work_on(names[0])
         return _same_params(mod, (schedule(sch) or sch).mod)
+    if schedule is not None and not isinstance(schedule, schedules.Choices):
+        expected = "sparsetir.Choices, a template, a tvm.s_tir.Schedule or a function of one"
+        raise ArgumentTypeError(f"a schedule is {expected}; found {type(schedule).__name__}")
     registers = schedules.Registers.of(target or native_target())
     # The sketches reorder nothing but reductions, which the dialect leaves open; LLVM's leave covers every sum.
     return schedules.schedule(mod, schedule, registers=registers, reorders=True).mod
@@ -251,8 +258,9 @@ def _versions() -> str:
 
 
 def content_key(func: tirx.PrimFunc, target: Any, schedule: Any) -> str:
-    """A name for the machine code of a program, target and schedule."""
-    text = schedule.mod.script() if isinstance(schedule, s_tir.Schedule) else repr(schedule)
+    """A name for the machine code of a program, target and schedule, which may be a scheduled module."""
+    loops = schedule.mod if isinstance(schedule, s_tir.Schedule) else schedule
+    text = loops.script() if isinstance(loops, ir.IRModule) else repr(schedule)
     parts = [tvm.ir.save_json(func), str(target), text, str(get_num_threads()), _versions()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
@@ -288,14 +296,11 @@ atexit.register(write_cache, seconds=EXIT_SECONDS)
 
 def compile_cached(func: tirx.PrimFunc, target: Any, schedule: Any) -> Compiled:
     """Compile, or find what was compiled before in this process or on disk."""
-    if callable(schedule):
-        fresh = Compiled(func, target, schedule)
-        fresh.compile()
-        return fresh
-    key = content_key(func, target, schedule)
+    compiled = Compiled(func, target, schedule)
+    # A function may read anything, so its name or text would not do: what it makes of the loops does.
+    key = content_key(func, target, compiled.second if callable(schedule) else schedule)
     if key in _kernels:
         return _kernels[key]
-    compiled = Compiled(func, target, schedule)
     folder = cache_folder()
     path = folder / f"{key}.so" if folder is not None else None
     if path is None or not _load_quietly(compiled, path):
@@ -328,9 +333,9 @@ def build(func: Any, target: Any = None, *, schedule: Any = None, calls: int | N
         The program at stage I; at stage II its buffers are called by parameter name.
     target : Target, str or dict, optional
         An LLVM target; this machine by default.
-    schedule : Choices, tvm.s_tir.Schedule or callable, optional
-        How to order the loops: the row sketch's choices, a stock schedule of the stage-II module, or a function
-        that is given one and changes it. By default the sketches decide.
+    schedule : Choices, template, tvm.s_tir.Schedule or callable, optional
+        How to order the loops: the row sketch's choices, a template with values, a stock schedule of the stage-II
+        module, or a function that is given one and changes it. By default the sketches decide.
     calls : int, optional
         About how often a bound kernel will be called. Given that, a bound matrix is converted to another format where
         this pays within so many calls; its values are copied then.
@@ -345,6 +350,8 @@ def build(func: Any, target: Any = None, *, schedule: Any = None, calls: int | N
         The program breaks a rule of its stage.
     ArgumentError
         The target is not a CPU.
+    ArgumentTypeError
+        `schedule` is something else.
     """
     get_num_threads()
     if calls is not None and (isinstance(calls, bool) or not isinstance(calls, int) or calls < 1):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparsetir.formats.format import Format
-from sparsetir.schedules import Choices
+from sparsetir.schedules import Choices, Config
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Candidate:
 
     Parameters
     ----------
-    choices : Choices
-        Of the sketches.
+    choices : Choices or Config
+        Of the sketches, or of a template's knobs.
     format : Format, optional
         Of the sparse argument; by default as the program declares it.
 
@@ -28,15 +28,18 @@ class Candidate:
     bsr(r=4, c=4) tile=32 chunks=2
     """
 
-    choices: Choices = field(default_factory=Choices)
+    choices: Choices | Config = field(default_factory=Choices)
     format: Format | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What candidates are sorted by where their times tie."""
-        return (str(self.format or ""), *self.choices.as_dict().values())
+        values = self.choices.as_dict().values()
+        return (str(self.format or ""), *(map(repr, values) if isinstance(self.choices, Config) else values))
 
     def __str__(self) -> str:
+        if isinstance(self.choices, Config):
+            return f"{self.format!r} {self.choices}" if self.format else f"as it is {self.choices}"
         chosen = {n: v for n, v in self.choices.as_dict().items() if v != getattr(BASE, n) or n in ("tile", "chunks")}
         return " ".join([repr(self.format) if self.format else "as it is", *(f"{n}={v}" for n, v in chosen.items())])
 

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import TuningError
+from sparsetir.schedules import Config
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database
 from sparsetir.tuning.encoding import SPECIALISED
+from sparsetir.tuning.model import of_width
 
 LEAST = 8  # trials of a case
 
@@ -29,7 +31,7 @@ class Case:
     seconds : mapping of Candidate to float
         Infinite for those that failed.
     features : mapping of Candidate to ndarray
-        What the cost model saw.
+        What the cost model saw; not a number where a candidate lacks a knob of another.
     names : tuple of str
         Of the features.
     matrix, family, op : str
@@ -61,7 +63,8 @@ class Case:
 def load(path: Path) -> list[Case]:
     """The cases of a database, those of at least `LEAST` trials.
 
-    Records that say which matrix they are of belong together whatever version measured them; others by their key.
+    Records that say which matrix they are of belong together whatever version measured them; others by their key. The
+    untuned kernel is no candidate of a search of knobs, and templates are told apart by their text.
 
     Raises
     ------
@@ -74,12 +77,16 @@ def load(path: Path) -> list[Case]:
             continue
         label = {name: str(line.get(name, "")) for name in ("matrix", "family", "op")}
         sizes = {} if line["features"].get(SPECIALISED) == 0.0 else record.fixed
-        name = f"{key.name} {label['matrix'] or key.pattern} {label['op'] or json.dumps(sizes)}"
+        kind = f"Config {key.program}" if isinstance(record.choices, Config) else "Choices"
+        name = f"{key.name} {label['matrix'] or key.pattern} {label['op'] or json.dumps(sizes)} {kind}"
         seconds = float("inf") if record.seconds is None else record.seconds
-        row = np.array(list(line["features"].values()), np.float32)
-        case = found.setdefault(name, {**label, "names": tuple(line["features"]), "trials": {}, "untuned": None})
-        if tuple(line["features"]) != case["names"]:
+        case = found.setdefault(name, {**label, "names": list(line["features"]), "trials": {}, "untuned": None})
+        names, features = case["names"], line["features"]
+        if isinstance(record.choices, Config):  # of which formats may have different ones
+            names += [name for name in features if name not in names]
+        elif list(features) != names:
             continue
+        row = np.array([features.get(name, np.nan) for name in names], np.float32)
         if line["features"].get(SPECIALISED) == 0.0:
             case["untuned"] = case["untuned"] or (seconds, row)
         else:
@@ -96,8 +103,8 @@ def _case(name: str, held: dict[str, Any]) -> Case:
     return Case(
         name,
         {c: seconds for c, (seconds, _) in trials.items()},
-        {c: row for c, (_, row) in trials.items()},
-        held["names"],
+        dict(zip(trials, of_width([row for _, row in trials.values()], len(held["names"])), strict=True)),
+        tuple(held["names"]),
         held["matrix"] or name,
         held["family"] or name,
         held["op"] or name.partition(" ")[0],

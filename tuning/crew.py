@@ -34,6 +34,7 @@ from sparsetir.tuning.measure import Measurement, duel
 from sparsetir.tuning.space import Values
 
 MOST_WORKERS = 4
+WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
 MOST_BYTES = 1 << 30  # of arguments that are copied to workers
 AHEAD = 2  # formats that are prepared while a batch is compiled
 TIMEOUT = 20.0  # seconds of one compilation or measurement
@@ -98,9 +99,8 @@ class Process:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        self.threads = get_num_threads()
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        environment = {**os.environ, "PYTHONPATH": path, "TVM_NUM_THREADS": str(self.threads)}
+        self.threads, self.path = get_num_threads(), modules_path()
+        environment = {**os.environ, "PYTHONPATH": self.path, "TVM_NUM_THREADS": str(self.threads), WORKER: "1"}
         command = [sys.executable, "-m", "sparsetir.tuning.crew", str(theirs.fileno())]
         self.process = subprocess.Popen(
             command,
@@ -119,7 +119,8 @@ class Process:
         """One that is idle, or a new one."""
         while cls.idle:
             found = cls.idle.pop()
-            if found.process.poll() is None and found.threads == get_num_threads():
+            is_same = (found.threads, found.path) == (get_num_threads(), modules_path())
+            if found.process.poll() is None and is_same:
                 return found
             found.kill()
         return cls()
@@ -133,6 +134,11 @@ class Process:
         self.process.kill()
         self.process.wait()
         self.connection.close()
+
+
+def modules_path() -> str:
+    """Where a worker looks for modules, such as that of a template."""
+    return os.pathsep.join(entry for entry in sys.path if entry)
 
 
 @atexit.register
@@ -199,14 +205,19 @@ class Worker:
     def allow(self, seconds: float) -> None:
         self.timeout = max(self.timeout, seconds)
 
-    def _await_beginning(self) -> None:
+    def begins(self) -> str | None:
+        """Wait until the laboratory is there; the reason where there can be none."""
         try:
-            error = self._receive(self.timeout * PATIENT)
+            error: str | None = self._receive(self.timeout * PATIENT)
         except Lost as lost:
             error = str(lost)
+        self.has_begun = error is None
+        return error
+
+    def _await_beginning(self) -> None:
+        error = self.begins()
         if error is not None:
             raise TuningError(f"a worker process could not begin: {error}; try isolate=False")
-        self.has_begun = True
 
     def _receive(self, limit: float) -> Any:
         assert self.process is not None
@@ -277,9 +288,9 @@ class Crew:
         return {f: ready.stored for f, ready in self.known.items() if ready.stored is not None}
 
     @property
-    def refused(self) -> dict[Format, str]:
-        """The formats that cannot be had, and why."""
-        return {f: ready.error for f, ready in self.known.items() if f is not None and ready.error is not None}
+    def refused(self) -> dict[Format | None, str]:
+        """The formats that cannot be had, and why; at None why a template does not fit the program as it is."""
+        return {f: ready.error for f, ready in self.known.items() if ready.error is not None}
 
     def refuse(self, format: Format | None, error: str) -> None:
         """Note that a format turned out not to work."""
@@ -386,13 +397,20 @@ def crew_of(lab: Lab, upcoming: Iterable[Format] = (), *, isolate: bool, timeout
     timeout : float
         Seconds of one job.
     """
+    if WORKER in os.environ:
+        begun = "a worker process imported the module of a template, which begins a search"
+        raise TuningError(f"{begun}; put the search below if __name__ == \"__main__\"")
     parcel = (
         packed(lab) if isolate and hasattr(socket, "socketpair") and os.name == "posix" and sys.executable else None
     )
     if parcel is None:
         return Crew([Here(lab)], upcoming)
     count = max(1, min(MOST_WORKERS, os.cpu_count() or 1, MOST_BYTES // max(len(parcel), 1)))
-    return Crew([Worker(parcel, timeout) for _ in range(count)], upcoming)
+    crew = Crew([Worker(parcel, timeout) for _ in range(count)], upcoming)
+    if lab.template is None or all(lane.begins() is None for lane in crew.lanes if isinstance(lane, Worker)):
+        return crew
+    crew.close()  # a worker imports the template's module, and may not find it or find it changed
+    return Crew([Here(lab)], upcoming)
 
 
 def packed(lab: Lab) -> bytes | None:
@@ -402,7 +420,8 @@ def packed(lab: Lab) -> bytes | None:
     if sum(array.nbytes for array in lab.workload.arrays.values()) > MOST_BYTES:
         return None
     try:
-        return pickle.dumps((tvm.ir.save_json(lab.func), lab.inputs, lab.target), protocol=5)
+        text = lab.template.text if lab.template is not None else None
+        return pickle.dumps((tvm.ir.save_json(lab.func), lab.inputs, lab.target, lab.template, text), protocol=5)
     except Exception:  # what objects from elsewhere raise is theirs to choose
         return None
 
@@ -427,10 +446,12 @@ def serve(connection: Connection[Any, Any]) -> None:
 
 def _unpacked(parcel: bytes) -> tuple[Lab | None, str | None]:
     try:
-        text, inputs, target = pickle.loads(parcel)
-        func = tvm.ir.load_json(text)
+        program, inputs, target, template, text = pickle.loads(parcel)
+        if template is not None and template.text != text:
+            return None, f"{template!r} is another one there"
+        func = tvm.ir.load_json(program)
         assert isinstance(func, tirx.PrimFunc)
-        return Lab(func, inputs, target, is_first=False), None
+        return Lab(func, inputs, target, template, is_first=False), None
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"
 

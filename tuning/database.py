@@ -23,10 +23,11 @@ from sparsetir.errors import TuningError
 from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.formats.text import parse
 from sparsetir.ir import Program
-from sparsetir.schedules import Choices
+from sparsetir.schedules import Choices, Config
 from sparsetir.tuning.candidate import Candidate
 
 FORMAT = 2
+CHOICES, KNOBS = "choices", "knobs"  # a line has one of them
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Key:
     Parameters
     ----------
     name, program : str
-        Name of the function, and a hash of its text.
+        Name of the function, and a hash of its text; of a template's, too, where one is searched.
     pattern : str
         Hash of the index arrays, see `fingerprint`.
     sizes : dict of str to int
@@ -66,7 +67,8 @@ class Record:
 
     Parameters
     ----------
-    choices : Choices
+    choices : Choices or Config
+        Of the sketches, or of a template's knobs.
     stored_as : str or None
         The format of the sparse argument as it prints; None is as the program declares it.
     fixed : dict of str to int
@@ -91,7 +93,7 @@ class Record:
         Whether it was read from the database.
     """
 
-    choices: Choices
+    choices: Choices | Config
     stored_as: str | None = None
     fixed: dict[str, int] = field(default_factory=dict)
     seconds: float | None = None
@@ -206,7 +208,8 @@ class Database:
         if self._file is None:
             self._file = self._open(self.path)
         saved = {name: getattr(record, name) for name in SAVED}
-        line = {"format": FORMAT, **asdict(key), "choices": record.choices.as_dict(), **saved, **facts}
+        kind = KNOBS if isinstance(record.choices, Config) else CHOICES
+        line = {"format": FORMAT, **asdict(key), kind: record.choices.as_dict(), **saved, **facts}
         data = json.dumps(line).encode() + b"\n"
         if os.write(self._file, data) != len(data):
             raise TuningError(f"the disk of {self.path} is full: a record could not be written")
@@ -233,7 +236,7 @@ class Database:
 def _record(line: dict[str, Any]) -> Record | None:
     """The record of a line; None if another version of the choices wrote it."""
     try:
-        choices = Choices(**line["choices"])
+        choices = Config.of(dict(line[KNOBS])) if KNOBS in line else Choices(**line[CHOICES])
         record = Record(choices, **{name: line[name] for name in SAVED}, reused=True)
         return record if record.candidate else None
     except (KeyError, TypeError, ValueError):

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
+from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import Pattern, pattern
 from sparsetir.tuning import features
 from sparsetir.tuning.analytic import Structure, terms
@@ -33,12 +35,17 @@ class Encoding:
     own : Stored
         How the sparse argument is stored as it came.
     operands : Operands
+    knobs : callable, optional
+        The values of a template's knobs for a format, where one is searched. Columns are added then as candidates have
+        knobs that those before had not.
     """
 
     facts: Mapping[str, float]
     described: Pattern | None
     own: Stored
     operands: Operands
+    knobs: Callable[[Format | None], Mapping[str, tuple[Any, ...]] | None] | None = None
+    _columns: list[str] = field(default_factory=list, init=False, repr=False)
 
     @cached_property
     def estimates(self) -> Estimates:
@@ -56,7 +63,8 @@ class Encoding:
         """The numbers that depend on the candidate, by name."""
         stored = self.estimates(candidate.format)
         nnz = self.described.nnz if self.described is not None else 1
-        found = features.of_candidate(candidate, stored, self.operands, nnz)
+        values = self.knobs(candidate.format) if self.knobs is not None else None
+        found = features.of_candidate(candidate, stored, self.operands, nnz, values)
         found |= terms(candidate, stored, self.operands, self.structure)
         return {**found, SPECIALISED: float(specialised)}
 
@@ -66,14 +74,23 @@ class Encoding:
         return {name: float(f"{value:.5g}") for name, value in found.items()}
 
     def rows(self, candidates: Sequence[Candidate], *, specialised: bool = True) -> np.ndarray:
-        """All numbers, a row for each candidate."""
+        """All numbers, a row for each candidate; not a number where one lacks a knob of another."""
+        if self.knobs is not None:
+            return self._rows_of_knobs(candidates, specialised)
         own = np.array([list(self.of(c, specialised=specialised).values()) for c in candidates], np.float32)
         return np.concatenate([np.broadcast_to(self._facts, (len(own), len(self._facts))), own], axis=1)
 
+    def _rows_of_knobs(self, candidates: Sequence[Candidate], specialised: bool) -> np.ndarray:
+        """The same by name, as candidates of different formats may have different knobs."""
+        found = [{**self.facts, **self.of(candidate, specialised=specialised)} for candidate in candidates]
+        for numbers in found:
+            self._columns.extend(name for name in numbers if name not in self._columns)
+        return np.array([[numbers.get(name, np.nan) for name in self._columns] for numbers in found], np.float32)
+
     @property
     def names(self) -> list[str]:
-        """Of the columns of `rows`."""
-        return list(self.named(Candidate()))
+        """Of the columns of `rows`, those that are there so far."""
+        return list(self.named(Candidate())) if self.knobs is None else list(self._columns)
 
 
 @cache

@@ -17,7 +17,7 @@ import numpy as np
 from sparsetir.formats.pattern import MatrixPattern, Pattern
 from sparsetir.ir import SparseBuffer
 from sparsetir.machine import last_cache, private_cache
-from sparsetir.schedules import Choices
+from sparsetir.schedules import Choices, Config
 from sparsetir.tuning.candidate import Candidate
 
 GRID = 8  # cells of the density image in each direction
@@ -125,16 +125,44 @@ def density(indptr: np.ndarray, indices: np.ndarray, columns: int) -> dict[str, 
     return found | {f"cell_{i}_{j}": float(image[i, j] / indices.size) for i in range(GRID) for j in range(GRID)}
 
 
-def of_candidate(candidate: Candidate, stored: Stored, operands: Operands, nnz: int) -> dict[str, float]:
-    """Numbers of a format and of choices, and what follows from both."""
+def of_candidate(
+    candidate: Candidate, stored: Stored, operands: Operands, nnz: int, values: Mapping[str, Any] | None = None
+) -> dict[str, float]:
+    """Numbers of a format and of choices, and what follows from both; `values` has the candidates of knobs."""
     name = candidate.format.name if candidate.format is not None else ""
     kinds = {f"is_{kind or 'own'}": float(name == kind) for kind in KINDS}
     choices = candidate.choices
-    chosen = {name: log(value) for name, value in choices.as_dict().items()}
     facts = {"padding": stored.values / max(nnz, 1), "bytes": log(stored.bytes), "pieces": float(stored.pieces)}
     facts |= {"block_rows": float(stored.rows), "threads": float(operands.threads)}
     facts |= {"feat": log(operands.feat), "width": log(operands.width or operands.feat)}
+    if isinstance(choices, Config):
+        return {**kinds, **of_knobs(choices, values or {}), **facts}
+    chosen = {name: log(value) for name, value in choices.as_dict().items()}
     return {**kinds, **chosen, **facts, **_analytic(choices, stored, operands)}
+
+
+def of_knobs(config: Config, values: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers of knobs: a logarithm for each part of a split or number, for other values their place in the list."""
+    found = {}
+    for name, value in config.as_dict().items():
+        listed = list(values.get(name, (value,)))
+        if not all(_is_number(part) for other in listed for part in _parts(other)):
+            found[f"knob {name}"] = float(listed.index(value)) if value in listed else -1.0
+            continue
+        for n, part in enumerate(_parts(value)):
+            if part is not None:
+                column = f"knob {name}[{n}]" if isinstance(value, tuple) else f"knob {name}"
+                found[column] = math.copysign(log(abs(part)), part)
+    return found
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _is_number(part: Any) -> bool:
+    """Whether it has a place on a scale, or is left open."""
+    return part is None or isinstance(part, (int, float))
 
 
 def _analytic(choices: Choices, stored: Stored, operands: Operands) -> dict[str, float]:
@@ -168,4 +196,4 @@ def main_buffer(buffers: Mapping[Any, SparseBuffer], arrays: Mapping[str, np.nda
     return max(held, key=lambda b: arrays[str(b.storage.name)].size, default=None)
 
 
-__all__ = ["Operands", "Stored", "density", "main_buffer", "of_candidate", "of_pattern"]
+__all__ = ["Operands", "Stored", "density", "main_buffer", "of_candidate", "of_knobs", "of_pattern"]

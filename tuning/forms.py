@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from sparsetir.formats.format import Format
 from sparsetir.ir import decode
 from sparsetir.kernel import Kernel
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
-from sparsetir.schedules import Choices
+from sparsetir.schedules import Choices, Config, Template
 from sparsetir.threads import get_num_threads
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning.features import Stored
@@ -38,24 +39,42 @@ class Form:
     func : PrimFunc
         At stage I.
     target : Target, str or dict, optional
+    template : Template, optional
+        Whose knobs are searched; by default the sketches schedule.
     """
 
-    def __init__(self, func: tirx.PrimFunc, target: Any) -> None:
-        self.func, self.target = func, make_target(target, func)
+    def __init__(self, func: tirx.PrimFunc, target: Any, template: Template | None = None) -> None:
+        self.func, self.target, self.template = func, make_target(target, func), template
         self.second = run(TO_STAGE_2, as_module(func))
         self.names = [str(param.name) for param in func.params]
 
-    def compile(self, choices: Choices) -> Callable[..., Any]:
+    def open_choices(self, feat: int | None) -> Values:
+        """The values to try for whatever makes a difference."""
+        if self.template is not None:
+            return self.template.space(self.second)
+        return open_choices(self.second, threads=get_num_threads(), feat=feat, target=self.target)
+
+    def compile(self, choices: Choices | Config) -> Callable[..., Any]:
         """Machine code for one candidate; nothing goes to the disk cache.
 
         The compiled checks of the arguments are left out: they were checked when the workload was made.
         """
-        compiled = Compiled(self.func, self.target, choices)
-        changed = scheduled(self.second, choices, self.target)
+        schedule = with_knobs(self.template, choices)
+        compiled = Compiled(self.func, self.target, schedule)
+        changed = scheduled(self.second, schedule, self.target)
         compiled.stages = {2: changed, 3: run(TO_STAGE_3, changed)}
         with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_assert": True}):
             compiled.compile()
         return compiled.function
+
+
+def with_knobs(template: Template | None, choices: Choices | Config) -> Choices | Template:
+    """A candidate's choices as `sparsetir.build` takes them."""
+    if isinstance(choices, Choices):
+        return choices
+    if template is None:
+        raise TuningError(f"values of knobs, {choices}, mean nothing without their template")
+    return template.with_values(**choices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +87,6 @@ class Ready:
     workload : Workload
     sizes : dict of str to int
         Those that are compiled in.
-    values : mapping of str to tuple of int
-        The choices that make a difference.
     stored : Stored
         How the format stores the argument.
     calls : dict
@@ -79,11 +96,15 @@ class Ready:
     form: Form
     workload: Workload
     sizes: dict[str, int]
-    values: Values
     stored: Stored
-    calls: dict[Choices, Callable[[], Any]] = field(default_factory=dict)
+    calls: dict[Choices | Config, Callable[[], Any]] = field(default_factory=dict)
 
-    def call(self, choices: Choices) -> Callable[[], Any]:
+    @cached_property
+    def values(self) -> Values:
+        """The choices that make a difference."""
+        return self.form.open_choices(self.workload.feat)
+
+    def call(self, choices: Choices | Config) -> Callable[[], Any]:
         """A call of a candidate's machine code, compiled when it is first asked for."""
         if choices not in self.calls:
             self.calls[choices] = self.workload.call(self.form.compile(choices), self.form.names)
@@ -102,15 +123,24 @@ class Forms:
         Of the program as it is; results of other forms go to its arrays.
     name : str or None
         The sparse argument that is converted.
+    template : Template, optional
+        Whose knobs are searched. It may refuse the program as it is and fit it over a format.
     """
 
     def __init__(
-        self, func: tirx.PrimFunc, target: Any, inputs: Mapping[str, Any], workload: Workload, name: str | None
+        self,
+        func: tirx.PrimFunc,
+        target: Any,
+        inputs: Mapping[str, Any],
+        workload: Workload,
+        name: str | None,
+        template: Template | None = None,
     ) -> None:
         self.func, self.target, self.inputs, self.workload, self.name = func, target, dict(inputs), workload, name
+        self.template = template
         self.held: dict[Format | None, Ready] = {}
         self.stored: dict[Format | None, Stored] = {}
-        self.refused: dict[Format, str] = {}
+        self.refused: dict[Format | None, str] = {}
 
     def __call__(self, format: Format | None) -> Ready:
         """The form over a format.
@@ -120,7 +150,7 @@ class Forms:
         TuningError, MemoryError
             It cannot be had.
         """
-        if format in self.refused:
+        if format is not None and format in self.refused:
             raise TuningError(self.refused[format])
         if format not in self.held:
             self._make_room()
@@ -134,7 +164,7 @@ class Forms:
         try:
             return self(format).values
         except (SparseTIRError, ValueError, MemoryError, RuntimeError) as error:
-            if format is None:
+            if format is None and self.template is None:
                 raise
             self.refused[format] = " ".join(str(error).split())
             return None
@@ -152,10 +182,9 @@ class Forms:
         decoded = decode(func)
         known = {name: int(value) for name, value in workload.args.sizes.items()}
         sizes = {name: known[name] for name in free_sizes(decoded)}
-        form = Form(fixed(decoded, sizes), self.target)
-        values = open_choices(form.second, threads=get_num_threads(), feat=workload.feat, target=form.target)
+        form = Form(fixed(decoded, sizes), self.target, self.template)
         self.stored[format] = stored
-        return Ready(form, workload, sizes, values, stored)
+        return Ready(form, workload, sizes, stored)
 
     def _converted(self, format: Format) -> tuple[tirx.PrimFunc, Workload, Stored]:
         """The program over a format, and the arguments in it."""
@@ -184,4 +213,4 @@ def own_storage(workload: Workload) -> Stored:
     return Stored(largest.size, largest.nbytes + index)
 
 
-__all__ = ["Form", "Forms", "Ready", "own_storage"]
+__all__ = ["Form", "Forms", "Ready", "own_storage", "with_knobs"]

@@ -17,6 +17,7 @@ from sparsetir.build import build
 from sparsetir.errors import TuningError
 from sparsetir.formats.format import Format
 from sparsetir.interop import is_sparse
+from sparsetir.schedules import Template
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.features import Stored
 from sparsetir.tuning.forms import Forms
@@ -32,7 +33,7 @@ class Prepared:
 
     Parameters
     ----------
-    values : mapping of str to tuple of int, optional
+    values : mapping of str to tuple, optional
         The choices that make a difference.
     stored : Stored, optional
         How the format stores the argument.
@@ -54,6 +55,8 @@ class Lab:
     inputs : mapping of str to array
         The arguments of a call.
     target : Target, str or dict, optional
+    template : Template, optional
+        Whose knobs are searched; by default the sketches schedule.
     is_first : bool
         Whether the untuned kernel is still to be compared with scipy, where the program is a known one.
 
@@ -63,8 +66,16 @@ class Lab:
         The untuned kernel disagrees with scipy.
     """
 
-    def __init__(self, func: tirx.PrimFunc, inputs: Mapping[str, Any], target: Any, *, is_first: bool = True) -> None:
-        self.func, self.inputs, self.target = func, dict(inputs), target
+    def __init__(
+        self,
+        func: tirx.PrimFunc,
+        inputs: Mapping[str, Any],
+        target: Any,
+        template: Template | None = None,
+        *,
+        is_first: bool = True,
+    ) -> None:
+        self.func, self.inputs, self.target, self.template = func, dict(inputs), target, template
         self.kernel = build(func, target)
         self.workload = Workload(self.kernel, self.inputs)
         self.known: KnownOp | None = recognise(func)
@@ -72,8 +83,10 @@ class Lab:
         self.untuned = self.workload.call(self._untuned(), self.names)
         self.reference, self.checked_against = self._reference(is_first)
         self.name = self._sparse_argument()
-        self.forms = Forms(func, target, self.inputs, self.workload, self.name)
+        self.forms = Forms(func, target, self.inputs, self.workload, self.name, template)
         self.fixed = self.forms(None).sizes
+        if template is None:
+            self.forms.values(None)  # a program that the sketches cannot schedule is an error here, not a failed trial
 
     def _untuned(self) -> Callable[..., Any]:
         """The function that a bound kernel calls for these arguments."""
@@ -104,7 +117,7 @@ class Lab:
         """Convert the sparse argument, and find the choices that are open."""
         values = self.forms.values(format)
         if values is None:
-            return Prepared(error=self.forms.refused.get(format) if format is not None else None)
+            return Prepared(error=self.forms.refused.get(format))
         return Prepared(values, self.forms.stored[format])
 
     def compile(self, candidate: Candidate) -> str | None:

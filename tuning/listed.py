@@ -103,7 +103,7 @@ class Autotuned:
 
 def candidate(config: Config) -> Candidate:
     """A configuration as a candidate."""
-    if isinstance(config, Candidate):
+    if isinstance(config, Candidate) and isinstance(config.choices, Choices):
         return config
     if isinstance(config, Choices):
         return Candidate(config)

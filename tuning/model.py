@@ -147,7 +147,8 @@ class CostModel:
         """Scores, higher for faster; differences are ratios of times on a logarithmic scale."""
         import xgboost
 
-        scores: np.ndarray = self.booster.predict(xgboost.DMatrix(features, nthread=1))
+        known = of_width(features, self.booster.num_features())
+        scores: np.ndarray = self.booster.predict(xgboost.DMatrix(known, nthread=1))
         return self.scale * scores
 
     def importance(self, names: Sequence[str] = ()) -> dict[str, float]:
@@ -203,6 +204,19 @@ class CostModel:
         except (KeyError, TypeError, ValueError, zlib.error, xgboost.core.XGBoostError) as error:
             raise TuningError(f"{expected}; found {type(error).__name__}: {error}") from error
         return found
+
+
+def of_width(rows: Sequence[np.ndarray] | np.ndarray, width: int) -> np.ndarray:
+    """Rows with so many columns: later ones are dropped, missing ones are not numbers.
+
+    Columns are added during a search where a format has knobs that those before it had not.
+    """
+    if isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.shape[1] == width:
+        return rows
+    found = np.full((len(rows), width), np.nan, np.float32)
+    for place, row in zip(found, rows, strict=True):
+        place[: len(row)] = row[:width]
+    return found
 
 
 def difference(held: Sequence[str], wanted: Sequence[str]) -> str:
@@ -262,4 +276,4 @@ class AnalyticModel:
         return -np.log(2.0) * features[:, self.at]
 
 
-__all__ = ["OBJECTIVES", "AnalyticModel", "CostModel", "Model", "RandomModel", "centred", "labels_of"]
+__all__ = ["OBJECTIVES", "AnalyticModel", "CostModel", "Model", "RandomModel", "centred", "labels_of", "of_width"]

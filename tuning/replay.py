@@ -17,6 +17,7 @@ import numpy as np
 
 from sparsetir.bench.report import markdown
 from sparsetir.formats.format import Format
+from sparsetir.schedules import Config
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.cases import Case, load
 from sparsetir.tuning.model import Model
@@ -34,22 +35,32 @@ class Recorded(Space):
     def __init__(self, case: Case) -> None:
         self.case = case
         self.listed = list(case.seconds)
-        self.keys = np.array([[str(part) for part in c.key] for c in self.listed])
+        self.width = max(len(c.key) for c in self.listed)
+        self.keys = np.array([self._texts(c) for c in self.listed])
         formats = list(dict.fromkeys(c.format for c in self.listed))
-        super().__init__(formats, self._open)
+        super().__init__(formats, self._open, Config() if isinstance(self.listed[0].choices, Config) else None)
 
-    def _open(self, format: Format | None) -> Values:
+    def _texts(self, candidate: Candidate) -> list[str]:
+        """What a candidate is compared by; formats may have unlike numbers of knobs."""
+        texts = [str(part) for part in candidate.key]
+        return [*texts, *[""] * (self.width - len(texts))]
+
+    def _open(self, format: Format | None) -> Values | None:
         """The values that the recorded candidates of a format have."""
         held = [c.choices.as_dict() for c in self.listed if c.format == format]
-        found = {name: tuple(sorted({chosen[name] for chosen in held})) for name in held[0]}
-        return {name: values for name, values in found.items() if len(values) > 1}
+        if not held:
+            return None
+        found = {name: list(dict.fromkeys(chosen[name] for chosen in held)) for name in held[0]}
+        if isinstance(self.base, Config):  # as they are: a split has no order, and a Config holds all of its knobs
+            return {name: tuple(values) for name, values in found.items()}
+        return {name: tuple(sorted(values)) for name, values in found.items() if len(values) > 1}
 
     def nearest(self, candidate: Candidate) -> Candidate:
         """The recorded candidate that differs in the fewest choices."""
         if candidate in self.case.seconds:
             return candidate
-        differ = self.keys != np.array([str(part) for part in candidate.key])
-        weights = np.array([len(candidate.key), *[1] * (len(candidate.key) - 1)])  # the format before all choices
+        differ = self.keys != np.array(self._texts(candidate))
+        weights = np.array([self.width, *[1] * (self.width - 1)])  # the format before all choices
         return self.listed[int(np.argmin(differ @ weights))]
 
     def first(self) -> Iterator[Candidate]:

@@ -11,8 +11,9 @@ from typing import Any
 from sparsetir.composed import ComposedKernel
 from sparsetir.errors import ArgumentError
 from sparsetir.kernel import Kernel
-from sparsetir.schedules import Choices
+from sparsetir.schedules import Choices, Config, Template
 from sparsetir.tuning.database import Key, Record
+from sparsetir.tuning.forms import with_knobs
 from sparsetir.tuning.space import Values, start
 
 SHOWN = 8
@@ -27,12 +28,12 @@ class TuneResult:
     ----------
     kernel : Kernel
         Built with the best choices, for the sizes in ``best.fixed``; ``sparsetir.build(program,
-        schedule=result.best.choices)`` makes one for all sizes.
+        schedule=result.schedule)`` makes one for all sizes.
     best, untuned : Record
         With the times of a last, interleaved comparison of the two, which did not choose the winner.
     history : list of Record
         Every trial in order.
-    space : mapping of str to tuple of int
+    space : mapping of str to tuple
         The values of each choice that made a difference.
     seconds : float
         The whole search took.
@@ -52,6 +53,8 @@ class TuneResult:
         The features that the cost model used, by their share, the most important first.
     peers : dict of str to float
         Seconds of the libraries that were timed beside the kernel.
+    template : Template or None
+        Whose knobs were searched.
     """
 
     kernel: Kernel | ComposedKernel
@@ -68,6 +71,14 @@ class TuneResult:
     refused: dict[str, str] = field(default_factory=dict, repr=False)
     importance: dict[str, float] = field(default_factory=dict, repr=False)
     peers: dict[str, float] = field(default_factory=dict, repr=False)
+    template: Template | None = field(default=None, repr=False)
+
+    @property
+    def schedule(self) -> Choices | Template | None:
+        """For `sparsetir.build`: the best choices, or the template with the best values; None if nothing is faster."""
+        if self.best == self.untuned:
+            return None
+        return with_knobs(self.template, self.best.choices)
 
     @property
     def speedup(self) -> float:
@@ -104,6 +115,8 @@ class TuneResult:
 
     def gains(self) -> dict[str, float]:
         """What each choice is worth: of all trials, the best time with it left alone over the best time."""
+        if self.template is not None:
+            return gains([r for r in self.history if isinstance(r.choices, Config)], start(self.space, Config()))
         return gains([record for record in self.history if record.fixed] or self.history, start(self.space))
 
     def formats(self) -> dict[str, Record]:
@@ -134,8 +147,9 @@ class TuneResult:
         counts = f"{len(self.history)} trials, {len(self.history) - self.measured} from the database, {failed} failed"
         pace = f"{self.seconds:.1f} s, {self.measured / max(self.seconds, 1e-9):.1f} trials/s"
         state = " (interrupted)" if self.interrupted else ""
+        how = f", {self.template!r}" if self.template is not None else ""
         lines = [
-            f"{self.key.name}: {sizes}, {self.key.dtype}, {self.key.threads} threads",
+            f"{self.key.name}: {sizes}, {self.key.dtype}, {self.key.threads} threads{how}",
             f"{counts}; {pace}{state}; results checked against {self.checked_against}",
         ]
         if self.is_guess:
@@ -154,7 +168,8 @@ class TuneResult:
         return [*aligned(rows), *notes]
 
     def _reasons(self) -> list[str]:
-        chosen = self.best.candidate if self.best.fixed or self.best.stored_as else "the untuned kernel"
+        is_tuned = self.best.fixed or self.best.stored_as or isinstance(self.best.choices, Config)
+        chosen = self.best.candidate if is_tuned else "the untuned kernel"
         fast = f"{self.speedup:.2f} times as fast as the untuned kernel"
         lines = [f"chosen: {chosen}, {'expected to be ' if self.is_guess else ''}{fast}", self._gains()[0]]
         if self.best.conversion:
@@ -185,15 +200,24 @@ class TuneResult:
         rows = [("best", self.best)]
         rows += [("", record) for record in ran if candidate(record) not in shown][: SHOWN - 2]
         rows += [("untuned", self.untuned)] if len(shown) == 2 else []
-        names = ["format", *Choices().as_dict()]
-        head = ["", *names, "ms", *(["GFLOP/s"] if self.flops else []), "speedup"]
+        head = ["", "format", *self._choices(), "ms", *(["GFLOP/s"] if self.flops else []), "speedup"]
         return aligned([head, *(self._row(label, record) for label, record in rows)])
+
+    def _choices(self) -> list[str]:
+        """The columns of the table that say what was chosen."""
+        if self.template is None:
+            return list(Choices().as_dict())
+        tried = [*self.history, self.best]  # which may have been found in the database only
+        knobs = [r.choices.as_dict() for r in tried if isinstance(r.choices, Config)]
+        return list(dict.fromkeys(name for chosen in knobs for name in chosen))
 
     def _row(self, label: str, record: Record) -> list[str]:
         seconds = _cost(record) or float("nan")
         rate = [f"{self.flops / seconds / 1e9:.1f}"] if self.flops else []
         speedup = (self.untuned.seconds or float("nan")) / seconds
-        chosen = map(str, record.choices.as_dict().values())
+        has_knobs = isinstance(record.choices, Config)
+        values = record.choices.as_dict() if has_knobs or self.template is None else {}
+        chosen = [str(values.get(name, "")) for name in self._choices()]
         return [label, record.stored_as or OWN, *chosen, f"{seconds * 1e3:.4g}", *rate, f"{speedup:.2f}"]
 
     def _gains(self) -> list[str]:
@@ -206,20 +230,20 @@ class TuneResult:
         ]
 
 
-def candidate(record: Record) -> tuple[Choices, str | None, bool]:
+def candidate(record: Record) -> tuple[Choices | Config, str | None, bool]:
     """What tells candidates of one search apart."""
     return record.choices, record.stored_as, bool(record.fixed)
 
 
-def gains(history: list[Record], base: Choices) -> dict[str, float]:
+def gains(history: list[Record], base: Choices | Config) -> dict[str, float]:
     """See `TuneResult.gains`; `base` has the values that count as left alone."""
     times = [(_chosen(record), record.seconds) for record in history if record.seconds is not None]
     if not times:
         return {}
     fastest, out = min(seconds for _, seconds in times), {}
     for name, value in {"format": OWN, **base.as_dict()}.items():
-        held = [seconds for chosen, seconds in times if chosen[name] == value]
-        if held and len({chosen[name] for chosen, _ in times}) > 1:
+        held = [seconds for chosen, seconds in times if chosen.get(name, value) == value]
+        if held and len({chosen.get(name, value) for chosen, _ in times}) > 1:
             out[name] = min(held) / fastest
     return out
 

@@ -16,7 +16,7 @@ import numpy as np
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.format import Format
 from sparsetir.tuning.candidate import Candidate
-from sparsetir.tuning.model import CostModel, Model, labels_of
+from sparsetir.tuning.model import CostModel, Model, labels_of, of_width
 from sparsetir.tuning.space import Space
 
 BATCH = 4
@@ -311,7 +311,8 @@ class Search:
         new = [c for c in candidates if c not in self._rows]
         if new:
             self._rows.update(zip(new, self.features(new), strict=True))
-        return np.array([self._rows[c] for c in candidates])
+        rows = [self._rows[c] for c in candidates]
+        return of_width(rows, max((len(row) for row in rows), default=0))
 
 
 __all__ = ["BATCH", "STRATEGIES", "Search", "Strategy"]

@@ -17,10 +17,10 @@ from sparsetir.build import scheduled
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.ir import Program, const
-from sparsetir.schedules import Choices
+from sparsetir.schedules import Choices, Config
 from sparsetir.tuning.candidate import Candidate
 
-Values = Mapping[str, tuple[int, ...]]
+Values = Mapping[str, tuple[Any, ...]]
 
 # Measured before anything is searched, each a change of what `start` gives.
 PORTFOLIO: tuple[dict[str, int], ...] = (
@@ -44,10 +44,18 @@ class Space:
         Those that may be tried, the most promising first; None is the program as it is.
     values : callable
         The open choices of a format; None if no kernel can be made for it. Called once for each, when it is needed.
+    base : Choices or Config, optional
+        What is chosen where nothing is open; by default the sketches' choices.
     """
 
-    def __init__(self, formats: Sequence[Format | None], values: Callable[[Format | None], Values | None]) -> None:
+    def __init__(
+        self,
+        formats: Sequence[Format | None],
+        values: Callable[[Format | None], Values | None],
+        base: Choices | Config | None = None,
+    ) -> None:
         self.formats, self._values = list(formats), values
+        self.base = Choices() if base is None else base
         self._known: dict[Format | None, Values | None] = {}
 
     def values(self, format: Format | None) -> Values | None:
@@ -59,7 +67,8 @@ class Space:
     def first(self) -> Iterator[Candidate]:
         """The portfolio: choices for the program as it is and then every format once, in turn."""
         own = self.portfolio(None)
-        others = (Candidate(start(found), f) for f in self.formats if f is not None and (found := self.values(f)))
+        had = ((f, values) for f in self.formats if f is not None and (values := self.values(f)) is not None)
+        others = (Candidate(start(values, self.base), f) for f, values in had)
         yield from islice(own, 2)
         rest = iter(own[2:])
         while True:
@@ -73,11 +82,11 @@ class Space:
         values = self.values(format)
         return [] if values is None else self._portfolio(values, format)
 
-    @staticmethod
-    def _portfolio(values: Values, format: Format | None) -> list[Candidate]:
-        base = start(values)
-        inside = [{n: v for n, v in entry.items() if v in values.get(n, ())} for entry in PORTFOLIO]
-        return [Candidate(choices, format) for choices in dict.fromkeys(replace(base, **entry) for entry in inside)]
+    def _portfolio(self, values: Values, format: Format | None) -> list[Candidate]:
+        base = start(values, self.base)
+        entries = PORTFOLIO if isinstance(base, Choices) else ({},)  # the names of knobs mean nothing
+        inside = [{n: v for n, v in entry.items() if v in values.get(n, ())} for entry in entries]
+        return [Candidate(choices, format) for choices in dict.fromkeys(base.changed(**entry) for entry in inside)]
 
     def outline(self, rng: np.random.Generator, count: int) -> Iterator[Candidate]:
         """The portfolio with every format and some draws, as if all formats left open what the program as it is does.
@@ -91,7 +100,7 @@ class Space:
         formats = list(open_in)
         for _ in range(count if formats else 0):
             format = formats[int(rng.integers(len(formats)))]
-            yield drawn(format, open_in[format], rng)
+            yield drawn(format, open_in[format], self.base, rng)
 
     def settle(self, candidate: Candidate) -> Candidate | None:
         """A candidate with those of its choices that its format leaves open; None if the format is not to be had."""
@@ -102,14 +111,14 @@ class Space:
         for format in self.formats:
             values = self.values(format)
             if values is not None:
-                yield from (Candidate(choices, format) for choices in points(values))
+                yield from (Candidate(choices, format) for choices in points(values, self.base))
 
     def __contains__(self, candidate: Candidate) -> bool:
         values = self.values(candidate.format) if candidate.format in self.formats else None
         if values is None:
             return False
-        base = start(values).as_dict()
-        return all(v in values.get(n, (base[n],)) for n, v in candidate.choices.as_dict().items())
+        base, chosen = start(values, self.base).as_dict(), candidate.choices.as_dict()
+        return base.keys() == chosen.keys() and all(v in values.get(n, (base[n],)) for n, v in chosen.items())
 
     def sample(self, rng: np.random.Generator, formats: Sequence[Format | None] = ()) -> Candidate:
         """Any candidate; of some of the formats if they are given."""
@@ -117,7 +126,7 @@ class Space:
         format = among.pop(int(rng.integers(len(among))))
         while (values := self.values(format)) is None and among:
             format = among.pop(int(rng.integers(len(among))))
-        return drawn(format, values or {}, rng)
+        return drawn(format, values or {}, self.base, rng)
 
     def mutate(
         self, candidate: Candidate, rng: np.random.Generator, formats: Sequence[Format | None] | None = None
@@ -128,7 +137,7 @@ class Space:
             return self.moved(candidate, among[int(rng.integers(len(among)))])
         name = list(values)[int(rng.integers(len(values)))]
         value = values[name][int(rng.integers(len(values[name])))]
-        return replace(candidate, choices=replace(candidate.choices, **{name: value}))
+        return replace(candidate, choices=candidate.choices.changed(**{name: value}))
 
     def moved(self, candidate: Candidate, format: Format | None) -> Candidate:
         """A candidate with another format, its choices as far as they are open there."""
@@ -136,22 +145,22 @@ class Space:
         if values is None:
             return candidate
         kept = {n: v for n, v in candidate.choices.as_dict().items() if v in values.get(n, ())}
-        return Candidate(replace(start(values), **kept), format)
+        return Candidate(start(values, self.base).changed(**kept), format)
 
     def crossover(self, one: Candidate, other: Candidate, rng: np.random.Generator) -> Candidate:
         """The format of one, each choice of either."""
         theirs = self.moved(other, one.format).choices.as_dict()
         taken = {n: v for n, v in theirs.items() if rng.random() < 0.5}
-        return replace(one, choices=replace(one.choices, **taken))
+        return replace(one, choices=one.choices.changed(**taken))
 
     def steps(self, candidate: Candidate) -> list[Candidate]:
         """The candidates that differ in one choice by one step."""
-        found = []
+        found, chosen = [], candidate.choices.as_dict()
         for name, values in (self.values(candidate.format) or {}).items():
-            at = values.index(getattr(candidate.choices, name)) if getattr(candidate.choices, name) in values else 0
+            at = values.index(chosen[name]) if chosen[name] in values else 0
             for near in (at + 1, at - 1):
                 if 0 <= near < len(values):
-                    found.append(replace(candidate, choices=replace(candidate.choices, **{name: values[near]})))
+                    found.append(replace(candidate, choices=candidate.choices.changed(**{name: values[near]})))
         return found
 
     def fresh(self, rng: np.random.Generator, taken: Any) -> Candidate | None:
@@ -196,23 +205,27 @@ def open_choices(
     return {name: found for name, found in values.items() if changes_code(second, usual, name, found, target)}
 
 
-def start(values: Values) -> Choices:
-    """The default choices, or where the space has not that value the largest one below it."""
-    default = Choices().as_dict()
+def start(values: Values, base: Choices | Config | None = None) -> Choices | Config:
+    """The default choices, or where the space has not that value the largest one below it; of knobs the first."""
+    base = Choices() if base is None else base
+    if isinstance(base, Config):
+        return base.changed(**{n: found[0] for n, found in values.items()})
+    default = base.as_dict()
     nearest = {n: max((v for v in found if v <= default[n]), default=found[0]) for n, found in values.items()}
-    return Choices(**nearest)
+    return base.changed(**nearest)
 
 
-def drawn(format: Format | None, values: Values, rng: np.random.Generator) -> Candidate:
+def drawn(format: Format | None, values: Values, base: Choices | Config, rng: np.random.Generator) -> Candidate:
     """A candidate with each open choice drawn at random."""
     chosen = {name: found[int(rng.integers(len(found)))] for name, found in values.items()}
-    return Candidate(replace(start(values), **chosen), format)
+    return Candidate(start(values, base).changed(**chosen), format)
 
 
-def points(values: Values) -> Iterator[Choices]:
+def points(values: Values, base: Choices | Config | None = None) -> Iterator[Choices | Config]:
     """Every combination, in a fixed order."""
+    base = Choices() if base is None else base
     for row in product(*values.values()):
-        yield Choices(**dict(zip(values, row, strict=True)))
+        yield base.changed(**dict(zip(values, row, strict=True)))
 
 
 def free_sizes(program: Program) -> list[str]:

@@ -20,7 +20,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, T
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern
 from sparsetir.ir import decode
-from sparsetir.schedules import Choices
+from sparsetir.schedules import Choices, Config, Template
 from sparsetir.schedules import untuned as usual_choices
 from sparsetir.script.printer import script
 from sparsetir.threads import get_num_threads
@@ -31,7 +31,7 @@ from sparsetir.tuning.crew import TIMEOUT, crew_of
 from sparsetir.tuning.database import Database, Key, Record, digest, fingerprint, machine_name
 from sparsetir.tuning.encoding import Encoding
 from sparsetir.tuning.formats import dense_rows, promising
-from sparsetir.tuning.forms import own_storage
+from sparsetir.tuning.forms import own_storage, with_knobs
 from sparsetir.tuning.guess import Guess, guess
 from sparsetir.tuning.lab import Lab
 from sparsetir.tuning.measure import Measurement, duel, fastest, reason
@@ -39,7 +39,7 @@ from sparsetir.tuning.model import CostModel
 from sparsetir.tuning.nearest import hints
 from sparsetir.tuning.pretrained import prior_for
 from sparsetir.tuning.progress import Progress
-from sparsetir.tuning.report import TuneResult
+from sparsetir.tuning.report import OWN, TuneResult
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.space import Space
 from sparsetir.tuning.workload import Call
@@ -203,7 +203,9 @@ class Session:
     inputs : mapping of str to array
     target : Target, str or dict, optional
     formats : sequence of Format, optional
-        By default those that suit the pattern.
+        By default those that suit the pattern; none with a template.
+    template : Template, optional
+        Whose knobs are searched; by default the sketches schedule.
     isolate : bool
         Whether candidates run in worker processes.
     timeout : float
@@ -216,11 +218,12 @@ class Session:
         inputs: Mapping[str, Any],
         target: Any,
         formats: Sequence[Format] | None = None,
+        template: Template | None = None,
         *,
         isolate: bool = False,
         timeout: float = TIMEOUT,
     ) -> None:
-        self.lab = Lab(single(program), inputs, target)
+        self.lab = Lab(single(program), inputs, target, template)
         self.func, self.kernel, self.workload = self.lab.func, self.lab.kernel, self.lab.workload
         sizes = self.sizes
         self.flops = self.lab.known.flops(sizes) if self.lab.known is not None else None
@@ -229,9 +232,24 @@ class Session:
         self.described = pattern(self.lab.inputs[name]) if name is not None else None
         self.fixed = self.lab.fixed
         listed = self._formats(formats)
+        if template is not None and not listed:
+            template.space(self.lab.forms(None).form.second)  # raised from here, an error shows the line of the template
         self.crew = crew_of(self.lab, listed, isolate=isolate, timeout=timeout)
-        self.space = Space([None, *listed], self.crew.values)
+        self.space = Space([None, *listed], self.crew.values, None if template is None else Config())
+        self._check_template()
         self.facts = self._facts()
+
+    @property
+    def template(self) -> Template | None:
+        """Whose knobs are searched."""
+        return self.lab.template
+
+    def _check_template(self) -> None:
+        """Raise unless the template, if there is one, fits the program as it is or over some format."""
+        if self.template is None or any(self.space.values(format) is not None for format in self.space.formats):
+            return
+        self.close()
+        raise TuningError(f"{self.template!r} does not fit the program: {told(self.crew.refused)}")
 
     def _formats(self, formats: Sequence[Format] | None) -> list[Format]:
         """Those that are worth trying, the likeliest first."""
@@ -239,6 +257,8 @@ class Session:
             return []
         if formats is not None:
             return list(formats)
+        if self.template is not None:  # it is written for the loops of the program as it is
+            return []
         return promising(self.described, most=MOST_VALUES, feat=dense_rows(self.lab.inputs))
 
     def _facts(self) -> dict[str, float]:
@@ -258,9 +278,10 @@ class Session:
 
     def _key(self) -> Key:
         signature = self.kernel.signature
+        texts = [script(self.func), *([self.template.text] if self.template is not None else [])]
         return Key(
             name=self.kernel.name,
-            program=digest(script(self.func)),
+            program=digest("\0".join(texts)),
             pattern=fingerprint(signature.program, self.workload.arrays),
             sizes=self.sizes,
             dtype=" ".join(signature.by_name[name].dtype for name in signature.effects.written),
@@ -276,7 +297,8 @@ class Session:
         """A search of this session's space; an informed one begins with the pretrained model and similar matrices."""
         informed = informed and strategy == "evolution"
         found = hints(records, self.key, self.facts, self.fixed) if informed and records is not None else ()
-        prior = prior_for(self.encoding) if informed else None
+        # The shipped model knows nothing of knobs.
+        prior = prior_for(self.encoding) if informed and self.template is None else None
         return Search(self.space, features=self.encoding.rows, strategy=strategy, seed=seed, prior=prior, hints=found)
 
     @cached_property
@@ -296,7 +318,8 @@ class Session:
     @cached_property
     def encoding(self) -> Encoding:
         """From candidates to what a cost model sees of them."""
-        return Encoding(self.facts, self.described, own_storage(self.workload), self.operands)
+        knobs = self.space.values if self.template is not None else None
+        return Encoding(self.facts, self.described, own_storage(self.workload), self.operands, knobs)
 
     def seen(self, record: Record) -> dict[str, float]:
         """What a cost model sees of a record, by name."""
@@ -324,7 +347,7 @@ class Session:
         func = space.fixed(decode(self.func), self.fixed)
         if candidate.format is not None and self.lab.name is not None:
             func = decompose_format(func, {self.lab.name: candidate.format})
-        return build(func, self.lab.target, schedule=candidate.choices)
+        return build(func, self.lab.target, schedule=with_knobs(self.template, candidate.choices))
 
     def peers(self, names: Sequence[str]) -> dict[str, Call]:
         """Calls of other libraries for the same product.
@@ -388,6 +411,7 @@ def tune_sparse(
     preset: str = "standard",
     strategy: str = "evolution",
     formats: Sequence[Format] | None = None,
+    schedule: Template | None = None,
     amortize_over: float | None = None,
     seed: int = 0,
     database: str | Path | Database | None = None,
@@ -423,7 +447,9 @@ def tune_sparse(
         How candidates are chosen.
     formats : sequence of Format, optional
         The formats that are tried beside the program's own; none searches schedules only. By default those that suit
-        the pattern.
+        the pattern; none with a `schedule`.
+    schedule : Template, optional
+        A schedule of yours, see `sparsetir.template`: its knobs are searched rather than the sketches' choices.
     amortize_over : float, optional
         How many calls a conversion is shared among; by default it costs nothing.
     seed : int
@@ -438,7 +464,8 @@ def tune_sparse(
     isolate : bool, optional
         Whether candidates run in worker processes, where a crash or a hang costs one candidate; the workers compile
         side by side. By default where more than 16 candidates may be tried, as the first search waits about two
-        seconds for them. Arguments of more than 1 GiB or of other packages than numpy and scipy stay in this process.
+        seconds for them. Arguments of more than 1 GiB or of other packages than numpy and scipy, and templates that a
+        worker cannot import by their names, stay in this process.
     timeout : float
         Seconds that a compilation or a measurement may take in a worker; more if the untuned kernel is slow.
     against : sequence of {"scipy", "torch", "mkl"}
@@ -455,6 +482,8 @@ def tune_sparse(
     ------
     ArgumentError
         A budget is not positive, there is no such preset or strategy, or the arguments do not fit the program.
+    ScheduleError, TuningError
+        The template does not fit the program.
     TuningError
         The untuned kernel is wrong, or the database cannot be written.
 
@@ -479,6 +508,9 @@ def tune_sparse(
     wrong = next((format for format in formats or () if not isinstance(format, Format)), None)
     if wrong is not None:
         raise ArgumentTypeError(f"formats are those of sparsetir.formats, such as bsr(4, 4); found {wrong!r}")
+    if schedule is not None and not isinstance(schedule, Template):
+        found = type(schedule).__name__
+        raise ArgumentTypeError(f"the schedule of a search is a function below @sparsetir.template; found {found}")
     check_arguments(inputs, max_trials=trials_left, max_seconds=seconds_left, seed=seed, patience=patience)
     if not timeout > 0:
         raise ArgumentError(f"timeout must be positive, found {timeout!r}")
@@ -489,7 +521,7 @@ def tune_sparse(
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
     apart = trials_left > ALONE if isolate is None else isolate
     cost = partial(full_cost, amortize_over=amortize_over)
-    with closing(Session(program, inputs, target, formats, isolate=apart, timeout=timeout)) as session:
+    with closing(Session(program, inputs, target, formats, schedule, isolate=apart, timeout=timeout)) as session:
         peers, search = session.peers(against), session.search(seed, strategy, records=records)
         history, interrupted = trials(session, search, budget, records, cost=cost, progress=progress)
         if not trials_left and not interrupted:
@@ -636,9 +668,20 @@ def result(
         flops=session.flops,
         database=database,
         interrupted=interrupted,
-        refused={repr(format): why for format, why in session.crew.refused.items()},
+        refused={shown(format): why for format, why in session.crew.refused.items()},
         importance=search.importance(session.encoding.names),
+        template=session.template,
     )
+
+
+def shown(format: Format | None) -> str:
+    """A format in a report."""
+    return OWN if format is None else repr(format)
+
+
+def told(refused: Mapping[Format | None, str]) -> str:
+    """Why there is no form, by format."""
+    return "; ".join(why if format is None else f"over {format!r}: {why}" for format, why in refused.items())
 
 
 def added(times: Mapping[Candidate | None, float], extra: Mapping[Candidate, float]) -> dict[Candidate | None, float]:

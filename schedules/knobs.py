@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Knobs of a schedule that a user writes: what may be chosen for each, and what is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from numbers import Integral, Real
+from typing import Any, TypeAlias
+
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError, ScheduleError
+
+Value: TypeAlias = "int | float | str | tuple[Any, ...] | None"
+
+SHOWN = 6  # candidates in a message
+
+
+@dataclass(frozen=True)
+class Config:
+    """Values of knobs: what a search chooses of a template, as `Choices` are of the sketches.
+
+    Parameters
+    ----------
+    pairs : tuple of (str, value)
+        Sorted by name; `of` makes them.
+
+    Examples
+    --------
+    >>> config = Config.of({"unroll": 2, "tile": [4, 32]})
+    >>> print(config)
+    tile=(4, 32) unroll=2
+    >>> config["tile"], dict(**config.changed(unroll=4))
+    ((4, 32), {'tile': (4, 32), 'unroll': 4})
+    """
+
+    pairs: tuple[tuple[str, Value], ...] = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Config:
+        """The values of a mapping; lists, which JSON makes of tuples, become tuples."""
+        return cls(tuple((name, plain(values[name])) for name in sorted(values)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Names and values, for records."""
+        return dict(self.pairs)
+
+    def changed(self, /, **values: Any) -> Config:
+        """With other values for some knobs, or values for more."""
+        return Config.of({**self.as_dict(), **values})
+
+    def keys(self) -> list[str]:
+        """The names, so that ``**config`` passes the values."""
+        return [name for name, _ in self.pairs]
+
+    def __getitem__(self, name: str) -> Value:
+        return self.as_dict()[name]
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value!r}" for name, value in self.pairs)
+
+
+class Split(tuple[Any, ...]):
+    """Steps of each loop that one loop is split into, the outermost first; None is as many as it takes.
+
+    Examples
+    --------
+    >>> Split((4, 32))[-1]
+    32
+    """
+
+    __slots__ = ()
+
+    def apply(self, sch: s_tir.Schedule, loop: Any) -> list[Any]:
+        """Split a loop.
+
+        args: the schedule, a loop with as many steps as the factors make.
+        rewrite: ``for k in range(128)`` becomes ``for k_0, k_1 in T.grid(4, 32)``.
+        """
+        check_factors(str(sch.get(loop).loop_var.name), self, extent_of(sch, loop))
+        return list(sch.split(loop, list(self)))
+
+
+class Knobs:
+    """The first argument of a template: defines its knobs, and gives a value for each.
+
+    Every knob is to be defined whatever the values of the others are: a search has seen them all at the first run.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+        The second argument.
+    given : mapping of str to value
+        What was chosen. A knob without a value has its first candidate.
+    """
+
+    def __init__(self, sch: s_tir.Schedule, given: Mapping[str, Value]) -> None:
+        self.sch, self.given = sch, given
+        self.space: dict[str, tuple[Value, ...]] = {}
+        self.chosen: dict[str, Any] = {}
+
+    def define_knob(self, name: str, candidates: Iterable[Any]) -> Any:
+        """A choice among values.
+
+        Parameters
+        ----------
+        name : str
+        candidates : iterable
+            Numbers, texts, None, or tuples of those; the first is taken where nothing is chosen.
+
+        Returns
+        -------
+        value
+            The same as ``cfg[name]``.
+
+        Raises
+        ------
+        ScheduleError
+            The value that was chosen is none of these, or a knob of this name has other candidates.
+        """
+        found = _listed(name, candidates)
+        value = self.given.get(name, found[0])
+        if value not in found:
+            raise ScheduleError(f"knob {name!r} is one of {shown(found)}; found {value!r}")
+        return self._define(name, found, value)
+
+    def define_split(
+        self,
+        name: str,
+        loop: Any,
+        *,
+        num_outputs: int = 2,
+        policy: str = "factors",
+        max_factor: int | None = None,
+        candidates: Iterable[Sequence[int | None]] | None = None,
+    ) -> Split:
+        """A choice among the ways to split a loop.
+
+        Parameters
+        ----------
+        name : str
+        loop : LoopRV or int
+            The loop, or its number of steps.
+        num_outputs : int
+            How many loops are made of it.
+        policy : {"factors", "power2"}
+            Every way to write the number of steps as a product, or inner loops of powers of two below an outermost
+            one with as many steps as it takes, the last of them guarded where they do not divide.
+        max_factor : int, optional
+            The most steps of any loop but the outermost. Needed for powers of two where the number of steps is known
+            only when the kernel is called.
+        candidates : iterable of tuple, optional
+            Used instead: the steps of each loop, one of them None for as many as it takes.
+
+        Returns
+        -------
+        Split
+            The same as ``cfg[name]``; its ``apply(sch, loop)`` gives the loops. By default the outermost loop has all
+            the steps.
+
+        Raises
+        ------
+        ScheduleError
+            The number of steps is not known and the policy needs it, a candidate or what was chosen does not make as
+            many steps, or a knob of this name has other candidates.
+        """
+        if num_outputs < 2:
+            raise ArgumentError(f"split {name!r} makes at least 2 loops; found num_outputs={num_outputs!r}")
+        extent = extent_of(self.sch, loop)
+        if candidates is not None:
+            found = _listed(name, candidates)
+        elif isinstance(extent, str) and policy == "factors" and name in self.given:
+            found = (self.given[name],)
+        else:
+            found = tuple(_splits(name, extent, num_outputs, policy, max_factor))
+        value: Any = self.given.get(name, found[0])
+        for factors in (*(found if candidates is not None else ()), value):
+            _check_length(name, factors, num_outputs)
+            check_factors(name, factors, extent)
+        return self._define(name, found, Split(value))
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.chosen:
+            there = f"there are {', '.join(self.chosen)}" if self.chosen else "there is none yet"
+            raise ScheduleError(f"no knob {name!r} is defined; {there}")
+        return self.chosen[name]
+
+    def _define(self, name: str, found: tuple[Value, ...], value: Any) -> Any:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ArgumentError(f"a knob's name is an identifier such as tile_k; found {name!r}")
+        before = self.space.get(name, found)
+        if before != found:
+            raise ScheduleError(f"knob {name!r} is defined twice, as one of {shown(before)} and of {shown(found)}")
+        self.space[name], self.chosen[name] = found, value
+        return value
+
+
+# ------------------------------------------------------------------------------------------ values
+
+
+def plain(value: Any) -> Value:
+    """A value as records keep it."""
+    if value is None or isinstance(value, (int, float, str)):
+        return value
+    if isinstance(value, Integral):  # numpy's, and those below
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(plain(part) for part in value)
+    expected = "a number, a text, None or a tuple of those, which records can keep"
+    raise ArgumentTypeError(f"a knob's value is {expected}; found {type(value).__name__}")
+
+
+def shown(values: Sequence[Value]) -> str:
+    """Some of the values, for a message."""
+    return ", ".join([*map(repr, values[:SHOWN]), *(["..."] if len(values) > SHOWN else [])])
+
+
+def _listed(name: str, candidates: Any) -> tuple[Value, ...]:
+    """Candidates without repetition, at least one."""
+    if isinstance(candidates, str) or not isinstance(candidates, Iterable):
+        raise ArgumentTypeError(f"knob {name!r} needs a list of values; found {candidates!r}")
+    found = tuple(dict.fromkeys(plain(value) for value in candidates))
+    if not found:
+        raise ArgumentError(f"knob {name!r} needs at least one value")
+    return found
+
+
+# ------------------------------------------------------------------------------------------ splits
+
+
+def extent_of(sch: s_tir.Schedule, loop: Any) -> int | str:
+    """A loop's number of steps; the expression as text where it is known only when the kernel is called."""
+    if isinstance(loop, Integral):
+        return int(loop)
+    if not isinstance(loop, LoopRV):
+        expected = "a loop as sch.get_loops gives it, or a number of steps"
+        raise ArgumentTypeError(f"what is split is {expected}; found {type(loop).__name__}")
+    extent = sch.get(loop).extent
+    return int(extent) if isinstance(extent, tirx.IntImm) else str(extent)
+
+
+def _check_length(name: str, factors: Any, parts: int) -> None:
+    """Raise unless these are the steps of so many loops, at most one of them left open."""
+    fits = isinstance(factors, tuple) and len(factors) == parts and factors.count(None) <= 1
+    if not fits or not all(part is None or (isinstance(part, int) and part >= 1) for part in factors):
+        expected = f"positive numbers of steps of {parts} loops, one of them None for as many as it takes"
+        raise ScheduleError(f"split {name!r} is {expected}; found {factors!r}")
+
+
+def check_factors(name: str, factors: Any, extent: int | str) -> None:
+    """Raise unless the factors make the steps of a loop."""
+    if None in factors:
+        return
+    made = math.prod(factors)
+    if isinstance(extent, str):
+        unknown = f"the loop has {extent} steps, which is known only when the kernel is called"
+        raise ScheduleError(f"split {name!r} is {tuple(factors)}, but {unknown}: one of them must be None")
+    if made != extent:
+        raise ScheduleError(f"split {name!r} is {tuple(factors)}, which makes {made} steps; the loop has {extent}")
+
+
+def _splits(name: str, extent: int | str, parts: int, policy: str, most: int | None) -> Iterator[tuple[Value, ...]]:
+    """The candidates of a policy."""
+    if policy not in ("factors", "power2"):
+        raise ArgumentError(f"expected one of the policies factors, power2; found {policy!r}")
+    if most is not None and most < 1:
+        raise ArgumentError(f"max_factor must be positive, found {most!r}")
+    if isinstance(extent, str) and (policy == "factors" or most is None):
+        unknown = f"the loop of split {name!r} has {extent} steps, which is known only when the kernel is called"
+        others = "policy='power2' with max_factor, candidates such as [(None, 32)]"
+        raise ScheduleError(f"{unknown}; try {others}, or a program with that size filled in")
+    if extent == 0:
+        raise ScheduleError(f"split {name!r} is of a loop with no steps")
+    if isinstance(extent, int) and policy == "factors":
+        return factorisations(extent, parts, most)
+    return powers(None if isinstance(extent, str) else extent, parts, most)
+
+
+def factorisations(extent: int, parts: int, most: int | None = None) -> Iterator[tuple[int, ...]]:
+    """Every way to write a number as a product, all but the first factor at most `most`; the last grows slowest."""
+    if parts == 1:
+        yield (extent,)
+        return
+    for inner in divisors(extent):
+        if most is None or inner <= most:
+            yield from ((*outer, inner) for outer in factorisations(extent // inner, parts - 1, most))
+
+
+def divisors(number: int) -> list[int]:
+    """In ascending order."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def powers(extent: int | None, parts: int, most: int | None) -> Iterator[tuple[int | None, ...]]:
+    """Powers of two for all but the first factor; their product is at most the extent where that is known."""
+    limit = min(n for n in (extent, most) if n is not None)
+    sizes = [2**n for n in range(limit.bit_length())]
+    for inner in product(sizes, repeat=parts - 1):
+        if extent is None or math.prod(inner) <= extent:
+            yield (None, *inner)
+
+
+__all__ = ["Config", "Knobs", "Split", "Value"]
