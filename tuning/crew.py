@@ -399,7 +399,7 @@ def crew_of(lab: Lab, upcoming: Iterable[Format] = (), *, isolate: bool, timeout
     """
     if WORKER in os.environ:
         begun = "a worker process imported the module of a template, which begins a search"
-        raise TuningError(f"{begun}; put the search below if __name__ == \"__main__\"")
+        raise TuningError(f'{begun}; put the search below if __name__ == "__main__"')
     parcel = (
         packed(lab) if isolate and hasattr(socket, "socketpair") and os.name == "posix" and sys.executable else None
     )

@@ -233,7 +233,9 @@ class Session:
         self.fixed = self.lab.fixed
         listed = self._formats(formats)
         if template is not None and not listed:
-            template.space(self.lab.forms(None).form.second)  # raised from here, an error shows the line of the template
+            template.space(
+                self.lab.forms(None).form.second
+            )  # raised from here, an error shows the line of the template
         self.crew = crew_of(self.lab, listed, isolate=isolate, timeout=timeout)
         self.space = Space([None, *listed], self.crew.values, None if template is None else Config())
         self._check_template()
