@@ -42,7 +42,10 @@ class Neighbour:
 
 
 def distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
-    """How far two patterns are apart, by the numbers of `features.of_pattern`; infinite where they have none alike. Sizes count little."""
+    """How far two patterns are apart, by the numbers of `features.of_pattern`; infinite where they have none alike.
+
+    Sizes count little.
+    """
     common = [name for name in one if name in other and not name.startswith(IMAGE)]
     weights = [SIZE_WEIGHT if name in SIZES else 1.0 for name in common]
     apart = [min(abs(one[name] - other[name]), FARTHEST) for name in common]
