@@ -60,11 +60,17 @@ class Case:
         return np.array([self.features[c] for c in ran]), np.array([self.seconds[c] for c in ran])
 
 
-def load(path: Path) -> list[Case]:
+def load(path: Path, *, spread: float = float("inf")) -> list[Case]:
     """The cases of a database, those of at least `LEAST` trials.
 
     Records that say which matrix they are of belong together whatever version measured them; others by their key. The
     untuned kernel is no candidate of a search of knobs, and templates are told apart by their text.
+
+    Parameters
+    ----------
+    path : Path
+    spread : float
+        Trials whose quartiles were farther apart than this, relative to the median, are left out: the machine was busy.
 
     Raises
     ------
@@ -73,7 +79,7 @@ def load(path: Path) -> list[Case]:
     """
     found: dict[str, dict[str, Any]] = {}
     for key, record, line in Database(path).everything():
-        if "features" not in line:
+        if "features" not in line or (record.spread or 0.0) > spread:
             continue
         label = {name: str(line.get(name, "")) for name in ("matrix", "family", "op")}
         sizes = {} if line["features"].get(SPECIALISED) == 0.0 else record.fixed

@@ -143,10 +143,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--searches", type=int, default=0, metavar="SEEDS", help="replay searches with so many seeds")
     parser.add_argument("--objective", default=OBJECTIVE, choices=OBJECTIVES)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="trees")
+    busy = "leave out trials whose quartiles are farther apart, relative to the median"
+    parser.add_argument("--spread", type=float, default=float("inf"), metavar="SHARE", help=busy)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     try:
-        cases = usable([case for path in args.space for case in load(path)])
+        cases = usable([case for path in args.space for case in load(path, spread=args.spread)])
     except SparseTIRError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
