@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, ClassVar, Protocol
@@ -30,12 +30,14 @@ from sparsetir.threads import get_num_threads
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.features import Stored
 from sparsetir.tuning.lab import Lab, Prepared
-from sparsetir.tuning.measure import Measurement, duel
+from sparsetir.tuning.measure import HOPELESS, Measurement, duel
 from sparsetir.tuning.space import Values
 
 MOST_WORKERS = 4
 WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
 MOST_BYTES = 1 << 30  # of arguments that are copied to workers
+TURNS, TURN_SECONDS = 3, 0.008  # of the candidates of a batch, and what each takes after the first
+LONG = 5e-3  # seconds of a call; longer ones see their share of whatever else the machine does
 AHEAD = 2  # formats that are prepared while a batch is compiled
 TIMEOUT = 20.0  # seconds of one compilation or measurement
 ALLOWED = 20.0  # times the seconds of the untuned kernel, if that is more
@@ -307,14 +309,26 @@ class Crew:
 
     def measure(self, batch: Sequence[Candidate]) -> Iterator[tuple[Candidate, Measurement]]:
         """Compile candidates side by side, then check and time one after another."""
-        lanes = self._compile(batch, ahead=AHEAD)
-        for candidate in batch:
-            found = lanes[candidate]
-            if isinstance(found, str):
-                yield candidate, Measurement(error=found)
-                continue
-            timed = self.time(candidate, found)
-            yield candidate, timed
+        lanes, timed = self._compile(batch, ahead=AHEAD), dict[Candidate, Measurement]()
+        try:
+            for candidate, lane in lanes.items():
+                timed[candidate] = Measurement(error=lane) if isinstance(lane, str) else self.time(candidate, lane)
+            for _ in range(TURNS - 1):
+                self._time_again({c: lanes[c] for c, found in timed.items() if self._is_close(found)}, timed)
+        except KeyboardInterrupt:
+            yield from timed.items()
+            raise
+        yield from timed.items()
+
+    def _is_close(self, found: Measurement) -> bool:
+        """Whether a short burst of other work could decide about a candidate."""
+        return found.seconds is not None and found.seconds < min(LONG, HOPELESS * self.best)
+
+    def _time_again(self, lanes: Mapping[Candidate, Any], timed: dict[Candidate, Measurement]) -> None:
+        """Another turn for candidates, each some time after its last one."""
+        for candidate, lane in lanes.items():
+            timed[candidate] = timed[candidate].again(_fastest(lane, candidate, TURN_SECONDS))
+            self.best = min(self.best, timed[candidate].seconds or self.best)
 
     def time(self, candidate: Candidate | None, lane: Lane | None = None) -> Measurement:
         """Check and time a candidate, None for the untuned kernel."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -27,6 +27,14 @@ class Measurement:
     median: float | None = None
     spread: float | None = None
     error: str | None = None
+
+    def again(self, seconds: float) -> Measurement:
+        """With the fastest call of another burst; the spread is at least what the bursts differ by."""
+        if self.seconds is None:
+            return self
+        best, worst = sorted((self.seconds, seconds))
+        differ = worst / best - 1 if worst < float("inf") else 0.0
+        return replace(self, seconds=best, spread=max(self.spread or 0.0, differ))
 
 
 def burst(call: Call, seconds: float, *, hopeless: float = float("inf")) -> list[float]:
