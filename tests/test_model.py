@@ -19,7 +19,8 @@ from sparsetir.errors import ArgumentError, TuningError
 from sparsetir.formats.pattern import pattern
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.schedules import Choices
-from sparsetir.tuning import Candidate, Database, Key, Record, collect, pretrain, tune, tune_sparse
+from sparsetir.tuning import Candidate, Database, Key, Record, collect, pretrain, tune_sparse
+from sparsetir.tuning import session as sessions
 from sparsetir.tuning.analytic import Structure, terms
 from sparsetir.tuning.cases import load
 from sparsetir.tuning.encoding import Encoding, matrix_names, pattern_names
@@ -187,7 +188,7 @@ def test_estimates_come_near_what_is_stored() -> None:
     for name in ("fem_blocks", "stencil_2d", "bipartite"):
         encoding = encoding_of(suite.generate(name, 3_000))
         held = SparseTensor.from_any(suite.generate(name, 3_000))
-        for format in promising(encoding.described, most=tune.MOST_VALUES):
+        for format in promising(encoding.described, most=sessions.MOST_VALUES):
             stored = sum(piece.packed.count for piece in held.convert(format).pieces)
             assert 0.6 < encoding.estimates(format).values / stored < 1.6, format
 
@@ -376,7 +377,7 @@ def ready(monkeypatch: pytest.MonkeyPatch, gain: float, margin: float = 1.2) -> 
     rows[::2, names.index("is_bsr")] = 1
     model = CostModel.fit(rows, np.where(rows[:, names.index("is_bsr")] == 1, 1.0, gain), names=names, eta=0.5)
     found = replace(model, about={"margin": margin})
-    monkeypatch.setattr(tune, "prior_for", lambda encoding: found if tuple(encoding.names) == names else None)
+    monkeypatch.setattr(sessions, "prior_for", lambda encoding: found if tuple(encoding.names) == names else None)
 
 
 def test_without_trials_the_model_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,7 +415,7 @@ def test_a_wrong_kernel_is_not_taken_unmeasured(monkeypatch: pytest.MonkeyPatch)
     def wrong(*_args: Any) -> Any:
         raise TuningError("the kernel is wrong")
 
-    monkeypatch.setattr(tune.Session, "checked", wrong)
+    monkeypatch.setattr(sessions.Session, "checked", wrong)
     inputs, only = inputs_of("fem_blocks", 3_000), [formats.bsr(3, 3)]
     result = tune_sparse(ops.spmm(), inputs, max_trials=0, formats=only, progress=False)
     assert result.best == result.untuned
@@ -423,7 +424,7 @@ def test_a_wrong_kernel_is_not_taken_unmeasured(monkeypatch: pytest.MonkeyPatch)
 
 def test_without_trials_records_come_first(tmp_path: Path) -> None:
     inputs, path = inputs_of("fem_blocks", 3_000), tmp_path / "records.jsonl"
-    session = tune.Session(ops.spmm(), inputs, None)
+    session = sessions.Session(ops.spmm(), inputs, None)
     candidate = Candidate(Choices(tile=16, chunks=2), formats.bsr(3, 3))
     Database(path).append(session.key, record_of(candidate, 1e-9))
     result = tune_sparse(ops.spmm(), inputs, max_trials=0, database=path, progress=False)
@@ -435,8 +436,8 @@ def test_without_trials_records_come_first(tmp_path: Path) -> None:
 def test_formats_are_ranked_before_they_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
     ready(monkeypatch, gain=2.0)
     inputs = inputs_of("fem_blocks", 3_000)
-    session = tune.Session(ops.spmm(), inputs, None)
-    model = tune.prior_for(session.encoding)
+    session = sessions.Session(ops.spmm(), inputs, None)
+    model = sessions.prior_for(session.encoding)
     assert model is not None
     found = guess(session, model, seconds=1.0)
     assert found is not None
@@ -516,7 +517,7 @@ def test_records_with_other_features_are_left_out(recorded: Path, tmp_path: Path
 
 def test_storage_as_it_comes() -> None:
     inputs = inputs_of("uniform", 2_000)
-    session = tune.Session(ops.spmm(), inputs, None)
+    session = sessions.Session(ops.spmm(), inputs, None)
     assert own_storage(session.workload) == session.encoding.own
     assert session.operands.width == FEAT
     assert isinstance(inputs["A"], sp.csr_array)

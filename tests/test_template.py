@@ -25,6 +25,7 @@ from sparsetir.lower import as_module
 from sparsetir.schedules import Choices, Config, Knobs, Split, Template, leaves
 from sparsetir.schedules.knobs import factorisations, powers
 from sparsetir.tuning import Candidate, Database, Key, Record, autotune, crew, features, replay, tune, tune_sparse
+from sparsetir.tuning import session as sessions
 from sparsetir.tuning.cases import Case
 from sparsetir.tuning.encoding import Encoding
 from sparsetir.tuning.lab import Lab
@@ -379,7 +380,7 @@ def test_the_winner_is_built_with_its_values(monkeypatch: pytest.MonkeyPatch) ->
         return {c: 0.5 if c is not None and c.choices == wanted else 1.0 for c in cases}
 
     monkeypatch.setattr(crew, "duel", it_wins)
-    monkeypatch.setattr(tune, "duel", it_wins)
+    monkeypatch.setattr(sessions, "duel", it_wins)
     monkeypatch.setattr(tune, "finalists", lambda history, _cost: [Candidate(wanted)])
     result = tune_sparse(ops.spmm(), arguments(), schedule=tiled, strategy="exhaustive", isolate=False, progress=False)
     assert result.best.choices == wanted
@@ -533,7 +534,7 @@ def test_without_trials(tmp_path: Path) -> None:
     result = tune_sparse(ops.spmm(), arguments(), **how)
     assert (result.best, result.schedule, len(result.history)) == (result.untuned, None, 1)
     assert not result.is_guess
-    session = tune.Session(ops.spmm(), arguments(), None, template=tiled)
+    session = sessions.Session(ops.spmm(), arguments(), None, template=tiled)
     assert session.search(0).prior is None
     best = Record(Config.of({"tile": (2, 8), "chunks": 2}), fixed=session.fixed, seconds=1e-9)
     database = Database(how["database"])
@@ -549,11 +550,11 @@ def test_a_search_begins_with_what_suited_a_similar_matrix(tmp_path: Path) -> No
     inputs, path = arguments(), tmp_path / "tuning.jsonl"
     tune_sparse(ops.spmm(), inputs, schedule=tiled, max_trials=4, database=path, progress=False)
     inputs["A"] = sp.random_array((60, 50), density=0.1, format="csr", dtype="float32", rng=np.random.default_rng(1))
-    session = tune.Session(ops.spmm(), inputs, None, template=tiled)
+    session = sessions.Session(ops.spmm(), inputs, None, template=tiled)
     hinted = session.search(0, records=Database(path)).hints
     assert hinted
     assert all(candidate in session.space for candidate in hinted)
-    other = tune.Session(ops.spmm(), inputs, None, template=tiled.with_values(chunks=2))
+    other = sessions.Session(ops.spmm(), inputs, None, template=tiled.with_values(chunks=2))
     assert not other.search(0, records=Database(path)).hints
 
 

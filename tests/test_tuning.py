@@ -41,6 +41,7 @@ from sparsetir.tuning import (
     tune,
     tune_sparse,
 )
+from sparsetir.tuning import session as sessions
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import fingerprint
 from sparsetir.tuning.features import Operands, Stored
@@ -52,7 +53,8 @@ from sparsetir.tuning.progress import Progress
 from sparsetir.tuning.reference import Reference, recognise
 from sparsetir.tuning.search import BATCH, STRATEGIES, Search
 from sparsetir.tuning.space import Space
-from sparsetir.tuning.tune import Budget, Log, explore, winner
+from sparsetir.tuning.trials import Budget, Log, explore
+from sparsetir.tuning.tune import winner
 from sparsetir.tuning.workload import Workload
 
 FEAT = 16
@@ -304,7 +306,7 @@ def test_features_of_a_pattern() -> None:
 
 def test_features_have_the_same_names_for_every_candidate() -> None:
     inputs = arguments()
-    session = tune.Session(ops.spmm(), inputs, None)
+    session = sessions.Session(ops.spmm(), inputs, None)
     candidates = [*islice(session.space.first(), 6)]
     assert session.encoding.rows(candidates).shape == (6, len(session.encoding.names))
     assert len({c.format for c in candidates}) > 1
@@ -499,7 +501,7 @@ def test_a_lucky_winner_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None
         return {name: (1.0 if name is None else 0.5 if len(seen) == 1 else 1.5) for name in cases}
 
     monkeypatch.setattr(crew, "duel", lucky_once)
-    monkeypatch.setattr(tune, "duel", lucky_once)
+    monkeypatch.setattr(sessions, "duel", lucky_once)
     result = tune_sparse(ops.spmm(), arguments(), max_trials=4, progress=False)
     assert seen == [4, 2]
     assert result.speedup == 1.0
@@ -515,7 +517,7 @@ def test_the_speedup_is_that_of_the_confirmation(monkeypatch: pytest.MonkeyPatch
         return {name: (1.0 if name is None else 0.25 if len(seen) == 1 else 0.5) for name in cases}
 
     monkeypatch.setattr(crew, "duel", shrinking)
-    monkeypatch.setattr(tune, "duel", shrinking)
+    monkeypatch.setattr(sessions, "duel", shrinking)
     assert tune_sparse(ops.spmm(), arguments(), max_trials=4, progress=False).speedup == 2.0
 
 
@@ -646,7 +648,7 @@ def test_a_format_that_wins_is_in_the_kernel(monkeypatch: pytest.MonkeyPatch) ->
     def blocks_win(cases: Any, **_kwargs: Any) -> dict[Any, float]:
         return {c: 0.5 if c is not None and c.format == BLOCKS else 1.0 for c in cases}
 
-    monkeypatch.setattr(tune, "duel", blocks_win)
+    monkeypatch.setattr(sessions, "duel", blocks_win)
     monkeypatch.setattr(tune, "finalists", lambda history, _cost: [r.candidate for r in history if r.candidate.format])
     inputs = blocked()
     result = tune_sparse(ops.spmm(), inputs, max_trials=8, formats=[BLOCKS], progress=False)

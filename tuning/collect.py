@@ -23,7 +23,9 @@ from sparsetir.bench.inputs import find_files, from_files, say
 from sparsetir.errors import ArgumentError, SparseTIRError
 from sparsetir.tuning.database import Database, Key, Record
 from sparsetir.tuning.operands import DENSE, make_case
-from sparsetir.tuning.tune import Budget, Session, full_cost, trials
+from sparsetir.tuning.session import Session
+from sparsetir.tuning.trials import Budget
+from sparsetir.tuning.tune import full_cost, trials
 
 SIZES, OPS = "20000,200000,1000000", "spmm:32,spmm:128,sddmm:64,spmv"
 TRIALS, SEARCHED = 160, 0.25  # of a case, and the share of them that is searched rather than drawn

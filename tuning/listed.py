@@ -18,8 +18,10 @@ from sparsetir.schedules import Choices
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database
 from sparsetir.tuning.report import TuneResult
+from sparsetir.tuning.session import Session
 from sparsetir.tuning.space import Space, free_sizes
-from sparsetir.tuning.tune import Budget, Session, finish, full_cost, trials
+from sparsetir.tuning.trials import Budget
+from sparsetir.tuning.tune import finish, full_cost, trials
 
 Config: TypeAlias = "Choices | Format | Candidate"
 

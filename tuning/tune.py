@@ -3,181 +3,35 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import tvm
-
-import sparsetir
-from sparsetir.build import _versions, build, single
-from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, TuningError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.format import Format
-from sparsetir.formats.pattern import MatrixPattern, pattern
-from sparsetir.ir import decode
-from sparsetir.schedules import Choices, Config, Template
-from sparsetir.schedules import untuned as usual_choices
-from sparsetir.script.printer import script
-from sparsetir.threads import get_num_threads
-from sparsetir.transform.decompose import decompose_format
-from sparsetir.tuning import features, space
+from sparsetir.schedules import Template
 from sparsetir.tuning.candidate import Candidate
-from sparsetir.tuning.crew import TIMEOUT, crew_of
-from sparsetir.tuning.database import Database, Key, Record, digest, fingerprint, machine_name
-from sparsetir.tuning.encoding import Encoding
-from sparsetir.tuning.formats import dense_rows, promising
-from sparsetir.tuning.forms import own_storage, with_knobs
+from sparsetir.tuning.crew import TIMEOUT
+from sparsetir.tuning.database import Database, Record
 from sparsetir.tuning.guess import Guess, guess
-from sparsetir.tuning.lab import Lab
-from sparsetir.tuning.measure import Measurement, duel, fastest, reason
+from sparsetir.tuning.measure import reason
 from sparsetir.tuning.model import CostModel
-from sparsetir.tuning.nearest import hints
-from sparsetir.tuning.pretrained import prior_for
 from sparsetir.tuning.progress import Progress
-from sparsetir.tuning.report import OWN, TuneResult
+from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search
-from sparsetir.tuning.space import Space
-from sparsetir.tuning.workload import Call
-
-Measure = Callable[[list[Candidate]], Iterable[tuple[Candidate, Measurement]]]
-Cost = Callable[[Record], float]
+from sparsetir.tuning.session import Session, shown
+from sparsetir.tuning.trials import Budget, Cost, Log, explore, is_untuned, with_best
 
 # The fastest candidates of a search are compared again, interleaved with the untuned kernel.
 FINALISTS = 4
 # A tuned kernel takes the untuned one's place if it needs at most this share of its time.
 WORTH = 0.98
-MOST_VALUES = 2.5  # stored for each entry
 ALONE = 16  # candidates for which no worker process is started
 # Share of the time budget kept for the last comparison, and the most seconds it may need.
 FINISH_SHARE, FINISH_SECONDS = 0.1, 2.0
-
-
-@dataclass
-class Budget:
-    """When a search ends.
-
-    Parameters
-    ----------
-    trials : int
-        Counting those read from a database.
-    seconds : float, optional
-        From when the budget was made.
-    patience : int, optional
-        Trials in a row without a better one.
-    """
-
-    trials: int
-    seconds: float | None = None
-    patience: int | None = None
-
-    def __post_init__(self) -> None:
-        self.start = time.perf_counter()
-
-    @property
-    def elapsed(self) -> float:
-        return time.perf_counter() - self.start
-
-    def is_spent(self, history: list[Record]) -> bool:
-        """Whether no further trial may begin; the first always may."""
-        if not history:
-            return False
-        if len(history) >= self.trials or (self.seconds is not None and self.elapsed >= self.seconds):
-            return True
-        return self.patience is not None and stale(history) >= self.patience
-
-
-def stale(history: list[Record]) -> int:
-    """Trials since the best one."""
-    times = [float("inf") if record.seconds is None else record.seconds for record in history]
-    return len(times) - 1 - times.index(min(times))
-
-
-@dataclass
-class Log:
-    """The trials of a search in order.
-
-    Parameters
-    ----------
-    budget : Budget
-    seed : int
-        Noted in the records.
-    history : list of Record
-        Trials read from a database, to begin with.
-    on_record : callable
-        Called with each new record.
-    """
-
-    budget: Budget
-    seed: int
-    history: list[Record]
-    on_record: Callable[[Record], None] = lambda _record: None
-
-    def __post_init__(self) -> None:
-        self.before = max((record.elapsed for record in self.history), default=0.0)
-
-    def add(self, candidate: Candidate, fixed: dict[str, int], found: Measurement, **facts: Any) -> None:
-        """Note a measurement."""
-        named = None if candidate.format is None else repr(candidate.format)
-        times = (found.seconds, found.median, found.spread, found.error)
-        elapsed = self.before + self.budget.elapsed
-        record = Record(candidate.choices, named, fixed, *times, elapsed=elapsed, seed=self.seed, **facts)
-        self.history.append(with_best(record, self.history))
-        self.on_record(self.history[-1])
-
-
-def is_untuned(record: Record) -> bool:
-    """Whether it is of the kernel that is built without tuning."""
-    return record.choices == Choices() and not record.fixed and record.stored_as is None
-
-
-def with_best(record: Record, history: list[Record]) -> Record:
-    """`record` with the best time so far."""
-    known = [r.seconds for r in (*history, record) if r.seconds is not None]
-    return replace(record, best=min(known, default=None))
-
-
-def explore(
-    search: Search,
-    measure: Measure,
-    log: Log,
-    *,
-    fixed: dict[str, int],
-    conversion: Callable[[Any], float] = lambda _format: 0.0,
-    cost: Cost | None = None,
-) -> None:
-    """Ask, measure and tell until the budget is spent or the space is exhausted.
-
-    Parameters
-    ----------
-    search : Search
-        It was told the trials that the log begins with.
-    measure : callable
-        Yields a measurement for each candidate of a list.
-    log : Log
-    fixed : dict of str to int
-        Sizes that are compiled into the candidates.
-    conversion : callable
-        Seconds that storing the argument in a format took.
-    cost : callable, optional
-        What is searched for the least of; by default the seconds of a call.
-    """
-    budget = log.budget
-    while not budget.is_spent(log.history):
-        batch = search.ask()[: max(1, budget.trials - len(log.history))]
-        if not batch:
-            return
-        predicted = dict(zip(batch, search.predicted(batch), strict=True))
-        for candidate, found in measure(batch):
-            seconds = conversion(candidate.format) if found.error is None else 0.0
-            log.add(candidate, fixed, found, predicted=predicted.get(candidate), conversion=seconds)
-            search.tell(candidate, found.seconds if cost is None else cost(log.history[-1]))
-            if budget.is_spent(log.history):
-                return
 
 
 def finalists(history: list[Record], cost: Cost) -> list[Candidate]:
@@ -192,213 +46,6 @@ def winner(times: Mapping[Candidate | None, float]) -> Candidate | None:
     tuned = [c for c in times if c is not None]
     best = min(tuned, key=lambda c: (times[c], c.key), default=None)
     return best if best is not None and times[best] <= WORTH * times[None] else None
-
-
-class Session:
-    """One program on one workload: everything that a search needs and that does not change during it.
-
-    Parameters
-    ----------
-    program : PrimFunc or IRModule with one PrimFunc
-    inputs : mapping of str to array
-    target : Target, str or dict, optional
-    formats : sequence of Format, optional
-        By default those that suit the pattern; none with a template.
-    template : Template, optional
-        Whose knobs are searched; by default the sketches schedule.
-    isolate : bool
-        Whether candidates run in worker processes.
-    timeout : float
-        Seconds of a compilation or a measurement there.
-    """
-
-    def __init__(
-        self,
-        program: Any,
-        inputs: Mapping[str, Any],
-        target: Any,
-        formats: Sequence[Format] | None = None,
-        template: Template | None = None,
-        *,
-        isolate: bool = False,
-        timeout: float = TIMEOUT,
-    ) -> None:
-        self.lab = Lab(single(program), inputs, target, template)
-        self.func, self.kernel, self.workload = self.lab.func, self.lab.kernel, self.lab.workload
-        sizes = self.sizes
-        self.flops = self.lab.known.flops(sizes) if self.lab.known is not None else None
-        self.key = self._key()
-        name = self.lab.name
-        self.described = pattern(self.lab.inputs[name]) if name is not None else None
-        self.fixed = self.lab.fixed
-        listed = self._formats(formats)
-        if template is not None and not listed:
-            template.space(
-                self.lab.forms(None).form.second
-            )  # raised from here, an error shows the line of the template
-        self.crew = crew_of(self.lab, listed, isolate=isolate, timeout=timeout)
-        self.space = Space([None, *listed], self.crew.values, None if template is None else Config())
-        self._check_template()
-        self.facts = self._facts()
-
-    @property
-    def template(self) -> Template | None:
-        """Whose knobs are searched."""
-        return self.lab.template
-
-    def _check_template(self) -> None:
-        """Raise unless the template, if there is one, fits the program as it is or over some format."""
-        if self.template is None or any(self.space.values(format) is not None for format in self.space.formats):
-            return
-        self.close()
-        raise TuningError(f"{self.template!r} does not fit the program: {told(self.crew.refused)}")
-
-    def _formats(self, formats: Sequence[Format] | None) -> list[Format]:
-        """Those that are worth trying, the likeliest first."""
-        if self.described is None:
-            return []
-        if formats is not None:
-            return list(formats)
-        if self.template is not None:  # it is written for the loops of the program as it is
-            return []
-        return promising(self.described, most=MOST_VALUES, feat=dense_rows(self.lab.inputs))
-
-    def _facts(self) -> dict[str, float]:
-        """Numbers of the pattern."""
-        found = features.of_pattern(self.described)
-        own = features.main_buffer(self.kernel.signature.buffers, self.workload.arrays)
-        axis = next((a for a in reversed(own.axes) if a.indptr is not None), None) if own is not None else None
-        if axis is None or axis.indptr is None or axis.indices is None or not isinstance(self.described, MatrixPattern):
-            return found
-        indptr, indices = (self.workload.arrays[str(b.name)] for b in (axis.indptr, axis.indices))
-        return found | features.density(indptr, indices, int(self.described.shape[1]))
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Every size symbol."""
-        return {name: int(value) for name, value in self.workload.args.sizes.items()}
-
-    def _key(self) -> Key:
-        signature = self.kernel.signature
-        texts = [script(self.func), *([self.template.text] if self.template is not None else [])]
-        return Key(
-            name=self.kernel.name,
-            program=digest("\0".join(texts)),
-            pattern=fingerprint(signature.program, self.workload.arrays),
-            sizes=self.sizes,
-            dtype=" ".join(signature.by_name[name].dtype for name in signature.effects.written),
-            target=str(self.kernel.target),
-            machine=machine_name(),
-            threads=get_num_threads(),
-            versions=f"sparsetir {sparsetir.__version__} {digest(_versions())}, tvm {tvm.__version__}",
-        )
-
-    def search(
-        self, seed: int, strategy: str = "evolution", *, informed: bool = True, records: Database | None = None
-    ) -> Search:
-        """A search of this session's space; an informed one begins with the pretrained model and similar matrices."""
-        informed = informed and strategy == "evolution"
-        found = hints(records, self.key, self.facts, self.fixed) if informed and records is not None else ()
-        # The shipped model knows nothing of knobs.
-        prior = prior_for(self.encoding) if informed and self.template is None else None
-        return Search(self.space, features=self.encoding.rows, strategy=strategy, seed=seed, prior=prior, hints=found)
-
-    @cached_property
-    def operands(self) -> features.Operands:
-        """Sizes of the call."""
-        read = [b for b in self.workload.signature.buffers.values() if b.is_dense]
-        names = {str(b.storage.name) for b in read} - set(self.workload.written)
-        dense = [a for n, a in self.workload.arrays.items() if n in names]
-        results = list(self.workload.written.values())
-        largest = max(dense, key=lambda a: a.nbytes, default=np.zeros(0))
-        gathered, width = largest.nbytes, int(largest.shape[-1]) if largest.ndim > 1 else 1
-        each = results[0].itemsize if results else 4
-        return features.Operands(
-            self.workload.feat or 1, gathered, sum(a.nbytes for a in results), each, get_num_threads(), width
-        )
-
-    @cached_property
-    def encoding(self) -> Encoding:
-        """From candidates to what a cost model sees of them."""
-        knobs = self.space.values if self.template is not None else None
-        return Encoding(self.facts, self.described, own_storage(self.workload), self.operands, knobs)
-
-    def seen(self, record: Record) -> dict[str, float]:
-        """What a cost model sees of a record, by name."""
-        if is_untuned(record):
-            return self.encoding.named(self.usual, specialised=False)
-        return self.encoding.named(record.candidate)
-
-    @cached_property
-    def usual(self) -> Candidate:
-        """What the untuned kernel does for these arguments."""
-        base = usual_choices(self.func, self.kernel.compiled.target)
-        return Candidate(replace(base, **self.kernel.suitable(self.workload.args)))
-
-    def conversion(self, format: Format | None) -> float:
-        """Seconds that storing the sparse argument in a format took."""
-        found = self.crew.stored.get(format)
-        return found.seconds if found is not None else 0.0
-
-    def close(self) -> None:
-        """Let the worker processes go."""
-        self.crew.close()
-
-    def built(self, candidate: Candidate) -> Any:
-        """The kernel of a candidate, through the ordinary caches."""
-        func = space.fixed(decode(self.func), self.fixed)
-        if candidate.format is not None and self.lab.name is not None:
-            func = decompose_format(func, {self.lab.name: candidate.format})
-        return build(func, self.lab.target, schedule=with_knobs(self.template, candidate.choices))
-
-    def peers(self, names: Sequence[str]) -> dict[str, Call]:
-        """Calls of other libraries for the same product.
-
-        Raises
-        ------
-        ArgumentError
-            A library is not installed or has no such operation.
-        """
-        if not names:
-            return {}
-        from sparsetir.bench import peers
-
-        known, (name, *_) = self.lab.known, names
-        if known is None:
-            raise ArgumentError(
-                f"{name} cannot be timed beside {self.kernel.name}, which is no program of sparsetir.ops"
-            )
-        operands = [self.lab.inputs[operand] for operand in known.operands]
-        peers.set_threads(get_num_threads())
-        return {name: peers.setup(known.name, name)(*operands) for name in names}
-
-    def beside(self, kernel: Any, peers: Mapping[str, Call]) -> dict[str, float]:
-        """Seconds of other libraries, in turn with the kernel that is returned."""
-        if not peers:
-            return {}
-        bound = kernel.bind(**{n: v for n, v in self.lab.inputs.items() if n == self.lab.name})
-        others = {n: v for n, v in self.lab.inputs.items() if n != self.lab.name}
-        calls: dict[str | None, Call] = {None: lambda: bound(**others)}
-        calls.update(peers)
-        times = duel({name: partial(fastest, call) for name, call in calls.items()})
-        return {name: times[name] for name in peers}
-
-    def confirm(self, candidate: Candidate, kernel: Any) -> dict[Candidate | None, float]:
-        """Times, in this process, of the kernel that would be returned and of the untuned one.
-
-        The comparison that picks a winner flatters it: with noise, the fastest of several is also the luckiest.
-        """
-        calls = {None: self.lab.untuned, candidate: self.checked(candidate, kernel)}
-        return duel({name: partial(fastest, call) for name, call in calls.items()})
-
-    def checked(self, candidate: Candidate, kernel: Any) -> Callable[[], Any]:
-        """A call of a candidate's kernel that was run once and computed what it should."""
-        compiled = getattr(kernel, "kernel", kernel)
-        names = [str(p.name) for p in compiled.func.params]
-        call, wrong = self.lab.disagreement(compiled.function, names, candidate.format)
-        if wrong is not None:
-            raise TuningError(f"the kernel of {candidate} is wrong: {wrong}")
-        return call
 
 
 PRESETS: dict[str, tuple[int, float | None]] = {"quick": (24, 8.0), "standard": (64, None), "thorough": (400, 120.0)}
@@ -674,16 +321,6 @@ def result(
         importance=search.importance(session.encoding.names),
         template=session.template,
     )
-
-
-def shown(format: Format | None) -> str:
-    """A format in a report."""
-    return OWN if format is None else repr(format)
-
-
-def told(refused: Mapping[Format | None, str]) -> str:
-    """Why there is no form, by format."""
-    return "; ".join(why if format is None else f"over {format!r}: {why}" for format, why in refused.items())
 
 
 def added(times: Mapping[Candidate | None, float], extra: Mapping[Candidate, float]) -> dict[Candidate | None, float]:

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One program on one workload: everything that a search needs and that does not change during it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import tvm
+
+import sparsetir
+from sparsetir.build import _versions, build, single
+from sparsetir.errors import ArgumentError, TuningError
+from sparsetir.formats.format import Format
+from sparsetir.formats.pattern import MatrixPattern, pattern
+from sparsetir.ir import decode
+from sparsetir.schedules import Config, Template
+from sparsetir.schedules import untuned as usual_choices
+from sparsetir.script.printer import script
+from sparsetir.threads import get_num_threads
+from sparsetir.transform.decompose import decompose_format
+from sparsetir.tuning import features, space
+from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.crew import TIMEOUT, crew_of
+from sparsetir.tuning.database import Database, Key, Record, digest, fingerprint, machine_name
+from sparsetir.tuning.encoding import Encoding
+from sparsetir.tuning.formats import dense_rows, promising
+from sparsetir.tuning.forms import own_storage, with_knobs
+from sparsetir.tuning.lab import Lab
+from sparsetir.tuning.measure import duel, fastest
+from sparsetir.tuning.nearest import hints
+from sparsetir.tuning.pretrained import prior_for
+from sparsetir.tuning.report import OWN
+from sparsetir.tuning.search import Search
+from sparsetir.tuning.space import Space
+from sparsetir.tuning.trials import is_untuned
+from sparsetir.tuning.workload import Call
+
+MOST_VALUES = 2.5  # stored for each entry
+
+
+class Session:
+    """One program on one workload: everything that a search needs and that does not change during it.
+
+    Parameters
+    ----------
+    program : PrimFunc or IRModule with one PrimFunc
+    inputs : mapping of str to array
+    target : Target, str or dict, optional
+    formats : sequence of Format, optional
+        By default those that suit the pattern; none with a template.
+    template : Template, optional
+        Whose knobs are searched; by default the sketches schedule.
+    isolate : bool
+        Whether candidates run in worker processes.
+    timeout : float
+        Seconds of a compilation or a measurement there.
+    """
+
+    def __init__(
+        self,
+        program: Any,
+        inputs: Mapping[str, Any],
+        target: Any,
+        formats: Sequence[Format] | None = None,
+        template: Template | None = None,
+        *,
+        isolate: bool = False,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        self.lab = Lab(single(program), inputs, target, template)
+        self.func, self.kernel, self.workload = self.lab.func, self.lab.kernel, self.lab.workload
+        sizes = self.sizes
+        self.flops = self.lab.known.flops(sizes) if self.lab.known is not None else None
+        self.key = self._key()
+        name = self.lab.name
+        self.described = pattern(self.lab.inputs[name]) if name is not None else None
+        self.fixed = self.lab.fixed
+        listed = self._formats(formats)
+        if template is not None and not listed:
+            template.space(
+                self.lab.forms(None).form.second
+            )  # raised from here, an error shows the line of the template
+        self.crew = crew_of(self.lab, listed, isolate=isolate, timeout=timeout)
+        self.space = Space([None, *listed], self.crew.values, None if template is None else Config())
+        self._check_template()
+        self.facts = self._facts()
+
+    @property
+    def template(self) -> Template | None:
+        """Whose knobs are searched."""
+        return self.lab.template
+
+    def _check_template(self) -> None:
+        """Raise unless the template, if there is one, fits the program as it is or over some format."""
+        if self.template is None or any(self.space.values(format) is not None for format in self.space.formats):
+            return
+        self.close()
+        raise TuningError(f"{self.template!r} does not fit the program: {told(self.crew.refused)}")
+
+    def _formats(self, formats: Sequence[Format] | None) -> list[Format]:
+        """Those that are worth trying, the likeliest first."""
+        if self.described is None:
+            return []
+        if formats is not None:
+            return list(formats)
+        if self.template is not None:  # it is written for the loops of the program as it is
+            return []
+        return promising(self.described, most=MOST_VALUES, feat=dense_rows(self.lab.inputs))
+
+    def _facts(self) -> dict[str, float]:
+        """Numbers of the pattern."""
+        found = features.of_pattern(self.described)
+        own = features.main_buffer(self.kernel.signature.buffers, self.workload.arrays)
+        axis = next((a for a in reversed(own.axes) if a.indptr is not None), None) if own is not None else None
+        if axis is None or axis.indptr is None or axis.indices is None or not isinstance(self.described, MatrixPattern):
+            return found
+        indptr, indices = (self.workload.arrays[str(b.name)] for b in (axis.indptr, axis.indices))
+        return found | features.density(indptr, indices, int(self.described.shape[1]))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Every size symbol."""
+        return {name: int(value) for name, value in self.workload.args.sizes.items()}
+
+    def _key(self) -> Key:
+        signature = self.kernel.signature
+        texts = [script(self.func), *([self.template.text] if self.template is not None else [])]
+        return Key(
+            name=self.kernel.name,
+            program=digest("\0".join(texts)),
+            pattern=fingerprint(signature.program, self.workload.arrays),
+            sizes=self.sizes,
+            dtype=" ".join(signature.by_name[name].dtype for name in signature.effects.written),
+            target=str(self.kernel.target),
+            machine=machine_name(),
+            threads=get_num_threads(),
+            versions=f"sparsetir {sparsetir.__version__} {digest(_versions())}, tvm {tvm.__version__}",
+        )
+
+    def search(
+        self, seed: int, strategy: str = "evolution", *, informed: bool = True, records: Database | None = None
+    ) -> Search:
+        """A search of this session's space; an informed one begins with the pretrained model and similar matrices."""
+        informed = informed and strategy == "evolution"
+        found = hints(records, self.key, self.facts, self.fixed) if informed and records is not None else ()
+        # The shipped model knows nothing of knobs.
+        prior = prior_for(self.encoding) if informed and self.template is None else None
+        return Search(self.space, features=self.encoding.rows, strategy=strategy, seed=seed, prior=prior, hints=found)
+
+    @cached_property
+    def operands(self) -> features.Operands:
+        """Sizes of the call."""
+        read = [b for b in self.workload.signature.buffers.values() if b.is_dense]
+        names = {str(b.storage.name) for b in read} - set(self.workload.written)
+        dense = [a for n, a in self.workload.arrays.items() if n in names]
+        results = list(self.workload.written.values())
+        largest = max(dense, key=lambda a: a.nbytes, default=np.zeros(0))
+        gathered, width = largest.nbytes, int(largest.shape[-1]) if largest.ndim > 1 else 1
+        each = results[0].itemsize if results else 4
+        return features.Operands(
+            self.workload.feat or 1, gathered, sum(a.nbytes for a in results), each, get_num_threads(), width
+        )
+
+    @cached_property
+    def encoding(self) -> Encoding:
+        """From candidates to what a cost model sees of them."""
+        knobs = self.space.values if self.template is not None else None
+        return Encoding(self.facts, self.described, own_storage(self.workload), self.operands, knobs)
+
+    def seen(self, record: Record) -> dict[str, float]:
+        """What a cost model sees of a record, by name."""
+        if is_untuned(record):
+            return self.encoding.named(self.usual, specialised=False)
+        return self.encoding.named(record.candidate)
+
+    @cached_property
+    def usual(self) -> Candidate:
+        """What the untuned kernel does for these arguments."""
+        base = usual_choices(self.func, self.kernel.compiled.target)
+        return Candidate(replace(base, **self.kernel.suitable(self.workload.args)))
+
+    def conversion(self, format: Format | None) -> float:
+        """Seconds that storing the sparse argument in a format took."""
+        found = self.crew.stored.get(format)
+        return found.seconds if found is not None else 0.0
+
+    def close(self) -> None:
+        """Let the worker processes go."""
+        self.crew.close()
+
+    def built(self, candidate: Candidate) -> Any:
+        """The kernel of a candidate, through the ordinary caches."""
+        func = space.fixed(decode(self.func), self.fixed)
+        if candidate.format is not None and self.lab.name is not None:
+            func = decompose_format(func, {self.lab.name: candidate.format})
+        return build(func, self.lab.target, schedule=with_knobs(self.template, candidate.choices))
+
+    def peers(self, names: Sequence[str]) -> dict[str, Call]:
+        """Calls of other libraries for the same product.
+
+        Raises
+        ------
+        ArgumentError
+            A library is not installed or has no such operation.
+        """
+        if not names:
+            return {}
+        from sparsetir.bench import peers
+
+        known, (name, *_) = self.lab.known, names
+        if known is None:
+            raise ArgumentError(
+                f"{name} cannot be timed beside {self.kernel.name}, which is no program of sparsetir.ops"
+            )
+        operands = [self.lab.inputs[operand] for operand in known.operands]
+        peers.set_threads(get_num_threads())
+        return {name: peers.setup(known.name, name)(*operands) for name in names}
+
+    def beside(self, kernel: Any, peers: Mapping[str, Call]) -> dict[str, float]:
+        """Seconds of other libraries, in turn with the kernel that is returned."""
+        if not peers:
+            return {}
+        bound = kernel.bind(**{n: v for n, v in self.lab.inputs.items() if n == self.lab.name})
+        others = {n: v for n, v in self.lab.inputs.items() if n != self.lab.name}
+        calls: dict[str | None, Call] = {None: lambda: bound(**others)}
+        calls.update(peers)
+        times = duel({name: partial(fastest, call) for name, call in calls.items()})
+        return {name: times[name] for name in peers}
+
+    def confirm(self, candidate: Candidate, kernel: Any) -> dict[Candidate | None, float]:
+        """Times, in this process, of the kernel that would be returned and of the untuned one.
+
+        The comparison that picks a winner flatters it: with noise, the fastest of several is also the luckiest.
+        """
+        calls = {None: self.lab.untuned, candidate: self.checked(candidate, kernel)}
+        return duel({name: partial(fastest, call) for name, call in calls.items()})
+
+    def checked(self, candidate: Candidate, kernel: Any) -> Callable[[], Any]:
+        """A call of a candidate's kernel that was run once and computed what it should."""
+        compiled = getattr(kernel, "kernel", kernel)
+        names = [str(p.name) for p in compiled.func.params]
+        call, wrong = self.lab.disagreement(compiled.function, names, candidate.format)
+        if wrong is not None:
+            raise TuningError(f"the kernel of {candidate} is wrong: {wrong}")
+        return call
+
+
+def shown(format: Format | None) -> str:
+    """A format in a report."""
+    return OWN if format is None else repr(format)
+
+
+def told(refused: Mapping[Format | None, str]) -> str:
+    """Why there is no form, by format."""
+    return "; ".join(why if format is None else f"over {format!r}: {why}" for format, why in refused.items())
