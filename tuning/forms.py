@@ -195,7 +195,7 @@ class Forms:
         start = time.perf_counter()
         given, found = composed._translate(self.inputs)
         seconds = time.perf_counter() - start
-        workload = Workload(composed.kernel, composed._taken(given), results=self.workload.written)
+        workload = Workload(composed.kernel, composed._taken(given), like=self.workload)
         tensors = {id(c): c.tensor for c in found.values()}.values()
         arrays = [a for n, a in workload.arrays.items() if n not in self.workload.arrays]
         values = sum(piece.packed.count for tensor in tensors for piece in tensor.pieces)

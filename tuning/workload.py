@@ -27,19 +27,20 @@ class Workload:
     kernel : Kernel
     inputs : dict of str to object
         By name, as for a call.
-    results : mapping of str to ndarray, optional
-        Arrays to write to, by the names of parameters; by default new ones.
+    like : Workload, optional
+        Of the same arguments stored otherwise: its results are written to, and what they held before is its to say.
     """
 
-    def __init__(
-        self, kernel: Kernel, inputs: dict[str, Any], *, results: Mapping[str, np.ndarray] | None = None
-    ) -> None:
+    def __init__(self, kernel: Kernel, inputs: dict[str, Any], *, like: Workload | None = None) -> None:
         self.signature = kernel.signature
+        results = like.written if like is not None else None
         self.args = kernel._prepare({**inputs, **self._new(kernel, results)})
         if results is None:
             self._take({name: self.args.arrays[name].copy() for name in self.signature.effects.written})
         else:
             self._take({name: results[name] for name in self.signature.effects.written})
+        if like is not None:  # runs have changed the arrays meanwhile
+            self.before = {name: like.before[name] for name in self.before}
 
     @staticmethod
     def _new(kernel: Kernel, results: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
