@@ -598,6 +598,12 @@ def test_a_program_of_ones_own_that_updates() -> None:
     np.testing.assert_allclose(inputs["C"], 1 + 2 * A.sum(axis=1), rtol=1e-5)
 
 
+def test_formats_start_from_what_an_updated_array_held() -> None:
+    result = tune_sparse(add_product, updating(), max_trials=8, formats=[BLOCKS], strategy="portfolio", progress=False)
+    assert BLOCKS in {record.candidate.format for record in result.history}
+    assert [record.error for record in result.history] == [None] * len(result.history)
+
+
 def test_wrong_use() -> None:
     inputs = arguments()
     for wrong in (
