@@ -51,7 +51,8 @@ class Workload:
     def _take(self, arrays: dict[str, np.ndarray]) -> None:
         """Use other arrays for some of the parameters."""
         self.args = replace(self.args, arrays={**self.args.arrays, **arrays})
-        self.before = {name: self.args.arrays[name].copy() for name in self.signature.effects.updated}
+        held = {name: self.args.arrays[name].copy() for name in self.signature.effects.updated}
+        self.before: dict[str, np.ndarray] = held
         self.ready = {param.name: _passed(self.args, param) for param in self.signature.params}
 
     @property
