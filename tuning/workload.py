@@ -33,6 +33,7 @@ class Workload:
 
     def __init__(self, kernel: Kernel, inputs: dict[str, Any], *, like: Workload | None = None) -> None:
         self.signature = kernel.signature
+        self.before: dict[str, np.ndarray] = {}
         results = like.written if like is not None else None
         self.args = kernel._prepare({**inputs, **self._new(kernel, results)})
         if results is None:
@@ -51,8 +52,7 @@ class Workload:
     def _take(self, arrays: dict[str, np.ndarray]) -> None:
         """Use other arrays for some of the parameters."""
         self.args = replace(self.args, arrays={**self.args.arrays, **arrays})
-        held = {name: self.args.arrays[name].copy() for name in self.signature.effects.updated}
-        self.before: dict[str, np.ndarray] = held
+        self.before = {name: self.args.arrays[name].copy() for name in self.signature.effects.updated}
         self.ready = {param.name: _passed(self.args, param) for param in self.signature.params}
 
     @property
