@@ -139,6 +139,19 @@ def test_what_was_asked_and_not_taken_ends_the_process(lab: Lab) -> None:
     assert process.process.poll() is not None
 
 
+def test_a_worker_that_is_gone_is_not_kept(lab: Lab) -> None:
+    crew = crew_of(lab, isolate=True)
+    crew.time(None)
+    lane = crew.lanes[0]
+    assert isinstance(lane, Worker)
+    assert lane.process is not None
+    process = lane.process
+    process.process.kill()
+    process.process.wait()
+    crew.close()
+    assert process not in Process.idle
+
+
 def test_objects_of_other_packages_stay_here(lab: Lab) -> None:
     class Array:
         pass

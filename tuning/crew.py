@@ -128,9 +128,13 @@ class Process:
         return cls()
 
     def rest(self) -> None:
-        """Keep the process for the next search."""
-        self.connection.send(("end", ()))
-        self.idle.append(self)
+        """Keep the process for the next search, if it is still there."""
+        try:
+            self.connection.send(("end", ()))
+        except OSError:
+            self.kill()
+        else:
+            self.idle.append(self)
 
     def kill(self) -> None:
         self.process.kill()
