@@ -287,7 +287,7 @@ def test_the_interpreter_agrees(name: str) -> None:
         close(out, A.toarray() @ B, "float64")
 
 
-@pytest.mark.parametrize("name", ["bsr", "ell", "sell", "narrow_sell", "dia", "blocks", "hyb"])
+@pytest.mark.parametrize("name", ["bsr", "ell", "sell", "dia", "blocks", "hyb"])
 def test_the_interpreter_agrees_on_sparse_results(name: str) -> None:
     parts = sparsetir.decompose_format(sparsetir.ops.sddmm("float64"), {"S": made(name)})
     S, X, Y = operands(MATRICES["explicit_zeros"], "float64", 2)
