@@ -27,6 +27,7 @@ MUTATED, CROSSED = 0.6, 0.25  # shares of the children; the others are drawn at 
 STEPS = 12  # trials without a better one, after which the neighbours of the best are tried
 OUTLINED = 256  # candidates of all formats that a pretrained model ranks
 ALIKE = 2  # candidates of one format in a batch, while little is known
+SURE = 2  # places of a batch for the portfolio
 BELIEF = 8  # trials that a prior model is worth
 HEAT, COOLING = 0.3, 0.97  # of annealing: a candidate so much slower is taken with a chance of 1/e; after each batch
 
@@ -97,9 +98,14 @@ def evolution(space: Space, known: Known, score: Score | None, rng: np.random.Ge
 
 
 def guided(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
-    """What a pretrained model, corrected by the trials, likes best: of all formats, converted or not, and offspring."""
+    """What a pretrained model, corrected by the trials, likes best: of all formats, converted or not, and offspring.
+
+    Beside it, at first, the portfolio of the program as it is: a model that errs must not keep a search from it.
+    """
     if score is None:
         return evolution(space, known, score, rng)
+    own = (space.settle(candidate) for candidate in space.portfolio(None))
+    sure = list(dict.fromkeys(c for c in own if c is not None and c not in known))[:SURE]
     best = [c for c, seconds in sorted(known.items(), key=lambda item: item[1]) if np.isfinite(seconds)]
     pool = list(space.outline(rng, OUTLINED))
     if len(known) >= WARMUP and best:
@@ -109,7 +115,7 @@ def guided(space: Space, known: Known, score: Score | None, rng: np.random.Gener
     ranked = [fresh[n] for n in np.argsort(-score(fresh), kind="stable")] if fresh else []
     alike = ALIKE if len(known) < WARMUP else BATCH
     likely = (c for c in ranked if rng.random() >= EPSILON)
-    return _filled(_settled(space, likely, known, alike), space, known, rng)
+    return _filled([*sure, *_settled(space, likely, known, alike)], space, known, rng)
 
 
 def _settled(space: Space, ranked: Iterable[Candidate], known: Known, alike: int) -> list[Candidate]:
