@@ -24,6 +24,7 @@ import numpy as np
 import tvm
 from tvm import tirx
 
+from sparsetir._autoload import CORES
 from sparsetir.errors import TuningError
 from sparsetir.formats.format import Format
 from sparsetir.threads import get_num_threads
@@ -418,12 +419,11 @@ def crew_of(lab: Lab, upcoming: Iterable[Format] = (), *, isolate: bool, timeout
     if WORKER in os.environ:
         begun = "a worker process imported the module of a template, which begins a search"
         raise TuningError(f'{begun}; put the search below if __name__ == "__main__"')
-    parcel = (
-        packed(lab) if isolate and hasattr(socket, "socketpair") and os.name == "posix" and sys.executable else None
-    )
+    can_isolate = isolate and os.name == "posix" and bool(sys.executable)
+    parcel = packed(lab) if can_isolate else None
     if parcel is None:
         return Crew([Here(lab)], upcoming)
-    count = max(1, min(MOST_WORKERS, os.cpu_count() or 1, MOST_BYTES // max(len(parcel), 1)))
+    count = max(1, min(MOST_WORKERS, CORES, MOST_BYTES // max(len(parcel), 1)))
     crew = Crew([Worker(parcel, timeout) for _ in range(count)], upcoming)
     if lab.template is None or all(lane.begins() is None for lane in crew.lanes if isinstance(lane, Worker)):
         return crew

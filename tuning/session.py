@@ -81,9 +81,8 @@ class Session:
         self.fixed = self.lab.fixed
         listed = self._formats(formats)
         if template is not None and not listed:
-            template.space(
-                self.lab.forms(None).form.second
-            )  # raised from here, an error shows the line of the template
+            # Raised from here, an error shows the line of the template.
+            template.space(self.lab.forms(None).form.second)
         self.crew = crew_of(self.lab, listed, isolate=isolate, timeout=timeout)
         self.space = Space([None, *listed], self.crew.values, None if template is None else Config())
         self._check_template()
@@ -216,6 +215,10 @@ class Session:
             raise ArgumentError(
                 f"{name} cannot be timed beside {self.kernel.name}, which is no program of sparsetir.ops"
             )
+        missing = [operand for operand in known.operands if operand not in self.lab.inputs]
+        if missing:
+            wanted, given = ", ".join(known.operands), ", ".join(self.lab.inputs)
+            raise ArgumentError(f"{name} is timed on the arguments {wanted}; found {given}")
         operands = [self.lab.inputs[operand] for operand in known.operands]
         peers.set_threads(get_num_threads())
         return {name: peers.setup(known.name, name)(*operands) for name in names}

@@ -163,6 +163,8 @@ def tune_sparse(
     check_arguments(inputs, max_trials=trials_left, max_seconds=seconds_left, seed=seed, patience=patience)
     if not timeout > 0:
         raise ArgumentError(f"timeout must be positive, found {timeout!r}")
+    if isinstance(against, str):
+        raise ArgumentTypeError(f'against is a list of libraries, such as ["mkl"]; found {against!r}')
     if amortize_over is not None and not amortize_over > 0:
         raise ArgumentError(f"amortize_over must be a positive number of calls, found {amortize_over!r}")
     kept = seconds_left - min(FINISH_SECONDS, FINISH_SHARE * seconds_left) if seconds_left is not None else None
