@@ -25,6 +25,7 @@ from sparsetir.schedules.sums import tile_sum
 from sparsetir.schedules.templates import Template, template
 
 __all__ = [
+    "CHOICES",
     "SKETCHES",
     "Choices",
     "Config",
@@ -45,6 +46,7 @@ __all__ = [
     "untuned",
 ]
 
+CHOICES = "sparsetir.choices"  # of a function, where nothing else is said when it is built
 SKETCHES = [
     tile_panels,  # columns that are not the last dimension somewhere, or panels that were asked for
     tile_row,  # rows of a result in registers
@@ -91,6 +93,12 @@ def _try(
     return trial if fits else sch
 
 
+def _noted(func: tirx.PrimFunc) -> Choices | None:
+    """The choices that a function brings along."""
+    found = func.attrs.get(CHOICES)
+    return None if found is None else Choices(**{str(name): int(value) for name, value in found.items()})
+
+
 def schedule(
     mod: ir.IRModule,
     choices: Choices | None = None,
@@ -120,7 +128,8 @@ def schedule(
     for gv, func in mod.functions.items():
         if not isinstance(func, tirx.PrimFunc) or func.attrs is None or INDPTR not in func.attrs:
             continue
-        share_rows(sch, gv.name_hint, choices or Choices(), reorders=reorders)
+        own = choices or _noted(func)
+        share_rows(sch, gv.name_hint, own or Choices(), reorders=reorders)
         for name in leaves(func):
-            sch = _try(sch, gv.name_hint, name, choices, registers or Registers(), reorders=reorders)
+            sch = _try(sch, gv.name_hint, name, own, registers or Registers(), reorders=reorders)
     return sch

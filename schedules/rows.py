@@ -109,7 +109,7 @@ def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices | None,
         return None
     spatial = [lp for lp, k in zip(own, kinds, strict=True) if k == SPATIAL and lp is not vector]
     reduced = [lp for lp, k in zip(own, kinds, strict=True) if k == REDUCE]
-    rows = [lp for lp in spatial if _is_short(sch.get(lp).extent)]
+    rows = [lp for lp in spatial if _is_short(sch.get(lp)) and CHUNKS not in sch.get(lp).annotations]
     others = [lp for lp in spatial if lp not in rows]
     bits = _width(node.body)
     choices = choices or Choices(tile=registers.tile(bits))
@@ -139,9 +139,9 @@ def _hold_result(sch: s_tir.Schedule, block: Any, outer: Any) -> None:
         sch.vectorize(sch.get_loops(kept)[-1])
 
 
-def _is_short(extent: Any) -> bool:
+def _is_short(loop: tirx.For) -> bool:
     """Whether the rows of a block fit into registers beside each other."""
-    return isinstance(extent, tirx.IntImm) and 1 <= int(extent) <= MOST_ROWS
+    return isinstance(loop.extent, tirx.IntImm) and 1 <= int(loop.extent) <= MOST_ROWS
 
 
 def _grouped(sch: s_tir.Schedule, rows: list[Any], registers: Registers) -> tuple[list[Any], list[Any]]:

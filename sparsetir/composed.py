@@ -166,6 +166,10 @@ class ComposedKernel:
         """A sparse argument in the format that the kernel has for it."""
         return self._converted(self.groups[name], name, value, open_source(value, name)).tensor
 
+    def pieces(self, **arguments: Any) -> dict[str, Any]:
+        """Sparse arguments as arrays and sizes by the names of the compiled function's parameters."""
+        return self._translate(arguments)[0]
+
     # ------------------------------------------------------------------ arguments
 
     def _group_of(self, name: str) -> Group | None:

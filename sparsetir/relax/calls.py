@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators as functions: each makes a call to emit into a Relax function.
+
+Arguments are Relax expressions; numpy arrays and TVM tensors become constants. In a script the same calls are
+``R.sparse.spmm(data, indptr, indices, B)`` and so on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir
+
+from sparsetir.errors import ArgumentError
+from sparsetir.relax.operators import REDUCTIONS, call
+
+
+def spmm(data: Any, indptr: Any, indices: Any, B: Any) -> ir.Call:
+    """Sparse times dense matrix: ``C[i, k] = sum_j A[i, j] * B[j, k]``.
+
+    Parameters
+    ----------
+    data, indptr, indices : Expr
+        A, of shape (m, n), as CSR: (nnz,) floats, (m + 1,) and (nnz,) of int32 or int64.
+    B : Expr
+        (n, feat), or (batch, n, feat) for one product each; of the dtype of `data`.
+
+    Returns
+    -------
+    Call
+        (m, feat) or (batch, m, feat).
+    """
+    return call("spmm", data, indptr, indices, B)
+
+
+def spmv(data: Any, indptr: Any, indices: Any, x: Any) -> ir.Call:
+    """Sparse matrix times vector: ``y[i] = sum_j A[i, j] * x[j]``; see `spmm`."""
+    return call("spmv", data, indptr, indices, x)
+
+
+def linear(x: Any, data: Any, indptr: Any, indices: Any) -> ir.Call:
+    """A linear layer with a sparse weight: ``y[..., o] = sum_i W[o, i] * x[..., i]``, nothing transposed.
+
+    Parameters
+    ----------
+    x : Expr
+        (..., n), up to six dimensions.
+    data, indptr, indices : Expr
+        W, of shape (m, n), as CSR.
+
+    Returns
+    -------
+    Call
+        (..., m).
+    """
+    return call("linear", x, data, indptr, indices)
+
+
+def sddmm(data: Any, indptr: Any, indices: Any, X: Any, Y: Any) -> ir.Call:
+    """Products of rows at the entries of a matrix: ``O[i, j] = S[i, j] * sum_k X[i, k] * Y[j, k]``.
+
+    Parameters
+    ----------
+    data, indptr, indices : Expr
+        S, of shape (m, n), as CSR.
+    X, Y : Expr
+        (m, feat) and (n, feat).
+
+    Returns
+    -------
+    Call
+        (nnz,): the values of O, which has the structure of S.
+    """
+    return call("sddmm", data, indptr, indices, X, Y)
+
+
+def softmax(data: Any, indptr: Any) -> ir.Call:
+    """The softmax over the entries of every row of a CSR matrix: (nnz,) values."""
+    return call("softmax", data, indptr)
+
+
+def segment_reduce(x: Any, indptr: Any, reduce: str = "sum") -> ir.Call:
+    """Reduce the rows ``x[indptr[i]:indptr[i + 1]]`` to one for each i; 0 where there are none.
+
+    Parameters
+    ----------
+    x : Expr
+        (nnz,) or (nnz, feat).
+    indptr : Expr
+        (m + 1,).
+    reduce : {"sum", "mean", "max", "min"}
+
+    Returns
+    -------
+    Call
+        (m,) or (m, feat).
+    """
+    if reduce not in REDUCTIONS:
+        raise ArgumentError(f"reduce is one of {', '.join(REDUCTIONS)}; found {reduce!r}")
+    return call(f"segment_{reduce}", x, indptr)
+
+
+def gather_matmul_scatter(X: Any, W: Any, indptr: Any, indices: Any, kinds: Any) -> ir.Call:
+    """Rows of X through a matrix each, summed where they belong: ``Y[i] = sum_j X[j] @ W[kind[i, j]]``.
+
+    Relational graph convolutions (a matrix for each relation) and sparse convolutions (one for each offset) are this.
+
+    Parameters
+    ----------
+    X : Expr
+        (n, in).
+    W : Expr
+        (kinds, in, out).
+    indptr, indices : Expr
+        (m + 1,) and (nnz,): the rows of X that row i of the result takes.
+    kinds : Expr
+        (nnz,), of the dtype of `indices`: the matrix of each.
+
+    Returns
+    -------
+    Call
+        (m, out).
+    """
+    return call("gather_matmul_scatter", X, W, indptr, indices, kinds)
+
+
+def attention(Q: Any, K: Any, V: Any, indptr: Any, indices: Any, scale: float | None = None) -> ir.Call:
+    """Attention under a block-sparse mask: ``softmax(scale * Q K^T) V`` over the listed blocks, in one kernel.
+
+    Parameters
+    ----------
+    Q, K : Expr
+        (heads, length, feat).
+    V : Expr
+        (heads, length, out).
+    indptr, indices : Expr
+        For each block of rows the blocks of columns that it sees; a block has ``length / (len(indptr) - 1)`` positions.
+    scale : float, optional
+        ``1 / sqrt(feat)`` by default.
+
+    Returns
+    -------
+    Call
+        (heads, length, out).
+    """
+    return call("attention", Q, K, V, indptr, indices, int(Q.ty.shape[2]) ** -0.5 if scale is None else scale)
+
+
+__all__ = ["attention", "gather_matmul_scatter", "linear", "sddmm", "segment_reduce", "softmax", "spmm", "spmv"]

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A matrix that is known when the model is built: its program over the format and with the choices that suit it.
+
+A record of earlier tuning decides if a database has one for the matrix; else the rules of the untuned kernel do, with
+conversion for nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from tvm import ir, tirx
+
+from sparsetir import ops
+from sparsetir.build import make_target
+from sparsetir.composed import ComposedKernel
+from sparsetir.converting import suited
+from sparsetir.errors import ArgumentError, SparseTIRError
+from sparsetir.formats.format import Format
+from sparsetir.ir import decode
+from sparsetir.relax.programs import Program
+from sparsetir.schedules import CHOICES, Choices, untuned
+from sparsetir.threads import get_num_threads
+from sparsetir.transform.decompose import decompose_format
+from sparsetir.tuning import tune_sparse
+from sparsetir.untuned import Suited
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A program for one matrix: the function, and the arrays and numbers of its parameters but for the dense ones."""
+
+    func: tirx.PrimFunc
+    given: Mapping[str, Any]
+    format: Format | None
+    choices: Choices
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a model is built with.
+
+    Parameters
+    ----------
+    target : Target
+    database : Path, optional
+        Records of `sparsetir.tune_sparse`.
+    """
+
+    target: Any = None
+    database: Path | None = None
+
+
+def csr_of(name: str, data: Any, indptr: Any, indices: Any, columns: int | None) -> sp.csr_array | None:
+    """The matrix of constant arrays, rows sorted; None if one is not constant.
+
+    Raises
+    ------
+    ArgumentError
+        The arrays are not those of a matrix with so many columns.
+    """
+    if not all(isinstance(part, ir.GenericConst) for part in (data, indptr, indices)):
+        return None
+    values, starts, columns_of = (np.asarray(part.value.numpy()) for part in (data, indptr, indices))
+    fault = ""
+    if starts.size < 1 or starts[0] != 0 or starts[-1] != columns_of.size or np.any(np.diff(starts) < 0):
+        fault = f"indptr must rise from 0 to {columns_of.size}, the number of indices"
+    elif columns is not None and columns_of.size and not 0 <= columns_of.min() <= columns_of.max() < columns:
+        fault = f"indices must be from 0 to {columns - 1}; found {columns_of.min()} to {columns_of.max()}"
+    if fault:
+        raise ArgumentError(f"R.sparse.{name}: {fault}")
+    if values.dtype not in (np.float32, np.float64):
+        return None  # scipy has no 16-bit floats
+    width = columns if columns is not None else int(columns_of.max(initial=-1)) + 1
+    matrix = sp.csr_array((values, columns_of, starts), shape=(starts.size - 1, width))
+    if not matrix.has_canonical_format:
+        matrix = matrix.copy()
+        matrix.sum_duplicates()
+    return matrix
+
+
+def chosen(name: str, program: Program, matrix: sp.csr_array, shapes: Mapping[str, Any], options: Options) -> Chosen:
+    """The program of an operator over the format and with the choices for one matrix.
+
+    Parameters
+    ----------
+    name : {"spmm", "spmv", "linear"}
+    program : Program
+        With the matrix as buffer A.
+    matrix : csr_array
+    shapes : mapping of str to tuple of int
+        Of the dense arguments, by buffer; empty where some size is not known.
+    options : Options
+    """
+    found = _recorded(name, matrix, shapes, options) if shapes and options.database is not None else None
+    format, choices = found if found is not None else (_suited(program, matrix, shapes), None)
+    func, given = program.func, _arrays(matrix)
+    if format is not None:
+        try:
+            func, given = _over(program, matrix, format)
+        except SparseTIRError:  # the program cannot be written over it
+            format = None
+    if choices is None:
+        choices = _untuned(func, given, shapes, options)
+    return Chosen(with_choices(func, choices), given, format, choices)
+
+
+def with_choices(func: tirx.PrimFunc, choices: Choices) -> tirx.PrimFunc:
+    """A function that is scheduled with these choices wherever it is built."""
+    return func.with_attr(CHOICES, choices.as_dict())
+
+
+def _arrays(matrix: sp.csr_array) -> dict[str, Any]:
+    return {"a_data": matrix.data, "indptr": matrix.indptr, "indices": matrix.indices}
+
+
+def _over(program: Program, matrix: sp.csr_array, format: Format) -> tuple[tirx.PrimFunc, dict[str, Any]]:
+    """The program over a format, and the matrix in it by the names of parameters."""
+    decomposition = decompose_format(program.func, {"A": format})
+    given = ComposedKernel(decomposition, lambda func: None).pieces(A=matrix)
+    held = {str(p.name) for p in decomposition.func.params}
+    func = decomposition.func
+    attrs = {name: value for name, value in program.func.attrs.items() if name not in (func.attrs or {})}
+    return func.with_attr(attrs) if attrs else func, {name: value for name, value in given.items() if name in held}
+
+
+def _suited(program: Program, matrix: sp.csr_array, shapes: Mapping[str, tuple[int, ...]]) -> Format | None:
+    """The format of the rules."""
+    widths = shapes or {"X": (1, 64)}  # a size that comes at run time is taken to be a usual one
+    if any(str(buffer.dtype) in ("float16", "bfloat16") for buffer in decode(program.func).buffers.values()):
+        return None
+    found = suited(decode(program.func), matrix, widths)
+    return found.format if found is not None else None
+
+
+def _untuned(func: tirx.PrimFunc, given: Mapping[str, Any], shapes: Mapping[str, Any], options: Options) -> Choices:
+    """The choices of the rules."""
+    base = untuned(func, make_target(options.target, func))
+    if not shapes:
+        return base
+    arrays = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
+    for name, shape in shapes.items():
+        arrays[f"{name.lower()}_data"] = np.broadcast_to(np.zeros(1, np.float32), shape)
+    changes = Suited.of(decode(func)).changes(arrays, [], get_num_threads())
+    return dataclasses.replace(base, **changes)
+
+
+def _recorded(
+    name: str, matrix: sp.csr_array, shapes: Mapping[str, Any], options: Options
+) -> tuple[Format | None, Choices] | None:
+    """The best of earlier searches; None if there is none that is better than the untuned kernel."""
+    dtype, idtype = str(matrix.data.dtype), str(matrix.indices.dtype)
+    inputs = {"A": matrix, **{n: np.zeros(shape, dtype) for n, shape in operands(name, shapes).items()}}
+    result = tune_sparse(tunable(name, dtype, idtype), inputs, max_trials=0, database=options.database, progress=False)
+    best = result.best.candidate
+    return (best.format, best.choices) if best != result.untuned.candidate else None
+
+
+@lru_cache
+def tunable(name: str, dtype: str, idtype: str) -> tirx.PrimFunc:
+    """The program whose records stand for an operator."""
+    return getattr(ops, name)(dtype, idtype=idtype)
+
+
+def operands(name: str, shapes: Mapping[str, Any]) -> dict[str, Any]:
+    """The shapes of the dense arguments by the names in `tunable`."""
+    return {("x" if name == "spmv" else n): shape for n, shape in shapes.items()}
+
+
+__all__ = ["Chosen", "Options", "chosen", "csr_of", "operands", "tunable", "with_choices"]

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dense rest of a model: matrix products as programs of the dialect, everything else in parallel and in vectors.
+
+TVM leaves loops on CPUs as they come. Products with a matrix on the right become register tiles here, with the columns
+of a known weight packed into panels; the functions that remain are scheduled by one rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import ir, relax, s_tir, tirx
+from tvm.error import InternalError
+
+from sparsetir.build import native_target
+from sparsetir.lower.rewriting import collect
+from sparsetir.relax import programs
+from sparsetir.relax.constants import Options
+from sparsetir.relax.epilogues import Result
+from sparsetir.relax.lowered import Lowered, known, product
+from sparsetir.relax.operators import constant
+from sparsetir.schedules import Registers
+
+MATMUL, TRANSPOSE = "relax.matmul", "relax.permute_dims"
+LEAST_PANELS = 4  # of a weight that is packed: with fewer a thread has nothing to do
+LEAST_WORK = 1 << 15  # elements: a second thread takes as long to wake
+LANES = 16
+
+
+def weight_of(value: Any, value_of: Callable[[Any], Any]) -> np.ndarray | None:
+    """The matrix that an operand is, transposed constants included; None if it is not known."""
+    bound = value_of(value) if isinstance(value, relax.Var) else value
+    if isinstance(bound, ir.GenericConst):
+        found = bound.value.numpy()
+        return found if found.ndim == 2 else None
+    if isinstance(bound, ir.Call) and getattr(bound.op, "name", "") == TRANSPOSE and bound.args[0].ty.ndim == 2:
+        axes = bound.attrs.axes
+        inner = weight_of(bound.args[0], value_of)
+        is_swapped = axes is None or [int(axis) % 2 for axis in axes] == [1, 0]
+        return inner if inner is None or not is_swapped else inner.T
+    return None
+
+
+def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Any:
+    """A dense matrix product as the head of a program; None if it is another call or not of a kind that is taken."""
+    from sparsetir.relax.legalize import Head
+
+    if not isinstance(call, ir.Call) or getattr(call.op, "name", "") != MATMUL:
+        return None
+    left, right = (arg.ty for arg in call.args)
+    shapes = [ty.shape for ty in (left, right, call.ty)]
+    if right.ndim != 2 or left.ndim < 2 or not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+        return None
+    dtype = str(call.ty.dtype.dtype)
+    if any(str(ty.dtype.dtype) != dtype for ty in (left, right)) or dtype not in ("float32", "float64"):
+        return None
+    *batch, n = left.shape.values
+    feat, rows = right.shape.values[1], product(batch)
+    if not known([n, feat]) or (known([rows]) and int(rows) == 1):
+        return None
+    weight = weight_of(call.args[1], value_of)
+    registers = Registers.of(options.target or native_target())
+    height = 8 if registers.count >= 32 else 4
+    panel = registers.lanes(height, bits=int(dtype[-2:]))
+    if weight is None or int(feat) % panel or int(feat) // panel < LEAST_PANELS:
+        panel = 0
+    whole = tuple(call.ty.shape.values)
+    columns = [int(feat) // panel, panel] if panel else [feat]
+    result = Result((rows, *columns), ("I", "KO", "KI") if panel else ("I", "K"), dtype, whole)
+
+    def make(epilogue: programs.Epilogue | None) -> Lowered:
+        program = programs.matmul({"m": rows, "n": n, "feat": feat}, dtype, height, epilogue, panel)
+        x = call.args[0] if len(batch) == 1 else relax.op.reshape(call.args[0], [rows, n])
+        given = {"a_data": x, "b_data": call.args[1]}
+        if panel and weight is not None:
+            packed = weight.reshape(int(n), -1, panel).transpose(1, 0, 2)
+            given["b_data"] = constant(packed)
+        elif weight is not None and isinstance(value_of(call.args[1]), ir.Call):
+            given["b_data"] = constant(weight)
+        return Lowered(program, given, list(result.shape), list(whole), epilogue.dtype if epilogue else dtype)
+
+    return Head(result, make)
+
+
+@tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.ScheduleDense")
+def ScheduleDense(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
+    """Run the loops of every ordinary function in parallel and in vectors where they allow it."""
+    for var, func in list(mod.functions.items()):
+        if isinstance(func, tirx.PrimFunc) and not _is_ours(func) and "tirx.is_scheduled" not in (func.attrs or {}):
+            mod.update_func(var, scheduled(func))
+    return mod
+
+
+def _is_ours(func: tirx.PrimFunc) -> bool:
+    """Whether a function is a program of the dialect, which has rules of its own."""
+    from sparsetir.ir import is_sp_iter
+
+    return any(is_sp_iter(node) for node in collect(func.body, s_tir.SBlockRealize))
+
+
+def scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function with its elementwise blocks inlined where they can be, the others in parallel and in vectors."""
+    sch = s_tir.Schedule(func)
+    for block in _blocks(sch):
+        try:
+            sch.compute_inline(block)
+        except (s_tir.ScheduleError, InternalError):
+            continue
+    for block in _blocks(sch):
+        trial = sch.copy()
+        try:
+            _run_wide(trial, trial.get_sblock(sch.get(block).name_hint))
+        except (s_tir.ScheduleError, InternalError):
+            continue
+        sch = trial
+    return sch.mod["main"].with_attr("tirx.is_scheduled", True)
+
+
+def _blocks(sch: s_tir.Schedule) -> list[Any]:
+    root = sch.get_sblock("root")
+    return list(sch.get_child_blocks(root))
+
+
+def _run_wide(sch: s_tir.Schedule, block: Any) -> None:
+    """Fuse the leading spatial loops of a block and share them among threads; its last loop goes in vectors."""
+    loops = sch.get_loops(block)
+    kinds = [int(iv.iter_type) for iv in sch.get(block).iter_vars]
+    if not loops or len(loops) != len(kinds):
+        return
+    lead = next((n for n, kind in enumerate(kinds) if kind != 0), len(kinds))
+    extents = [sch.get(loop).extent for loop in loops]
+    if lead == 0:
+        return
+    work = int(np.prod([int(e) for e in extents])) if known(extents) else LEAST_WORK
+    if lead < len(loops):  # a reduction: rows among threads
+        outer = sch.fuse(*loops[:lead])
+        if work >= LEAST_WORK:
+            sch.parallel(outer)
+        return
+    whole = sch.fuse(*loops)
+    outer, lanes = sch.split(whole, [None, LANES])
+    if work >= LEAST_WORK:
+        sch.parallel(outer)
+    sch.vectorize(lanes)
+
+
+__all__ = ["ScheduleDense", "head_of", "scheduled", "weight_of"]

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows an operator element by element, taken into its kernel.
+
+before::
+
+    lv = R.sparse.linear(x, data, indptr, indices)
+    lv1 = R.add(lv, bias)
+    lv2 = R.nn.gelu(lv1)
+
+after::
+
+    lv2 = R.call_tir(cls.linear, (..., bias), ...)     # the last iteration of linear maps the elements of its result
+
+A step is taken if the value before it has no other use, and if what else it takes is a number or a tensor along the
+result's own dimensions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from tvm import ir, relax, tirx
+
+from sparsetir.relax.programs import Epilogue, Operand
+
+LONGEST = 4000  # characters of an expression: a step may name its argument twice
+ONE, ZERO = "T.{t}(1)", "T.{t}(0)"
+TANH = f"{ONE} - T.{{t}}(2) / (T.exp(T.{{t}}(2) * ({{x}})) + {ONE})"
+SIGMOID = f"{ONE} / ({ONE} + T.exp({ZERO} - ({{x}})))"
+UNARY = {
+    "relax.nn.relu": f"T.max({{x}}, {ZERO})",
+    "relax.negative": f"{ZERO} - ({{x}})",
+    "relax.abs": f"T.max({{x}}, {ZERO} - ({{x}}))",
+    "relax.square": "({x}) * ({x})",
+    "relax.sqrt": "T.sqrt({x})",
+    "relax.exp": "T.exp({x})",
+    "relax.sigmoid": SIGMOID,
+    "relax.nn.silu": f"({{x}}) * ({SIGMOID})",
+    "relax.tanh": TANH,
+    "relax.nn.gelu": "T.{t}(0.5) * ({x}) * (T.{t}(1) + " + "{erf})",
+    "relax.nn.gelu_tanh": "T.{t}(0.5) * ({x}) * (T.{t}(2) - T.{t}(2) / (T.exp(T.{t}(1.5957691216057308) * "
+    "(({x}) + T.{t}(0.044715) * ({x}) * ({x}) * ({x}))) + T.{t}(1)))",
+}
+BINARY = {
+    "relax.add": "({a}) + ({b})",
+    "relax.subtract": "({a}) - ({b})",
+    "relax.multiply": "({a}) * ({b})",
+    "relax.divide": "({a}) / ({b})",
+    "relax.maximum": "T.max({a}, {b})",
+    "relax.minimum": "T.min({a}, {b})",
+}
+# erf(x / sqrt(2)): Abramowitz and Stegun 7.1.26, wrong by 1.5e-7 at most; arithmetic and an exponential only.
+RECIPROCAL = "(T.{t}(1) / (T.{t}(1) + T.{t}(0.23164189) * T.max({x}, T.{t}(0) - ({x}))))"
+ERF_TERMS = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+
+
+def erf(x: str, t: str) -> str:
+    """The text of ``erf(x / sqrt(2))``."""
+    r = RECIPROCAL.format(x=x, t=t)
+    total = f"T.{t}({ERF_TERMS[0]})"
+    for term in ERF_TERMS[1:]:
+        total = f"({total} * {r} + T.{t}({term}))"
+    sign = f"T.Select(({x}) < T.{t}(0), T.{t}(-1), T.{t}(1))"
+    return f"{sign} * (T.{t}(1) - {total} * {r} * T.exp(T.{t}(-0.5) * ({x}) * ({x})))"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an epilogue is written for: a result's dimensions and their names as the program has them, and its dtype.
+
+    ``whole`` are the dimensions that the model sees; no names mean that nothing may follow.
+    """
+
+    shape: tuple[Any, ...]
+    axes: tuple[str, ...]
+    dtype: str
+    whole: tuple[Any, ...]
+
+
+class Writer:
+    """Takes one step after the other into an expression."""
+
+    def __init__(self, result: Result) -> None:
+        self.result, self.dtype = result, result.dtype
+        self.wide = "float32" if result.dtype in ("float16", "bfloat16") else result.dtype
+        self.text = self._widened("{0}", result.dtype)
+        self.operands: list[Operand] = []
+
+    def take(self, call: ir.Call, before: Any) -> bool:
+        """Take a step whose argument `before` is the expression so far; False (and no change) if it cannot be."""
+        name = str(getattr(call.op, "name", ""))
+        held = len(self.operands)
+        text = self._step(name, call, before)
+        if text is None or len(text) > LONGEST:
+            del self.operands[held:]
+            return False
+        self.text = text
+        return True
+
+    def epilogue(self) -> Epilogue:
+        """All steps taken."""
+        text = self.text if self.dtype == self.wide else f'T.Cast("{self.dtype}", {self.text})'
+        return Epilogue(text, self.dtype, tuple(self.operands))
+
+    # ------------------------------------------------------------------ steps
+
+    def _step(self, name: str, call: ir.Call, before: Any) -> str | None:
+        shape = call.ty.shape
+        if not isinstance(shape, relax.ShapeExpr) or not _equal(shape.values, self.result.whole):
+            return None
+        if name == "relax.astype":
+            return self._cast(str(call.attrs.dtype))
+        if str(call.ty.dtype.dtype) != self.dtype:
+            return None
+        if name in UNARY and call.args[0].same_as(before):
+            return UNARY[name].format(x=self.text, t=self.wide, erf=erf(self.text, self.wide) if "gelu" in name else "")
+        if name == "relax.nn.leakyrelu":
+            scaled = f"T.{self.wide}({call.attrs.alpha}) * ({self.text})"
+            return f"T.Select(({self.text}) > T.{self.wide}(0), {self.text}, {scaled})"
+        if name not in BINARY:
+            return None
+        sides = [self.text if arg.same_as(before) else self._operand(arg) for arg in call.args]
+        return None if None in sides else BINARY[name].format(a=sides[0], b=sides[1])
+
+    def _cast(self, dtype: str) -> str | None:
+        if dtype == self.dtype or dtype not in ("float16", "bfloat16", "float32", "float64"):
+            return None
+        rounded = self.text if self.dtype == self.wide else f'T.Cast("{self.dtype}", {self.text})'
+        self.dtype, self.wide = dtype, "float32" if dtype in ("float16", "bfloat16") else dtype
+        return self._widened(rounded, dtype) if self.wide == dtype else f'T.Cast("float32", {rounded})'
+
+    def _operand(self, arg: Any) -> str | None:
+        """The text of what a step takes beside the result."""
+        if isinstance(arg, ir.GenericConst) and arg.ty.ndim == 0:
+            return f"T.{self.wide}({float(arg.value.numpy())!r})" if np.isfinite(arg.value.numpy()) else None
+        found = arg.ty
+        if not isinstance(found, relax.TensorType) or not isinstance(found.shape, relax.ShapeExpr):
+            return None
+        shape = list(found.shape.values)
+        if _equal(shape, self.result.whole):
+            shape = list(self.result.shape)
+        while len(shape) > 1 and isinstance(shape[0], tirx.IntImm) and int(shape[0]) == 1:
+            shape = shape[1:]
+        axes = along(shape, self.result)
+        if axes is None or str(found.dtype.dtype) != self.dtype:
+            return None
+        same = len(shape) == len(found.shape.values)
+        self.operands.append(Operand(arg if same else relax.op.reshape(arg, shape), axes, self.dtype))
+        return self._widened(f"{{{len(self.operands)}}}", self.dtype)
+
+    def _widened(self, text: str, dtype: str) -> str:
+        return text if dtype == self.wide else f'T.Cast("{self.wide}", {text})'
+
+
+def _equal(shape: Any, other: Any) -> bool:
+    return len(shape) == len(other) and all(tvm_ffi.structural_equal(a, b) for a, b in zip(shape, other, strict=True))
+
+
+def along(shape: list[Any], result: Result) -> tuple[str | None, ...] | None:
+    """The axes of a result along which a tensor goes, None for those of extent one; None if it goes along others."""
+    skipped = len(result.shape) - len(shape)
+    if skipped < 0:
+        return None
+    axes: list[str | None] = []
+    for size, extent, axis in zip(shape, result.shape[skipped:], result.axes[skipped:], strict=True):
+        if tvm_ffi.structural_equal(size, extent):
+            axes.append(axis)
+        elif isinstance(size, tirx.IntImm) and int(size) == 1:
+            axes.append(None)
+        else:
+            return None
+    return tuple(axes)
+
+
+def is_elementwise(call: Any) -> bool:
+    """Whether a call may be a step of an epilogue."""
+    name = str(getattr(getattr(call, "op", None), "name", ""))
+    return name in UNARY or name in BINARY or name in ("relax.astype", "relax.nn.leakyrelu")
+
+
+def written(result: Result, head: Any, steps: Sequence[tuple[Any, ir.Call]]) -> tuple[Epilogue | None, int]:
+    """The epilogue of the first steps that can be taken, and their number.
+
+    Parameters
+    ----------
+    result : Result
+    head : relax.Var
+        The result before the first step.
+    steps : sequence of (relax.Var, Call)
+        Each takes the variable of the one before.
+    """
+    writer, before, count = Writer(result), head, 0
+    for var, call in steps:
+        if not writer.take(call, before):
+            break
+        before, count = var, count + 1
+    return (writer.epilogue() if count else None), count
+
+
+def shown(calls: Sequence[ir.Call]) -> str:
+    """Steps for people."""
+    return ", ".join(re.sub(r"^relax\.(nn\.)?", "", str(call.op.name)) for call in calls)
+
+
+__all__ = ["Result", "Writer", "along", "erf", "is_elementwise", "shown", "written"]

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the operators as calls of stage-I functions in the module.
+
+before::
+
+    lv = R.sparse.spmm(data, indptr, indices, B)
+    gv = R.nn.relu(lv)
+
+after::
+
+    gv = R.call_tir(cls.spmm, (indptr, indices, data, B), out_ty=R.Tensor((m, feat), "float32"))
+
+`LowerSparse` takes elementwise operators that follow into the kernel, and dense matrix products with known weights too.
+TVM's own ``LegalizeOps`` does the same call by call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import ir, relax, tirx
+from tvm.relax.transform.legalize_ops.common import register_legalize
+
+from sparsetir.build import native_target
+from sparsetir.relax import dense, programs
+from sparsetir.relax.attention import attention
+from sparsetir.relax.constants import Options, chosen, csr_of
+from sparsetir.relax.epilogues import Result, is_elementwise, written
+from sparsetir.relax.lowered import Lowered, known, product
+from sparsetir.relax.operators import OPERATORS, PREFIX, REDUCTIONS, Arguments, operator_of
+from sparsetir.relax.programs import Epilogue
+
+Maker = Callable[[Arguments, list[Any], str, "Epilogue | None", Options], Lowered]
+
+
+def _matrix(a: Arguments) -> dict[str, Any]:
+    return {"indptr": a["indptr"], "indices": a["indices"], "nnz": a.shape("indices")[0]}
+
+
+def _with_matrix(
+    name: str, lowered: Lowered, a: Arguments, shapes: dict[str, list[Any]], columns: Any, options: Options
+) -> Lowered:
+    """The call with what is known of a constant matrix."""
+    matrix = csr_of(a.name, a["data"], a["indptr"], a["indices"], int(columns) if known([columns]) else None)
+    if matrix is None or not known([columns]):
+        return lowered
+    is_known = all(known(shape) for shape in shapes.values())
+    dense = {n: tuple(int(size) for size in shape) for n, shape in shapes.items()} if is_known else {}
+    found = chosen(name, lowered.program, matrix, dense, options)
+    lowered.func, lowered.fixed = found.func, dict(found.given)
+    if found.format is not None:
+        for part in ("indptr", "indices", "a_data"):
+            if part not in found.given:
+                lowered.given.pop(part, None)
+    return lowered
+
+
+def _spmm(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: Options) -> Lowered:
+    *batch, n, feat = a.shape("B")
+    sizes = {"m": out[-2], "n": n, "nnz": a.shape("indices")[0], "feat": feat}
+    if batch:
+        sizes["batch"] = batch[0]
+    program = programs.spmm(sizes, a.dtype("B"), a.dtype("indptr"), epilogue)
+    given = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"], "b_data": a["B"]}
+    lowered = Lowered(program, given, out, out, dtype)
+    return lowered if batch else _with_matrix("spmm", lowered, a, {"B": [n, feat]}, n, options)
+
+
+def _spmv(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: Options) -> Lowered:
+    (n,) = a.shape("x")
+    sizes = {"m": out[0], "n": n, "nnz": a.shape("indices")[0]}
+    program = programs.spmv(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
+    given = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"], "x_data": a["x"]}
+    return _with_matrix("spmv", Lowered(program, given, out, out, dtype), a, {"X": [n]}, n, options)
+
+
+def _linear(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: Options) -> Lowered:
+    *batch, n = a.shape("x")
+    rows, m = product(batch), out[-1]
+    given = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"]}
+    sizes = {"m": m, "n": n, "nnz": a.shape("indices")[0], "batch": rows}
+    if known([rows]) and int(rows) == 1:
+        program = programs.spmv(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
+        lowered = Lowered(program, {**given, "x_data": _reshaped(a["x"], [n])}, [m], out, dtype)
+        return _with_matrix("spmv", lowered, a, {"X": [n]}, n, options)
+    program = programs.linear(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
+    lowered = Lowered(program, {**given, "x_data": _reshaped(a["x"], [rows, n])}, [rows, m], out, dtype)
+    return _with_matrix("linear", lowered, a, {"X": [rows, n]}, n, options)
+
+
+def _sddmm(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, _options: Options) -> Lowered:
+    (m, feat), (n, _) = a.shape("X"), a.shape("Y")
+    sizes = {"m": m, "n": n, "nnz": out[0], "feat": feat}
+    program = programs.sddmm(sizes, a.dtype("X"), a.dtype("indptr"), epilogue)
+    given = {"indptr": a["indptr"], "indices": a["indices"], "s_data": a["data"], "x_data": a["X"], "y_data": a["Y"]}
+    return Lowered(program, given, out, out, dtype)
+
+
+def _softmax(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
+    program = programs.softmax({"m": a.rows(), "nnz": out[0]}, dtype, a.dtype("indptr"))
+    return Lowered(program, {"indptr": a["indptr"], "a_data": a["data"]}, out, out, dtype)
+
+
+def _segments(reduce: str) -> Maker:
+    def lower(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, _options: Options) -> Lowered:
+        nnz, *feat = a.shape("x")
+        sizes = {"m": out[0], "nnz": nnz, **({"feat": feat[0]} if feat else {})}
+        program = programs.segment_reduce(sizes, a.dtype("x"), a.dtype("indptr"), reduce, epilogue)
+        return Lowered(program, {"indptr": a["indptr"], "x_data": a["x"]}, out, out, dtype)
+
+    return lower
+
+
+def _gather(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, _options: Options) -> Lowered:
+    (n, _), (kinds, inner, outer) = a.shape("X"), a.shape("W")
+    sizes = {"m": out[0], "n": n, "nnz": a.shape("indices")[0], "kinds": kinds, "in": inner, "out": outer}
+    program = programs.gather_matmul_scatter(sizes, a.dtype("X"), a.dtype("indptr"), epilogue)
+    given = {"indptr": a["indptr"], "indices": a["indices"], "kinds_data": a["kinds"], "x_data": a["X"], "w_data": a["W"]}
+    return Lowered(program, given, out, out, dtype)
+
+
+def _attention(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
+    heads, length, feat = (int(size) for size in a.shape("Q"))
+    block = length // (int(a.shape("indptr")[0]) - 1)
+    sizes = {"heads": heads, "blocks": length // block, "block": block, "feat": feat}
+    sizes |= {"out": int(a.shape("V")[2]), "nnz": a.shape("indices")[0]}
+    program = attention(sizes, dtype, a.dtype("indptr"), a.number("scale"))
+    split = lambda name, last: _reshaped(a[name], [heads, length // block, block, last])  # noqa: E731
+    given = {"indptr": a["indptr"], "indices": a["indices"], "q_data": split("Q", feat), "k_data": split("K", feat)}
+    given["v_data"] = split("V", sizes["out"])
+    return Lowered(program, given, [heads, length // block, block, sizes["out"]], out, dtype)
+
+
+def _reshaped(value: Any, shape: list[Any]) -> Any:
+    return value if len(value.ty.shape.values) == len(shape) else relax.op.reshape(value, shape)
+
+
+# What an operator becomes, and the names of its result's dimensions, from the last one, if an epilogue may follow.
+MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
+    "spmm": (_spmm, ("L", "I", "K")),
+    "spmv": (_spmv, ("I",)),
+    "linear": (_linear, ("B", "O")),
+    "sddmm": (_sddmm, ()),
+    "softmax": (_softmax, ()),
+    **{f"segment_{kind}": (_segments(kind), ("I", "K")) for kind in REDUCTIONS},
+    "gather_matmul_scatter": (_gather, ("I", "D")),
+    "attention": (_attention, ()),
+}
+
+
+@dataclass(frozen=True)
+class Head:
+    """A call that becomes a program: its result, how an epilogue sees that, and what makes the program."""
+
+    result: Result
+    make: Callable[[Epilogue | None], Lowered]
+
+
+def head_of(call: Any, options: Options, value_of: Callable[[Any], Any] = lambda var: None) -> Head | None:
+    """The head that a call is; None if it is no call of ours."""
+    operator = operator_of(call)
+    if operator is None:
+        return dense.head_of(call, options, value_of)
+    a = operator.arguments(call)
+    out = operator.infer(a)
+    shape, maker, axes = list(out.shape.values), *MAKERS[operator.name]
+    flat, names = _flattened(operator.name, shape, axes)
+    result = Result(tuple(flat), names, str(out.dtype.dtype), tuple(shape))
+
+    def make(epilogue: Epilogue | None) -> Lowered:
+        return maker(a, shape, result.dtype if epilogue is None else epilogue.dtype, epilogue, options)
+
+    return Head(result, make)
+
+
+def _flattened(name: str, shape: list[Any], axes: tuple[str, ...]) -> tuple[list[Any], tuple[str, ...]]:
+    """The dimensions of a result as its program has them, and their names."""
+    if name == "linear" and known(shape[:-1]) and all(int(size) == 1 for size in shape[:-1]):
+        return shape[-1:], ("I",)
+    if name == "linear":
+        return [product(shape[:-1]), shape[-1]], axes
+    return shape, axes[: len(shape)] if name.startswith("segment") else axes[max(len(axes) - len(shape), 0) :]
+
+
+def lower_call(builder: relax.BlockBuilder, head: Head, epilogue: Epilogue | None = None) -> Any:
+    """The call of a head's program."""
+    lowered = head.make(epilogue)
+    for n, operand in enumerate(epilogue.operands if epilogue is not None else ()):
+        lowered.given[f"e{n}_data"] = operand.value
+    return lowered.emit(builder)
+
+
+def register() -> None:
+    """Tell TVM's ``LegalizeOps`` how to lower the operators."""
+    for name in OPERATORS:
+        register_legalize(PREFIX + name, lambda builder, call: lower_call(builder, head_of(call, Options())))
+
+
+# ------------------------------------------------------------------ the pass
+
+
+class Uses:
+    """What the variables of a function are bound to, and which bindings use them."""
+
+    def __init__(self, func: relax.Function) -> None:
+        self.value: dict[Any, Any] = {}
+        self.users: dict[Any, list[Any]] = {}
+
+        def note(user: Any, value: Any) -> None:
+            relax.analysis.post_order_visit(
+                value, lambda e: self.users.setdefault(e, []).append(user) if isinstance(e, relax.Var) else None
+            )
+
+        for block in func.body.blocks:
+            for binding in block.bindings:
+                if binding.value is not None:
+                    self.value[binding.var] = binding.value
+                    note(binding.var, binding.value)
+        note(None, func.body.body)
+
+    def steps(self, var: Any) -> list[tuple[Any, ir.Call]]:
+        """The elementwise calls that follow a variable, each the only use of the one before."""
+        found: list[tuple[Any, ir.Call]] = []
+        while True:
+            users = self.users.get(var, [])
+            if len(users) != 1 or users[0] is None:
+                return found
+            call = self.value[users[0]]
+            if not is_elementwise(call) or sum(arg.same_as(var) for arg in call.args) != 1:
+                return found
+            found.append((users[0], call))
+            var = users[0]
+
+
+@relax.expr_functor.mutator
+class Lowerer(relax.PyExprMutator):
+    """Rewrites the operators of one module."""
+
+    def __init__(self, mod: ir.IRModule, options: Options) -> None:
+        super().__init__(mod)
+        self.options = options
+        self.chains: dict[Any, tuple[Any, ir.Call, list[tuple[Any, ir.Call]]]] = {}
+        self.absorbed: set[Any] = set()
+        self.values: dict[Any, Any] = {}
+
+    def run(self, func: relax.Function) -> relax.Function:
+        """One function, lowered."""
+        uses = Uses(func)
+        self.chains, self.absorbed, self.values = {}, set(), uses.value
+        for var, value in uses.value.items():
+            head = head_of(value, self.options, self.values.get)
+            if head is None or not head.result.axes:
+                continue
+            _, count = written(head.result, var, uses.steps(var))
+            steps = uses.steps(var)[:count]
+            if steps:
+                self.absorbed |= {var, *(v for v, _ in steps[:-1])}
+                self.chains[steps[-1][0]] = (var, value, steps)
+        return self.visit_expr(func)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        if binding.var in self.absorbed:
+            return
+        head, epilogue = None, None
+        if binding.var in self.chains:
+            var, call, steps = self.chains[binding.var]
+            head = head_of(self._mapped(call, set()), self.options, self._value)
+            kept = {var, *(w for w, _ in steps)}
+            epilogue, _ = written(head.result, var, [(v, self._mapped(c, kept)) for v, c in steps])
+        elif head_of(binding.value, self.options, self._value) is not None:
+            head = head_of(self._mapped(binding.value, set()), self.options, self._value)
+        if head is None:
+            super().visit_var_binding_(binding)
+            return
+        result = self.builder_.normalize(lower_call(self.builder_, head, epilogue))
+        is_inner = isinstance(binding.var, relax.DataflowVar)
+        new = self.builder_.emit(result) if is_inner else self.builder_.emit_output(result)
+        self.set_var_remap(binding.var, new)
+
+    def _value(self, var: Any) -> Any:
+        return self.lookup_binding(var) or self.values.get(var)
+
+    def _mapped(self, call: ir.Call, kept: set[Any]) -> ir.Call:
+        args = [arg if arg in kept else self.visit_expr(arg) for arg in call.args]
+        new = relax.Call(call.op, args, call.attrs)
+        relax.expr._update_type(new, call.ty)
+        return new
+
+
+def LowerSparse(target: Any = None, database: Any = None) -> tvm.transform.Pass:
+    """A pass that lowers the operators, with the elementwise operators that follow them.
+
+    Parameters
+    ----------
+    target : Target, optional
+        This machine by default.
+    database : str or Path, optional
+        Records of `sparsetir.tune_sparse`, looked up for constant matrices.
+    """
+    options = Options(native_target() if target is None else tvm.target.Target(target), database)
+
+    @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.LowerSparse")
+    def lower(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
+        lowerer = Lowerer(mod, options)
+        for var, func in mod.functions.items():
+            if isinstance(func, relax.Function):
+                lowerer.builder_.update_func(var, lowerer.run(func))
+        return lowerer.builder_.get()
+
+    return lower
+
+
+__all__ = ["Head", "LowerSparse", "Lowered", "head_of", "lower_call", "register"]

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call of a stage-I function: what its parameters are filled with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import ir, relax, tirx
+
+from sparsetir.relax.operators import constant
+from sparsetir.relax.programs import Program
+
+
+@dataclass
+class Lowered:
+    """A call of a stage-I function: its arguments by parameter, what it returns, and the shape that is wanted of it."""
+
+    program: Program
+    given: dict[str, Any]
+    shape: list[Any]
+    wanted: list[Any]
+    dtype: str
+    func: tirx.PrimFunc | None = None
+    fixed: dict[str, Any] = field(default_factory=dict)
+
+    def emit(self, builder: relax.BlockBuilder) -> Any:
+        """The call, its function added to the module."""
+        func = self.func if self.func is not None else self.program.func
+        sizes = dict(zip(_size_names(self.program.func), self.program.sizes, strict=True))
+        every = {**sizes, **self.given, **self.fixed}
+        tensors, numbers, results = [], [], []
+        for param in func.params:
+            name = str(param.name)
+            if name not in every:
+                results.append(param)
+            elif tirx.is_buffer_var(param) or _is_handle(param):
+                tensors.append(param)
+            else:
+                numbers.append(param)
+        ordered = [*tensors, *numbers, *results]
+        if not all(a.same_as(b) for a, b in zip(ordered, func.params, strict=True)):
+            func = tirx.PrimFunc(ordered, func.body, func.ret_type, func.attrs)
+        name = str(self.program.func.attrs["global_symbol"])
+        var = builder.add_func(func.without_attr("global_symbol"), name)
+        args = [_tensor(every[str(p.name)]) for p in tensors]
+        args += [_number(every[str(p.name)]) for p in numbers]
+        out = relax.TensorType(self.shape, self.dtype)
+        result = relax.call_tir(var, args, out)
+        if len(self.shape) == len(self.wanted):
+            return result
+        return relax.op.reshape(builder.emit(result), self.wanted)
+
+
+def _is_handle(param: Any) -> bool:
+    return str(getattr(param.ty, "dtype", "handle")) == "handle"
+
+
+def _size_names(func: tirx.PrimFunc) -> list[str]:
+    return [str(p.name) for p in func.params if not _is_handle(p) and not tirx.is_buffer_var(p)]
+
+
+def _tensor(value: Any) -> Any:
+    return value if isinstance(value, ir.Expr) else constant(value)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, (int, np.integer)):
+        return tirx.const(int(value), "int64")
+    return value
+
+
+def known(sizes: Sequence[Any]) -> bool:
+    """Whether all sizes are numbers."""
+    return all(isinstance(size, (int, tirx.IntImm)) for size in sizes)
+
+
+def product(size: Sequence[Any]) -> Any:
+    """The number of elements of some dimensions."""
+    total: Any = tirx.const(1, "int64")
+    for extent in size:
+        total = total * extent
+    return tvm.sym.Analyzer().simplify(total)
+
+
+__all__ = ["Lowered", "known", "product"]

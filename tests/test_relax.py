@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Relax operators: every one against numpy, with structure known and given at run time, alone and with what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import tvm
+from scipy.special import erf
+from tvm import relax, tirx
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+import sparsetir.relax as srelax
+from sparsetir.build import native_target
+from sparsetir.relax.build import lowered
+from sparsetir.relax.operators import constant
+
+M, N, F = 37, 29, 20
+RTOL = {"float16": 2e-2, "float32": 2e-4, "float64": 1e-10}
+
+
+def matrix(dtype: str = "float32", idtype: str = "int32", *, m: int = M, n: int = N, density: float = 0.15) -> Any:
+    """A matrix with empty rows."""
+    rng = np.random.default_rng(m * n)
+    found = sp.random_array((m, n), density=density, format="lil", dtype="float64", rng=rng)
+    found[3] = 0
+    found[-1] = 0
+    out = found.tocsr()
+    out.data = np.asarray(out.data.astype(dtype), "float64") if dtype == "float16" else out.data.astype(dtype)
+    out.indptr, out.indices = out.indptr.astype(idtype), out.indices.astype(idtype)
+    return out
+
+
+def dense(*shape: int, dtype: str = "float32", seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def module(make: Callable[..., Any], args: dict[str, Any], fixed: set[str], symbolic: bool) -> Any:
+    """A module whose main makes one expression of its parameters; `fixed` ones are constants."""
+    builder, known, params = relax.BlockBuilder(), {}, []
+    sizes: dict[int, Any] = {}
+    static = {1, M} if "indptr" in fixed else {1}
+    symbol = lambda n: n if n in static else sizes.setdefault(n, tirx.Var(f"s{n}", "int64"))  # noqa: E731
+    for name, value in args.items():
+        if name in fixed:
+            known[name] = constant(value)
+            continue
+        shape = [symbol(n) if symbolic else n for n in value.shape]
+        if symbolic and name == "indptr" and any(M in v.shape for n, v in args.items() if n not in fixed):
+            shape = [symbol(M) + 1]  # which Relax can only take apart if it knows m already
+        known[name] = relax.Var(name, relax.TensorType(shape, str(value.dtype)))
+        params.append(known[name])
+    with builder.function("main", params):
+        with builder.dataflow():
+            out = builder.emit_output(builder.normalize(make(builder, **known)))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def run(mod: Any, *args: np.ndarray, **options: Any) -> np.ndarray:
+    vm = relax.VirtualMachine(srelax.build(mod, **options), tvm.cpu())
+    return vm["main"](*(tvm.runtime.tensor(a) for a in args)).numpy()
+
+
+def check(make: Any, args: dict[str, Any], want: np.ndarray, *, rtol: float = 2e-4) -> None:
+    """The same result with everything at run time, with symbolic sizes, and with the structure known."""
+    structure = {"data", "indptr", "indices", "kinds"} & set(args)
+    for fixed, symbolic in ((set(), False), (set(), True), (structure, False), (structure, True)):
+        got = run(module(make, args, fixed, symbolic), *(v for n, v in args.items() if n not in fixed))
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got.astype("float64"), want, rtol=rtol, atol=rtol * max(1.0, np.abs(want).max()))
+
+
+def csr(A: Any) -> dict[str, Any]:
+    return {"data": A.data, "indptr": A.indptr, "indices": A.indices}
+
+
+@pytest.mark.parametrize(("dtype", "idtype"), [("float32", "int32"), ("float64", "int64"), ("float16", "int32")])
+def test_spmm(dtype: str, idtype: str) -> None:
+    A, B = matrix(dtype, idtype), dense(N, F, dtype=dtype)
+    make = lambda b, data, indptr, indices, B: srelax.spmm(data, indptr, indices, B)  # noqa: E731
+    want = A.astype("float64") @ B.astype("float64")
+    check(make, {**csr(A), "data": A.data.astype(dtype), "B": B}, want, rtol=RTOL[dtype])
+
+
+def test_spmm_of_a_batch() -> None:
+    A, B = matrix(), dense(3, N, F)
+    make = lambda b, data, indptr, indices, B: srelax.spmm(data, indptr, indices, B)  # noqa: E731
+    check(make, {**csr(A), "B": B}, np.stack([A @ x for x in B]))
+
+
+def test_spmv() -> None:
+    A, x = matrix(), dense(N)
+    check(lambda b, data, indptr, indices, x: srelax.spmv(data, indptr, indices, x), {**csr(A), "x": x}, A @ x)
+
+
+@pytest.mark.parametrize("shape", [(N,), (1, N), (5, N), (2, 3, N)])
+def test_linear(shape: tuple[int, ...]) -> None:
+    A, x = matrix(), dense(*shape)
+    want = (A @ x.reshape(-1, N).T).T.reshape(*shape[:-1], M)
+    check(lambda b, data, indptr, indices, x: srelax.linear(x, data, indptr, indices), {**csr(A), "x": x}, want)
+
+
+def test_sddmm() -> None:
+    A, X, Y = matrix(), dense(M, F), dense(N, F, seed=2)
+    make = lambda b, data, indptr, indices, X, Y: srelax.sddmm(data, indptr, indices, X, Y)  # noqa: E731
+    rows, cols = A.tocoo().coords
+    check(make, {**csr(A), "X": X, "Y": Y}, A.data * np.einsum("ef,ef->e", X[rows], Y[cols]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_softmax(dtype: str) -> None:
+    A = matrix(dtype)
+    values = A.data.astype("float64")
+    parts = [values[s:e] for s, e in zip(A.indptr, A.indptr[1:], strict=False)]
+    want = np.concatenate([np.exp(p - p.max()) / np.exp(p - p.max()).sum() for p in parts if p.size])
+    args = {"data": A.data.astype(dtype), "indptr": A.indptr}
+    check(lambda b, data, indptr: srelax.softmax(data, indptr), args, want, rtol=RTOL[dtype])
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("feat", [(), (F,)])
+def test_segment_reduce(reduce: str, feat: tuple[int, ...]) -> None:
+    A = matrix()
+    x = dense(A.nnz, *feat)
+    by = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}[reduce]
+    parts = [x[s:e] for s, e in zip(A.indptr, A.indptr[1:], strict=False)]
+    want = np.stack([by(p, axis=0) if len(p) else np.zeros(feat) for p in parts])
+    check(lambda b, x, indptr: srelax.segment_reduce(x, indptr, reduce), {"x": x, "indptr": A.indptr}, want)
+
+
+def test_gather_matmul_scatter() -> None:
+    A = matrix()
+    kinds = np.random.default_rng(0).integers(0, 4, A.nnz).astype("int32")
+    X, W = dense(N, 12), dense(4, 12, F, seed=2)
+    rows, cols = A.tocoo().coords
+    want = np.zeros((M, F))
+    np.add.at(want, rows, np.einsum("ec,ecd->ed", X[cols], W[kinds]))
+    args = {"X": X, "W": W, "indptr": A.indptr, "indices": A.indices, "kinds": kinds}
+    make = lambda b, X, W, indptr, indices, kinds: srelax.gather_matmul_scatter(X, W, indptr, indices, kinds)  # noqa: E731
+    check(make, args, want)
+
+
+@pytest.mark.parametrize("block", [1, 4, 16])
+def test_attention(block: int) -> None:
+    blocks, heads, feat = 6, 2, 24
+    mask = sp.random_array((blocks, blocks), density=0.5, format="csr", rng=np.random.default_rng(block))
+    mask.setdiag(1)
+    mask = mask.tocsr()
+    mask.sort_indices()
+    Q, K, V = (dense(heads, blocks * block, feat, seed=s) for s in range(3))
+    seen = np.kron(mask.toarray() != 0, np.ones((block, block))) > 0
+    scores = np.where(seen, np.einsum("hif,hjf->hij", Q, K) / np.sqrt(feat), -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    want = np.einsum("hij,hjd->hid", weights / weights.sum(-1, keepdims=True), V)
+    args = {"Q": Q, "K": K, "V": V, "indptr": mask.indptr.astype("int32"), "indices": mask.indices.astype("int32")}
+    make = lambda b, Q, K, V, indptr, indices: srelax.attention(Q, K, V, indptr, indices)  # noqa: E731
+    for fixed in (set(), {"indptr", "indices"}):
+        got = run(module(make, args, fixed, False), *(v for n, v in args.items() if n not in fixed))
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------ epilogues
+
+STEPS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "relu": (relax.op.nn.relu, lambda x: np.maximum(x, 0)),
+    "gelu": (relax.op.nn.gelu, lambda x: 0.5 * x * (1 + erf(x / np.sqrt(2)))),
+    "gelu_tanh": (
+        relax.op.nn.gelu_tanh,
+        lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    ),
+    "silu": (relax.op.nn.silu, lambda x: x / (1 + np.exp(-x))),
+    "sigmoid": (relax.op.sigmoid, lambda x: 1 / (1 + np.exp(-x))),
+    "tanh": (relax.op.tanh, np.tanh),
+    "negative": (relax.op.negative, np.negative),
+    "abs": (relax.op.abs, np.abs),
+    "square": (relax.op.square, np.square),
+    "leakyrelu": (lambda x: relax.op.nn.leakyrelu(x, 0.1), lambda x: np.where(x > 0, x, 0.1 * x)),
+    "scale": (lambda x: relax.op.multiply(x, relax.const(0.5, "float32")), lambda x: 0.5 * x),
+    "reverse": (lambda x: relax.op.subtract(relax.const(1.0, "float32"), x), lambda x: 1 - x),
+    "cast": (lambda x: relax.op.astype(x, "float16"), lambda x: x),
+}
+
+
+def kernels(mod: Any) -> list[str]:
+    """The functions that compute something in a lowered module."""
+    found = lowered(mod, native_target())
+    names = [str(var.name_hint) for var, f in found.functions.items() if isinstance(f, tirx.PrimFunc)]
+    return [name for name in names if not name.startswith("reshape")]
+
+
+@pytest.mark.parametrize("name", sorted(STEPS))
+@pytest.mark.parametrize("operator", ["spmm", "linear"])
+def test_what_follows_is_done_in_the_same_kernel(operator: str, name: str) -> None:
+    step, by_numpy = STEPS[name]
+    A, bias = matrix(), dense(F if operator == "spmm" else M, seed=3)
+    B = dense(N, F) if operator == "spmm" else dense(2, 3, N)
+
+    def make(b: Any, data: Any, indptr: Any, indices: Any, B: Any, bias: Any) -> Any:
+        matrix = (data, indptr, indices)
+        y = b.emit(srelax.spmm(*matrix, B) if operator == "spmm" else srelax.linear(B, *matrix))
+        return step(b.emit(relax.op.add(y, bias)))
+
+    plain = A @ B if operator == "spmm" else (A @ B.reshape(-1, N).T).T.reshape(2, 3, M)
+    args = {**csr(A), "B": B, "bias": bias}
+    check(make, args, by_numpy((plain + bias).astype("float64")), rtol=2e-3 if name == "cast" else 2e-4)
+    assert len(kernels(module(make, args, set(), True))) == 1
+    assert len(kernels(module(make, args, {"data", "indptr", "indices"}, False))) == 1
+
+
+def test_residuals_and_columns_join_too() -> None:
+    A, B, other, scale = matrix(), dense(N, F), dense(M, F, seed=4), dense(M, 1, seed=5)
+
+    def make(b: Any, data: Any, indptr: Any, indices: Any, B: Any, other: Any, scale: Any) -> Any:
+        y = b.emit(relax.op.multiply(scale, b.emit(srelax.spmm(data, indptr, indices, B))))
+        return relax.op.nn.relu(b.emit(relax.op.add(other, y)))
+
+    args = {**csr(A), "B": B, "other": other, "scale": scale}
+    check(make, args, np.maximum(scale * (A @ B) + other, 0))
+    assert len(kernels(module(make, args, set(), True))) == 1
+
+
+def test_a_result_with_two_uses_stays_whole() -> None:
+    A, B = matrix(), dense(N, F)
+
+    def make(b: Any, data: Any, indptr: Any, indices: Any, B: Any) -> Any:
+        y = b.emit(srelax.spmm(data, indptr, indices, B))
+        return relax.op.add(b.emit(relax.op.nn.relu(y)), y)
+
+    want = A @ B
+    check(make, {**csr(A), "B": B}, want + np.maximum(want, 0))
+
+
+def test_steps_that_widen_the_result_are_left_to_relax() -> None:
+    A, B, wide = matrix(), dense(N, F), dense(2, M, F, seed=4)
+
+    def make(b: Any, data: Any, indptr: Any, indices: Any, B: Any, wide: Any) -> Any:
+        return relax.op.add(b.emit(srelax.spmm(data, indptr, indices, B)), wide)
+
+    check(make, {**csr(A), "B": B, "wide": wide}, A @ B + wide)
+
+
+# ------------------------------------------------------------------ scripts and errors
+
+
+def test_calls_print_and_parse_back() -> None:
+    @I.ir_module
+    class Model:
+        @R.function
+        def main(
+            data: R.Tensor(("nnz",), "float32"),
+            indptr: R.Tensor(("p",), "int32"),
+            indices: R.Tensor(("nnz",), "int32"),
+            x: R.Tensor(("n", "f"), "float32"),
+        ):
+            with R.dataflow():
+                y = R.sparse.spmm(data, indptr, indices, x)
+                z = R.sparse.segment_max(y, indptr)
+                R.output(z)
+            return z
+
+    text = Model.script()
+    assert "R.sparse.spmm(data, indptr, indices, x)" in text
+    tvm.ir.assert_structural_equal(tvm.script.from_source(text), Model)
+
+
+def shaped(*shapes: Any) -> list[Any]:
+    return [relax.Var(f"v{n}", relax.TensorType(shape, dtype)) for n, (shape, dtype) in enumerate(shapes)]
+
+
+@pytest.mark.parametrize(
+    ("call", "shapes", "message"),
+    [
+        (srelax.spmm, [([5], "int32"), ([4], "int32"), ([5], "int32"), ([3, 2], "float32")], "spmm takes data of float"),
+        (srelax.spmm, [([5], "float32"), ([4], "float32"), ([5], "int32"), ([3, 2], "float32")], "spmm takes indptr of"),
+        (srelax.spmm, [([5], "float32"), ([4], "int32"), ([6], "int32"), ([3, 2], "float32")], "data.shape.0. is 5 but"),
+        (srelax.spmm, [([5], "float32"), ([4], "int32"), ([5], "int32"), ([3], "float32")], "B with 2 or 3 dimensions"),
+        (srelax.spmm, [([5], "float32"), ([4], "int32"), ([5], "int64"), ([3, 2], "float32")], "of one dtype"),
+        (srelax.spmv, [([5], "float32"), ([4], "int32"), ([5], "int32"), ([3], "float64")], "data and x of one dtype"),
+        (srelax.softmax, [([5], "float32"), ([0], "int32")], "one element more than there are rows"),
+        (
+            srelax.sddmm,
+            [([5], "float32"), ([4], "int32"), ([5], "int32"), ([3, 2], "float32"), ([4, 3], "float32")],
+            "X.shape.1. is 2 but Y.shape.1. is 3",
+        ),
+    ],
+)
+def test_wrong_types_name_the_operator_and_the_argument(call: Any, shapes: Any, message: str) -> None:
+    builder, params = relax.BlockBuilder(), shaped(*shapes)
+    with pytest.raises(Exception, match=message), builder.function("main", params):
+        builder.emit_func_output(builder.emit(call(*params)))
+
+
+def test_a_wrong_constant_structure_is_refused() -> None:
+    A, B = matrix(), dense(N, F)
+    make = lambda b, data, indptr, indices, B: srelax.spmm(data, indptr, indices, B)  # noqa: E731
+    for name, value in (("indices", A.indices + 7), ("indptr", A.indptr[::-1].copy())):
+        mod = module(make, {**csr(A), name: value, "B": B}, {"data", "indptr", "indices"}, False)
+        with pytest.raises(ValueError, match=rf"R.sparse.spmm: {name} must"):
+            srelax.build(mod)
+
+
+def test_sizes_may_change_from_call_to_call() -> None:
+    mod = module(
+        lambda b, data, indptr, indices, B: srelax.spmm(data, indptr, indices, B),
+        {**csr(matrix()), "B": dense(N, F)},
+        set(),
+        True,
+    )
+    vm = relax.VirtualMachine(srelax.build(mod), tvm.cpu())
+    for m, n, f in ((5, 7, 3), (40, 11, 64), (1, 1, 1)):
+        A, B = sp.random_array((m, n), density=0.4, format="csr", dtype="float32"), dense(n, f)
+        args = (A.data, A.indptr.astype("int32"), A.indices.astype("int32"), B)
+        got = vm["main"](*(tvm.runtime.tensor(a) for a in args)).numpy()
+        np.testing.assert_allclose(got, A @ B, rtol=1e-4, atol=1e-5)
