@@ -35,6 +35,7 @@ from sparsetir.verify import verify
 CACHE_VARIABLE = "SPARSETIR_CACHE"
 EXIT_SECONDS = 5.0
 REASSOCIATE = "fast-math-reassoc"
+FREE_SUMS = "sparsetir.free_sums"  # of a function that leaves the order of all its sums open, not of reductions only
 
 
 class Compiled:
@@ -214,7 +215,9 @@ def make_target(target: Any, func: tirx.PrimFunc) -> Any:
 
 
 def may_reassociate(func: tirx.PrimFunc) -> bool:
-    """Whether every sum of the program is a reduction, whose order the dialect leaves open."""
+    """Whether every sum of the program is a reduction, whose order the dialect leaves open, or it says that it may."""
+    if func.attrs is not None and FREE_SUMS in func.attrs:
+        return True
     program = decode(func)
     if not any("R" in it.kinds for it in program.iterations):
         return False

@@ -68,8 +68,8 @@ class ComposedKernel:
     ----------
     decomposition : Decomposition
         The program over the pieces, and how its parameters come from those of the original.
-    compile : callable
-        Makes a `Kernel` of a program.
+    compile : callable, optional
+        Makes a `Kernel` of a program; without it arguments can be converted only.
 
     Examples
     --------
@@ -83,7 +83,7 @@ class ComposedKernel:
     True
     """
 
-    def __init__(self, decomposition: Decomposition, compile: Callable[[tirx.PrimFunc], Kernel]) -> None:
+    def __init__(self, decomposition: Decomposition, compile: Callable[[tirx.PrimFunc], Kernel] | None = None) -> None:
         self.decomposition = decomposition
         self.program: Program = decode(decomposition.original)
         self.signature = Signature(self.program, set())
@@ -96,7 +96,8 @@ class ComposedKernel:
             for d, axis in enumerate(g.axes)
             if hasattr(axis.length, "name") and str(axis.length.name) in self.sizes
         }
-        self.kernel = compile(decomposition.func)
+        if compile is not None:
+            self.kernel = compile(decomposition.func)
 
     @property
     def name(self) -> str:

@@ -251,6 +251,38 @@ def spmv(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") 
     return spmv
 
 
+def linear(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") -> tirx.PrimFunc:
+    """A linear layer: ``Y[b, o] = sum_i A[o, i] * X[b, i]``, rows of X one after the other; buffers A, X and Y."""
+    _only(format, ("csr",), "linear")
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def linear(
+        a: T.handle,
+        x: T.handle,
+        y: T.handle,
+        indptr: T.handle,
+        indices: T.handle,
+        m: size,
+        n: size,
+        nnz: size,
+        batch: size,
+    ):
+        O = T.dense_fixed(m, idtype)
+        I = T.sparse_variable(O, (n, nnz), (indptr, indices), idtype)
+        I_dense = T.dense_fixed(n, idtype)
+        B = T.dense_fixed(batch, idtype)
+        A = T.match_sparse_buffer(a, (O, I), dtype)
+        X = T.match_sparse_buffer(x, (B, I_dense), dtype)
+        Y = T.match_sparse_buffer(y, (B, O), dtype)
+        with T.sp_iter([O, I, B], "SRS", "linear") as [o, i, b]:
+            with T.init():
+                Y[b, o] = 0
+            Y[b, o] = Y[b, o] + A[o, i] * X[b, i]
+
+    return linear
+
+
 def sddmm(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") -> tirx.PrimFunc:
     """Sampled dense times dense: ``O[i, j] = S[i, j] * sum_k X[i, k] * Y[j, k]``; buffers S, X, Y and O."""
     _only(format, ("csr",), "sddmm")
@@ -325,4 +357,4 @@ def mttkrp(dtype: str = "float32", format: str = "csf", *, idtype: str = "int32"
     return mttkrp
 
 
-__all__ = ["mttkrp", "sddmm", "spmm", "spmv"]
+__all__ = ["linear", "mttkrp", "sddmm", "spmm", "spmv"]

@@ -276,9 +276,21 @@ def shaped(*shapes: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("call", "shapes", "message"),
     [
-        (srelax.spmm, [([5], "int32"), ([4], "int32"), ([5], "int32"), ([3, 2], "float32")], "spmm takes data of float"),
-        (srelax.spmm, [([5], "float32"), ([4], "float32"), ([5], "int32"), ([3, 2], "float32")], "spmm takes indptr of"),
-        (srelax.spmm, [([5], "float32"), ([4], "int32"), ([6], "int32"), ([3, 2], "float32")], "data.shape.0. is 5 but"),
+        (
+            srelax.spmm,
+            [([5], "int32"), ([4], "int32"), ([5], "int32"), ([3, 2], "float32")],
+            "spmm takes data of float",
+        ),
+        (
+            srelax.spmm,
+            [([5], "float32"), ([4], "float32"), ([5], "int32"), ([3, 2], "float32")],
+            "spmm takes indptr of",
+        ),
+        (
+            srelax.spmm,
+            [([5], "float32"), ([4], "int32"), ([6], "int32"), ([3, 2], "float32")],
+            "data.shape.0. is 5 but",
+        ),
         (srelax.spmm, [([5], "float32"), ([4], "int32"), ([5], "int32"), ([3], "float32")], "B with 2 or 3 dimensions"),
         (srelax.spmm, [([5], "float32"), ([4], "int32"), ([5], "int64"), ([3, 2], "float32")], "of one dtype"),
         (srelax.spmv, [([5], "float32"), ([4], "int32"), ([5], "int32"), ([3], "float64")], "data and x of one dtype"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention under a block-sparse mask as one program: scores, softmax and mixture of a row of blocks after the other."""
+"""Attention under a block-sparse mask as one program: scores, softmax and mixture, a row of blocks at a time."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 
-from sparsetir.build import native_target
+from sparsetir.build import make_target, may_reassociate, native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, own_errors
-from sparsetir.relax.dense import ScheduleDense
+from sparsetir.relax.dense import ScheduleDense, is_ours
 from sparsetir.relax.legalize import LowerSparse
 from sparsetir.threads import get_num_threads
 
@@ -23,6 +23,7 @@ def lowering(target: Any, database: Path | None) -> list[tvm.transform.Pass]:
     return [
         relax.transform.DecomposeOpsForInference(),
         LowerSparse(target, database),  # our operators and dense products, what follows them inside
+        relax.transform.RemoveRedundantReshape(),
         relax.transform.LegalizeOps(),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
@@ -72,7 +73,15 @@ def build(
         raise ArgumentTypeError(f"expected an IRModule with a Relax function main, found {type(mod).__name__}")
     records = None if database is None else Path(database)
     with own_errors():
-        return relax.build(lowered(mod, chosen, params, records), chosen, tir_pipeline="sparsetir")
+        ready = lowered(mod, chosen, params, records)
+        return relax.build(ready, _free(chosen, ready), tir_pipeline="sparsetir")
+
+
+def _free(target: Any, mod: ir.IRModule) -> Any:
+    """The target with leave to take sums in another order, if every program of the dialect allows it."""
+    ours = [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc) and is_ours(func)]
+    free = [make_target(target, func) for func in ours]
+    return free[0] if free and all(may_reassociate(func) for func in ours) else target
 
 
 def lowered(

@@ -124,7 +124,7 @@ def _arrays(matrix: sp.csr_array) -> dict[str, Any]:
 def _over(program: Program, matrix: sp.csr_array, format: Format) -> tuple[tirx.PrimFunc, dict[str, Any]]:
     """The program over a format, and the matrix in it by the names of parameters."""
     decomposition = decompose_format(program.func, {"A": format})
-    given = ComposedKernel(decomposition, lambda func: None).pieces(A=matrix)
+    given = ComposedKernel(decomposition).pieces(A=matrix)
     held = {str(p.name) for p in decomposition.func.params}
     func = decomposition.func
     attrs = {name: value for name, value in program.func.attrs.items() if name not in (func.attrs or {})}
@@ -160,7 +160,9 @@ def _recorded(
     inputs = {"A": matrix, **{n: np.zeros(shape, dtype) for n, shape in operands(name, shapes).items()}}
     result = tune_sparse(tunable(name, dtype, idtype), inputs, max_trials=0, database=options.database, progress=False)
     best = result.best.candidate
-    return (best.format, best.choices) if best != result.untuned.candidate else None
+    if best == result.untuned.candidate or not isinstance(best.choices, Choices):
+        return None
+    return best.format, best.choices
 
 
 @lru_cache

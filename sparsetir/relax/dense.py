@@ -59,25 +59,22 @@ def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Any:
         return None
     *batch, n = left.shape.values
     feat, rows = right.shape.values[1], product(batch)
-    if not known([n, feat]) or (known([rows]) and int(rows) == 1):
-        return None
     weight = weight_of(call.args[1], value_of)
-    registers = Registers.of(options.target or native_target())
-    height = 8 if registers.count >= 32 else 4
-    panel = registers.lanes(height, bits=int(dtype[-2:]))
-    if weight is None or int(feat) % panel or int(feat) // panel < LEAST_PANELS:
-        panel = 0
     whole = tuple(call.ty.shape.values)
+    if not known([n, feat]):
+        return None
+    if known([rows]) and int(rows) == 1:
+        return None if weight is None else Head(*_of_vector(call, weight, dtype, whole))
+    height, panel = tiling(dtype, int(feat) if weight is not None else 0, options.target or native_target())
     columns = [int(feat) // panel, panel] if panel else [feat]
-    result = Result((rows, *columns), ("I", "KO", "KI") if panel else ("I", "K"), dtype, whole)
+    result = Result((rows, *columns), ("I", "KO", "KI") if panel else ("I", "K"), dtype, whole, len(columns))
 
     def make(epilogue: programs.Epilogue | None) -> Lowered:
         program = programs.matmul({"m": rows, "n": n, "feat": feat}, dtype, height, epilogue, panel)
         x = call.args[0] if len(batch) == 1 else relax.op.reshape(call.args[0], [rows, n])
         given = {"a_data": x, "b_data": call.args[1]}
         if panel and weight is not None:
-            packed = weight.reshape(int(n), -1, panel).transpose(1, 0, 2)
-            given["b_data"] = constant(packed)
+            given["b_data"] = constant(packed(weight, panel))
         elif weight is not None and isinstance(value_of(call.args[1]), ir.Call):
             given["b_data"] = constant(weight)
         return Lowered(program, given, list(result.shape), list(whole), epilogue.dtype if epilogue else dtype)
@@ -85,16 +82,42 @@ def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Any:
     return Head(result, make)
 
 
+def _of_vector(call: ir.Call, weight: np.ndarray, dtype: str, whole: tuple[Any, ...]) -> tuple[Result, Any]:
+    """A product with one row: sums along the rows of the transposed weight."""
+    n, feat = weight.shape
+    result = Result((tirx.const(feat, "int64"),), ("I",), dtype, whole)
+
+    def make(epilogue: programs.Epilogue | None) -> Lowered:
+        program = programs.gemv({"m": feat, "n": n}, dtype, epilogue)
+        given = {"a_data": constant(np.ascontiguousarray(weight.T)), "x_data": relax.op.reshape(call.args[0], [n])}
+        return Lowered(program, given, list(result.shape), list(whole), epilogue.dtype if epilogue else dtype)
+
+    return result, make
+
+
+def tiling(dtype: str, columns: int, target: Any) -> tuple[int, int]:
+    """Rows that a product computes at once, and columns of a panel; 0 where a weight of so many is not packed."""
+    registers = Registers.of(target)
+    height = 8 if registers.count >= 32 else 4
+    panel = registers.lanes(height, bits=int(dtype[-2:]))
+    return height, 0 if columns % panel or columns // panel < LEAST_PANELS else panel
+
+
+def packed(weight: np.ndarray, panel: int) -> np.ndarray:
+    """A matrix as panels of columns: (panels, rows, columns of a panel)."""
+    return np.ascontiguousarray(weight.reshape(weight.shape[0], -1, panel).transpose(1, 0, 2))
+
+
 @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.ScheduleDense")
 def ScheduleDense(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
     """Run the loops of every ordinary function in parallel and in vectors where they allow it."""
     for var, func in list(mod.functions.items()):
-        if isinstance(func, tirx.PrimFunc) and not _is_ours(func) and "tirx.is_scheduled" not in (func.attrs or {}):
+        if isinstance(func, tirx.PrimFunc) and not is_ours(func) and "tirx.is_scheduled" not in (func.attrs or {}):
             mod.update_func(var, scheduled(func))
     return mod
 
 
-def _is_ours(func: tirx.PrimFunc) -> bool:
+def is_ours(func: tirx.PrimFunc) -> bool:
     """Whether a function is a program of the dialect, which has rules of its own."""
     from sparsetir.ir import is_sp_iter
 
@@ -147,4 +170,4 @@ def _run_wide(sch: s_tir.Schedule, block: Any) -> None:
     sch.vectorize(lanes)
 
 
-__all__ = ["ScheduleDense", "head_of", "scheduled", "weight_of"]
+__all__ = ["ScheduleDense", "head_of", "is_ours", "packed", "scheduled", "tiling", "weight_of"]

@@ -73,13 +73,27 @@ def erf(x: str, t: str) -> str:
 class Result:
     """What an epilogue is written for: a result's dimensions and their names as the program has them, and its dtype.
 
-    ``whole`` are the dimensions that the model sees; no names mean that nothing may follow.
+    ``whole`` are the dimensions that the model sees; no names mean that nothing may follow. The last ``columns`` of the
+    program's dimensions are the last one of the model's.
     """
 
     shape: tuple[Any, ...]
     axes: tuple[str, ...]
     dtype: str
     whole: tuple[Any, ...]
+    columns: int = 1
+
+    def seen(self, shape: list[Any]) -> list[Any]:
+        """The dimensions of an operand as the program is to have them."""
+        if _equal(shape, self.whole):
+            return list(self.shape)
+        while len(shape) > 1 and _is_one(shape[0]):
+            shape = shape[1:]
+        if self.columns > 1 and shape:
+            is_whole = tvm_ffi.structural_equal(shape[-1], self.whole[-1])
+            last = list(self.shape[-self.columns :]) if is_whole else [shape[-1]] * self.columns
+            shape = [*shape[:-1], *(last if is_whole or _is_one(shape[-1]) else shape[-1:])]
+        return shape
 
 
 class Writer:
@@ -141,11 +155,7 @@ class Writer:
         found = arg.ty
         if not isinstance(found, relax.TensorType) or not isinstance(found.shape, relax.ShapeExpr):
             return None
-        shape = list(found.shape.values)
-        if _equal(shape, self.result.whole):
-            shape = list(self.result.shape)
-        while len(shape) > 1 and isinstance(shape[0], tirx.IntImm) and int(shape[0]) == 1:
-            shape = shape[1:]
+        shape = self.result.seen(list(found.shape.values))
         axes = along(shape, self.result)
         if axes is None or str(found.dtype.dtype) != self.dtype:
             return None
@@ -155,6 +165,10 @@ class Writer:
 
     def _widened(self, text: str, dtype: str) -> str:
         return text if dtype == self.wide else f'T.Cast("{self.wide}", {text})'
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, tirx.IntImm) and int(size) == 1
 
 
 def _equal(shape: Any, other: Any) -> bool:
@@ -170,7 +184,7 @@ def along(shape: list[Any], result: Result) -> tuple[str | None, ...] | None:
     for size, extent, axis in zip(shape, result.shape[skipped:], result.axes[skipped:], strict=True):
         if tvm_ffi.structural_equal(size, extent):
             axes.append(axis)
-        elif isinstance(size, tirx.IntImm) and int(size) == 1:
+        elif _is_one(size):
             axes.append(None)
         else:
             return None

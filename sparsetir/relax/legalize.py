@@ -16,13 +16,12 @@ TVM's own ``LegalizeOps`` does the same call by call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tvm
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 from tvm.relax.transform.legalize_ops.common import register_legalize
 
 from sparsetir.build import native_target
@@ -119,7 +118,13 @@ def _gather(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None,
     (n, _), (kinds, inner, outer) = a.shape("X"), a.shape("W")
     sizes = {"m": out[0], "n": n, "nnz": a.shape("indices")[0], "kinds": kinds, "in": inner, "out": outer}
     program = programs.gather_matmul_scatter(sizes, a.dtype("X"), a.dtype("indptr"), epilogue)
-    given = {"indptr": a["indptr"], "indices": a["indices"], "kinds_data": a["kinds"], "x_data": a["X"], "w_data": a["W"]}
+    given = {
+        "indptr": a["indptr"],
+        "indices": a["indices"],
+        "kinds_data": a["kinds"],
+        "x_data": a["X"],
+        "w_data": a["W"],
+    }
     return Lowered(program, given, out, out, dtype)
 
 
@@ -197,7 +202,12 @@ def lower_call(builder: relax.BlockBuilder, head: Head, epilogue: Epilogue | Non
 def register() -> None:
     """Tell TVM's ``LegalizeOps`` how to lower the operators."""
     for name in OPERATORS:
-        register_legalize(PREFIX + name, lambda builder, call: lower_call(builder, head_of(call, Options())))
+        register_legalize(PREFIX + name, _legalized)
+
+
+def _legalized(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+    head = head_of(call, Options())
+    return call if head is None else lower_call(builder, head)
 
 
 # ------------------------------------------------------------------ the pass
@@ -270,7 +280,8 @@ class Lowerer(relax.PyExprMutator):
             var, call, steps = self.chains[binding.var]
             head = head_of(self._mapped(call, set()), self.options, self._value)
             kept = {var, *(w for w, _ in steps)}
-            epilogue, _ = written(head.result, var, [(v, self._mapped(c, kept)) for v, c in steps])
+            if head is not None:
+                epilogue, _ = written(head.result, var, [(v, self._mapped(c, kept)) for v, c in steps])
         elif head_of(binding.value, self.options, self._value) is not None:
             head = head_of(self._mapped(binding.value, set()), self.options, self._value)
         if head is None:
@@ -282,7 +293,8 @@ class Lowerer(relax.PyExprMutator):
         self.set_var_remap(binding.var, new)
 
     def _value(self, var: Any) -> Any:
-        return self.lookup_binding(var) or self.values.get(var)
+        bound = self.lookup_binding(var)
+        return bound if bound is not None else self.values.get(var)
 
     def _mapped(self, call: ir.Call, kept: set[Any]) -> ir.Call:
         args = [arg if arg in kept else self.visit_expr(arg) for arg in call.args]

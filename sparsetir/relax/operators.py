@@ -186,13 +186,15 @@ def _attention(a: Arguments) -> relax.TensorType:
     if not isinstance(length, tirx.IntImm) or not isinstance(rows, tirx.IntImm):
         raise a.wrong("takes Q and indptr of known shapes: the block size is their ratio")
     if int(rows) < 2 or int(length) % (int(rows) - 1):
-        raise a.wrong(f"takes indptr with a row for each block of Q; found {int(rows) - 1} rows for a length of {length}")
+        raise a.wrong(
+            f"takes indptr with a row for each block of Q; found {int(rows) - 1} rows for a length of {length}"
+        )
     return relax.TensorType([heads, length, a.shape("V")[2]], a.dtype("Q"))
 
 
 @dataclass(frozen=True)
 class Operator:
-    """A Relax operator: its arguments, and the type of a call; `scalars` are numbers that it takes after the tensors."""
+    """A Relax operator: its arguments, and the type of a call; `scalars` are numbers that come after the tensors."""
 
     name: str
     args: tuple[str, ...]
@@ -276,7 +278,11 @@ def _expr(value: Any) -> Any:
 
 def constant(array: Any) -> ir.GenericConst:
     """An array as a constant of its own dtype: ``relax.const`` makes float32 of float64."""
-    return relax.const(np.ascontiguousarray(array), str(array.dtype)) if isinstance(array, np.ndarray) else relax.const(array)
+    return (
+        relax.const(np.ascontiguousarray(array), str(array.dtype))
+        if isinstance(array, np.ndarray)
+        else relax.const(array)
+    )
 
 
 def csr_constants(matrix: Any, *, dtype: str | None = None, idtype: str = "int32") -> tuple[Any, Any, Any]:
@@ -310,4 +316,15 @@ def csr_constants(matrix: Any, *, dtype: str | None = None, idtype: str = "int32
     return constant(values), constant(found.indptr.astype(idtype)), constant(found.indices.astype(idtype))
 
 
-__all__ = ["OPERATORS", "PREFIX", "REDUCTIONS", "Arguments", "Operator", "call", "constant", "csr_constants", "operator_of", "register"]
+__all__ = [
+    "OPERATORS",
+    "PREFIX",
+    "REDUCTIONS",
+    "Arguments",
+    "Operator",
+    "call",
+    "constant",
+    "csr_constants",
+    "operator_of",
+    "register",
+]

@@ -14,6 +14,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
+from sparsetir.build import FREE_SUMS
 from sparsetir.script.printer import parse
 
 OPAQUE = 8  # for Relax: nothing is to be fused with it
@@ -130,7 +131,7 @@ class Draft:
         sizes = [f"{name}: T.int64" for name in self.sizes]
         results = [f"{name}: T.handle" for name in self.results]
         head = f"@T.prim_func\ndef {self.name}({', '.join(handles + sizes + results)}):"
-        attrs = f'T.func_attr({{"op_pattern": {OPAQUE}}})'
+        attrs = f'T.func_attr({{"op_pattern": {OPAQUE}, "{FREE_SUMS}": True}})'
         func = parse("\n    ".join([head, attrs, *self.lines]) + "\n")
         return Program(func, tuple(self.inputs), tuple(self.sizes.values()))
 
@@ -225,14 +226,18 @@ def softmax(shape: dict[str, Any], dtype: str, idtype: str) -> Program:
     draft.scratch("total", ("I",), wide)
     draft.scratch("power", ("I", "J"), wide)
     value = f'T.Cast("{wide}", A[i, j])'
-    draft.iterate(("I", "J"), "SR", "row_max", [f"top[i] = T.max(top[i], {value})"], init=f'top[i] = T.min_value("{wide}")')
+    draft.iterate(
+        ("I", "J"), "SR", "row_max", [f"top[i] = T.max(top[i], {value})"], init=f'top[i] = T.min_value("{wide}")'
+    )
     draft.iterate(("I", "J"), "SS", "exponent", [f"power[i, j] = T.exp({value} - top[i])"])
     draft.iterate(("I", "J"), "SR", "row_sum", ["total[i] = total[i] + power[i, j]"], init="total[i] = 0")
     draft.iterate(("I", "J"), "SS", "share", [f'P[i, j] = T.Cast("{dtype}", power[i, j] / total[i])'])
     return draft.program()
 
 
-def segment_reduce(shape: dict[str, Any], dtype: str, idtype: str, reduce: str, epilogue: Epilogue | None = None) -> Program:
+def segment_reduce(
+    shape: dict[str, Any], dtype: str, idtype: str, reduce: str, epilogue: Epilogue | None = None
+) -> Program:
     """The sum, mean, maximum or minimum of the rows of X that belong together; 0 where there are none."""
     draft = Draft(f"segment_{reduce}")
     inner = ("K",) if "feat" in shape else ()
@@ -280,15 +285,17 @@ def gather_matmul_scatter(shape: dict[str, Any], dtype: str, idtype: str, epilog
 def matmul(shape: dict[str, Any], dtype: str, rows: int, epilogue: Epilogue | None = None, panel: int = 0) -> Program:
     """``C[i, k] = sum_j A[i, j] * B[j, k]`` of dense matrices, `rows` rows of A at a time.
 
-    With a `panel`, which divides the columns, B comes as panels of so many columns, ``B[k // panel, j, k % panel]``, and
-    C and what the epilogue takes have their columns in two dimensions, ``C[i, k // panel, k % panel]``.
+    With a `panel`, which divides the columns, B comes as panels of so many columns, ``B[k // panel, j, k % panel]``; C
+    and what the epilogue takes have their columns in two dimensions, ``C[i, k // panel, k % panel]``.
     """
     draft = Draft("matmul")
     columns: Axes = ("KO", "KI") if panel else ("K",)
     draft.dense("IO", _pieces(shape["m"], rows), is_known=not panel)  # not to be taken for a few rows to unroll
     for name, extent in (("II", rows), ("I", shape["m"]), ("J", shape["n"])):
         draft.dense(name, extent)
-    for name, extent in zip(columns, (_pieces(shape["feat"], panel), panel) if panel else (shape["feat"],), strict=True):
+    for name, extent in zip(
+        columns, (_pieces(shape["feat"], panel), panel) if panel else (shape["feat"],), strict=True
+    ):
         draft.dense(name, extent)
     draft.array("A", ("I", "J"), dtype)
     draft.array("B", (*columns[:-1], "J", columns[-1]), dtype)
@@ -303,6 +310,19 @@ def matmul(shape: dict[str, Any], dtype: str, rows: int, epilogue: Epilogue | No
     return draft.program()
 
 
+def gemv(shape: dict[str, Any], dtype: str, epilogue: Epilogue | None = None) -> Program:
+    """``Y[i] = sum_j A[i, j] * X[j]`` of a dense matrix and a vector."""
+    draft = Draft("gemv")
+    draft.dense("I", shape["m"])
+    draft.dense("J", shape["n"])
+    draft.array("A", ("I", "J"), dtype)
+    draft.array("X", ("J",), dtype)
+    held = draft.finish("Y", ("I",), dtype, epilogue)
+    draft.iterate(("I", "J"), "SR", "gemv", [f"{held}[i] = {held}[i] + A[i, j] * X[j]"], init=f"{held}[i] = 0")
+    draft.follow("Y", held, ("I",), epilogue)
+    return draft.program()
+
+
 def _pieces(extent: Any, size: int) -> Any:
     """How many pieces of a size there are."""
     if isinstance(extent, (int, tirx.IntImm)):
@@ -310,4 +330,18 @@ def _pieces(extent: Any, size: int) -> Any:
     return tirx.floordiv(extent + (size - 1), tirx.const(size, "int64"))
 
 
-__all__ = ["Draft", "Epilogue", "Operand", "Program", "gather_matmul_scatter", "linear", "matmul", "sddmm", "segment_reduce", "softmax", "spmm", "spmv"]
+__all__ = [
+    "Draft",
+    "Epilogue",
+    "Operand",
+    "Program",
+    "gather_matmul_scatter",
+    "gemv",
+    "linear",
+    "matmul",
+    "sddmm",
+    "segment_reduce",
+    "softmax",
+    "spmm",
+    "spmv",
+]

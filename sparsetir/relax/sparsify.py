@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find products with constant weights that are mostly zero, and compute with the others only, where that is faster.
+
+before::
+
+    lv = R.permute_dims(metadata["ir.GenericConst"][0])      # (out, in), most of it zero
+    lv1 = R.matmul(x, lv)
+
+after::
+
+    lv1 = R.sparse.linear(x, data, indptr, indices)
+
+Taken are matrix products with a constant matrix on either side, transposed or not, and 1 x 1 convolutions. Nothing is
+rounded to zero: results differ by the order of sums only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import tvm
+from tvm import ir, relax
+
+import sparsetir
+from sparsetir.build import native_target
+from sparsetir.errors import ArgumentError
+from sparsetir.formats.fingerprint import hash_arrays
+from sparsetir.relax import dense, programs
+from sparsetir.relax.constants import tunable
+from sparsetir.relax.legalize import Uses
+from sparsetir.relax.lowered import known, product
+from sparsetir.relax.operators import call as sparse_call
+from sparsetir.relax.operators import constant
+from sparsetir.tuning import tune_sparse
+
+MOST_DENSE = 0.7  # of weights that are worth a look
+LEAST_SIZE = 1 << 12  # elements of a weight
+UNKNOWN_ROWS = 64  # of an input whose number of rows comes at run time
+CALLS = 1_000_000  # that conversions are shared among: a model is built once
+SECONDS = 0.1  # of timing a kernel
+RTOL = 1e-3
+# Densities up to which a product is taken to be faster without being timed: of scattered entries, of full 4 x 4 blocks.
+SCATTERED, BLOCKED, BLOCK_FILL = 0.2, 0.45, 0.8
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What was decided about a product.
+
+    Parameters
+    ----------
+    name : str
+        Of the variable that holds the product.
+    operator : {"linear", "spmm", "spmv"}
+    shape : tuple of int
+        Of the weight: outputs and inputs.
+    density : float
+        Share of elements that are not zero.
+    rows : int
+        Products of the weight with a vector, for which it was decided.
+    is_sparse : bool
+    reason : str
+    sparse, dense : float, optional
+        Seconds of a call.
+    """
+
+    name: str
+    operator: str
+    shape: tuple[int, int]
+    density: float
+    rows: int
+    is_sparse: bool
+    reason: str
+    sparse: float | None = None
+    dense: float | None = None
+
+    def __str__(self) -> str:
+        size = f"{self.shape[0]} x {self.shape[1]}"
+        chosen = "sparse" if self.is_sparse else "dense"
+        return f"{self.name}: {size}, {self.density:.1%} not zero, {self.rows} rows: {chosen}, {self.reason}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A product with a constant matrix: how it is written with a sparse one."""
+
+    operator: str
+    weight: np.ndarray
+    rows: int
+    x: Any
+    rewrite: Callable[[tuple[Any, Any, Any], Any], Any]
+
+    @property
+    def density(self) -> float:
+        return np.count_nonzero(self.weight) / max(self.weight.size, 1)
+
+
+def found_in(call: Any, value_of: Callable[[Any], Any], rows: int) -> Found | None:
+    """The product that a call is; None if it is another call or its weight is not known.
+
+    Parameters
+    ----------
+    call : Expr
+    value_of : callable
+        What a variable is bound to.
+    rows : int
+        To take for a number of rows that is not known.
+    """
+    name = str(getattr(getattr(call, "op", None), "name", ""))
+    if name == dense.MATMUL:
+        return _right(call, value_of, rows) or _left(call, value_of, rows)
+    return _convolution(call, value_of, rows) if name == "relax.nn.conv2d" else None
+
+
+def _count(sizes: Any, rows: int) -> int:
+    total = product(list(sizes))
+    return int(total) if known([total]) else rows
+
+
+def _is_taken(value: Any) -> bool:
+    shape, dtype = value.ty.shape, str(value.ty.dtype.dtype)
+    return isinstance(shape, relax.ShapeExpr) and dtype in ("float32", "float64")
+
+
+def _right(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> Found | None:
+    """``x @ W``."""
+    x, right = call.args
+    weight = dense.weight_of(right, value_of)
+    if weight is None or not _is_taken(x) or x.ty.ndim > 6:
+        return None
+    count = _count(x.ty.shape.values[:-1], rows)
+    operator = "linear" if count > 1 else "spmv"
+    return Found(operator, np.ascontiguousarray(weight.T), count, x, lambda csr, x: sparse_call("linear", x, *csr))
+
+
+def _left(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> Found | None:
+    """``W @ x``."""
+    left, x = call.args
+    weight = dense.weight_of(left, value_of)
+    if weight is None or not _is_taken(x) or x.ty.ndim not in (2, 3):
+        return None
+    count = _count(x.ty.shape.values[-1:], rows)
+    return Found("spmm", weight, count, x, lambda csr, x: sparse_call("spmm", *csr, x))
+
+
+def _convolution(call: ir.Call, value_of: Callable[[Any], Any], rows: int) -> Found | None:
+    """A 1 x 1 convolution: ``W @ x`` for each image with channels first, ``x @ W^T`` with channels last."""
+    (x, right), attrs = call.args, call.attrs
+    bound = value_of(right) if isinstance(right, relax.Var) else right
+    plain = [int(s) for s in (*attrs.strides, *attrs.dilation)] == [1] * 4 and not any(int(p) for p in attrs.padding)
+    if not isinstance(bound, ir.GenericConst) or not _is_taken(x) or not plain or int(attrs.groups) != 1:
+        return None
+    weight, layouts = bound.value.numpy(), (str(attrs.data_layout), str(attrs.kernel_layout))
+    if layouts[0] == "NHWC":
+        flat = _last_channels(weight, layouts[1])
+        count = _count(x.ty.shape.values[:3], rows)
+        return None if flat is None else Found("linear", flat, count, x, lambda m, x: sparse_call("linear", x, *m))
+    if layouts != ("NCHW", "OIHW") or weight.shape[2:] != (1, 1):
+        return None
+    images, channels, height, width = x.ty.shape.values
+
+    def rewrite(csr: tuple[Any, Any, Any], x: Any) -> Any:
+        flat = relax.op.reshape(x, [images, channels, height * width])
+        return relax.op.reshape(sparse_call("spmm", *csr, flat), list(call.ty.shape.values))
+
+    return Found("spmm", weight[:, :, 0, 0], _count([height, width], rows), x, rewrite)
+
+
+def _last_channels(weight: np.ndarray, layout: str) -> np.ndarray | None:
+    """The matrix of a 1 x 1 kernel in one of the layouts with channels last."""
+    if layout == "OHWI" and weight.shape[1:3] == (1, 1):
+        return np.ascontiguousarray(weight[:, 0, 0])
+    return np.ascontiguousarray(weight[0, 0].T) if layout == "HWIO" and weight.shape[:2] == (1, 1) else None
+
+
+# ------------------------------------------------------------------ deciding
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a call with all of a weight and with what is not zero, and whether their results agree."""
+
+    sparse: float
+    dense: float
+    agree: bool
+
+
+def timed(operator: str, matrix: sp.csr_array, weight: np.ndarray, rows: int, target: Any) -> Times:
+    """Time both kernels on random numbers, in turns."""
+    rng = np.random.default_rng(0)
+    dtype = str(weight.dtype)
+    x = rng.standard_normal((rows, weight.shape[1])).astype(dtype)
+    kernel = sparsetir.build(tunable(operator, dtype, "int32"), target, calls=CALLS).bind(A=matrix)
+    taken = {"linear": {"X": x}, "spmv": {"x": x[0]}, "spmm": {"B": np.ascontiguousarray(x.T)}}[operator]
+    got = kernel(**taken)
+    want = {"linear": x @ weight.T, "spmv": weight @ x[0], "spmm": weight @ x.T}[operator]
+    agree = np.allclose(got, want, rtol=RTOL, atol=RTOL * float(np.abs(want).max(initial=1.0)))
+    whole, arguments = whole_product(operator, weight, x, target)
+    sparse, all_of_it = [], []
+    for _ in range(3):
+        sparse.append(kernel.time(seconds=SECONDS / 3, **taken).median)
+        all_of_it.append(whole.time(seconds=SECONDS / 3, **arguments).median)
+    return Times(min(sparse), min(all_of_it), bool(agree))
+
+
+def whole_product(operator: str, weight: np.ndarray, x: np.ndarray, target: Any) -> tuple[Any, dict[str, Any]]:
+    """The dense kernel that a model has otherwise, and its arguments."""
+    if operator == "spmv":
+        program = programs.gemv({"m": weight.shape[0], "n": weight.shape[1]}, str(weight.dtype))
+        return sparsetir.build(program.func, target), {"A": weight, "X": x[0]}
+    left, right = (weight, np.ascontiguousarray(x.T)) if operator == "spmm" else (x, np.ascontiguousarray(weight.T))
+    rows, inner, columns = left.shape[0], left.shape[1], right.shape[1]
+    height, panel = dense.tiling(str(weight.dtype), columns if operator != "spmm" else 0, target)
+    sizes = {"m": rows, "n": inner, "feat": columns}
+    program = programs.matmul(sizes, str(weight.dtype), height, None, panel)
+    arguments: dict[str, Any] = {"A": left, "B": dense.packed(right, panel) if panel else right}
+    if panel:
+        arguments["io_size"] = -(-rows // height)
+    return sparsetir.build(program.func, target), arguments
+
+
+def is_blocked(matrix: sp.csr_array) -> bool:
+    """Whether the entries lie in mostly full 4 x 4 blocks."""
+    coo = matrix.tocoo()
+    blocks = np.unique(coo.row.astype(np.int64) // 4 * (matrix.shape[1] // 4 + 1) + coo.col // 4).size
+    return matrix.nnz >= BLOCK_FILL * 16 * max(blocks, 1)
+
+
+@tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.SparsifyWeights")
+class SparsifyWeights:
+    """A pass that computes with the nonzeros of constant weights where that is faster.
+
+    Parameters
+    ----------
+    decide : {"measure", "predict"}
+        By timing both kernels for a weight and its number of rows, a few tenths of a second for each distinct one; or
+        by its density alone, which is quick, the same every time, and rougher.
+    rows : int
+        Rows to decide for where their number, such as a batch size, comes at run time.
+    most_dense : float
+        Weights with a larger share of elements that are not zero are left alone.
+    tune : bool
+        Also run `sparsetir.tune_sparse` for each distinct weight that becomes sparse, those that take longest first.
+    max_seconds : float
+        Of all tuning, shared out by run time.
+    database : str or Path, optional
+        Where tuning keeps its records; needed with `tune`. Give the same to `sparsetir.relax.build`.
+    target : Target, optional
+        This machine by default.
+    progress : bool
+        Whether to print each decision as it is made.
+
+    Attributes
+    ----------
+    layers : list of Layer
+        What was decided about each product in the modules seen so far.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsetir.relax
+    >>> from tvm import relax
+    >>> weight = np.zeros((512, 512), "float32")
+    >>> weight[::16] = 1
+    >>> builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType([32, 512], "float32"))
+    >>> with builder.function("main", [x]):
+    ...     with builder.dataflow():
+    ...         out = builder.emit_output(relax.op.matmul(x, relax.const(weight.T)))
+    ...     builder.emit_func_output(out)
+    >>> sparsify = sparsetir.relax.SparsifyWeights(decide="predict")
+    >>> mod = sparsify(builder.get())
+    >>> print(sparsify.layers[0])
+    gv: 512 x 512, 6.2% not zero, 32 rows: sparse, predicted from the density
+    """
+
+    def __init__(
+        self,
+        *,
+        decide: str = "measure",
+        rows: int = UNKNOWN_ROWS,
+        most_dense: float = MOST_DENSE,
+        tune: bool = False,
+        max_seconds: float = 60.0,
+        database: str | Path | None = None,
+        target: Any = None,
+        progress: bool = False,
+    ) -> None:
+        if decide not in ("measure", "predict"):
+            raise ArgumentError(f"decide is 'measure' or 'predict', found {decide!r}")
+        if rows < 1 or not 0 <= most_dense <= 1:
+            raise ArgumentError(f"rows must be positive and most_dense from 0 to 1; found {rows} and {most_dense}")
+        if tune and database is None:
+            raise ArgumentError("tune needs a database, in which sparsetir.relax.build finds what was tuned")
+        self.decide, self.rows, self.most_dense, self.progress = decide, rows, most_dense, progress
+        self.tune, self.max_seconds, self.database = tune, max_seconds, database
+        self.target = native_target() if target is None else tvm.target.Target(target)
+        self.layers: list[Layer] = []
+        self._known: dict[tuple[Any, ...], Layer] = {}
+        self._matrices: dict[str, tuple[Any, Any, Any]] = {}
+        self._chosen: dict[tuple[Any, ...], tuple[sp.csr_array, Layer]] = {}
+
+    def transform_module(self, mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
+        """The module with sparse products where they win."""
+        rewriter = _rewriter(mod, self)
+        for var, func in mod.functions.items():
+            if isinstance(func, relax.Function):
+                rewriter.builder_.update_func(var, rewriter.run(func))
+        if self.tune:
+            self._tune()
+        return rewriter.builder_.get()
+
+    def decided(self, name: str, found: Found) -> tuple[Any, Any, Any] | None:
+        """The arrays of a weight that becomes sparse, None for one that stays; notes why."""
+        weight = found.weight
+        if weight.size < LEAST_SIZE and weight.size:
+            return None
+        if found.density > self.most_dense:
+            reason = f"more than {self.most_dense:.0%} of it is not zero"
+            self._note(Layer(name, found.operator, weight.shape, found.density, found.rows, False, reason))
+            return None
+        hashed = hash_arrays(f"{weight.shape}", [weight])
+        key = (found.operator, hashed, found.rows)
+        matrix = sp.csr_array(weight)
+        matrix.indptr, matrix.indices = matrix.indptr.astype("int32"), matrix.indices.astype("int32")
+        if key not in self._known:
+            self._known[key] = self._judged(name, found, matrix)
+        layer = dataclasses.replace(self._known[key], name=name)
+        self._note(layer)
+        if not layer.is_sparse:
+            return None
+        self._chosen.setdefault(key, (matrix, layer))
+        parts = (matrix.data, matrix.indptr, matrix.indices)
+        return self._matrices.setdefault(hashed, tuple(constant(part) for part in parts))
+
+    def _note(self, layer: Layer) -> None:
+        self.layers.append(layer)
+        if self.progress:
+            print(layer, flush=True)
+
+    def _judged(self, name: str, found: Found, matrix: sp.csr_array) -> Layer:
+        layer = Layer(name, found.operator, found.weight.shape, found.density, found.rows, True, "")
+        if self.decide == "predict":
+            limit = BLOCKED if is_blocked(matrix) else SCATTERED
+            reason = "predicted from the density"
+            return dataclasses.replace(layer, is_sparse=found.density <= limit, reason=reason)
+        times = timed(found.operator, matrix, found.weight, found.rows, self.target)
+        held = dataclasses.replace(layer, sparse=times.sparse, dense=times.dense)
+        if not times.agree:
+            return dataclasses.replace(held, is_sparse=False, reason=f"results differ by more than {RTOL}")
+        ratio = f"{times.sparse * 1e6:.0f} us against {times.dense * 1e6:.0f} us"
+        return dataclasses.replace(held, is_sparse=times.sparse < times.dense, reason=ratio)
+
+    def _tune(self) -> None:
+        """Tune what became sparse, in the order of its run time."""
+        todo = [(key, *held) for key, held in self._chosen.items()]
+        weights = {key: (layer.sparse or matrix.nnz * layer.rows * 1e-11) for key, matrix, layer in todo}
+        end, left = time.monotonic() + self.max_seconds, sum(weights.values())
+        for key, matrix, layer in sorted(todo, key=lambda item: -weights[item[0]]):
+            share = (end - time.monotonic()) * weights[key] / max(left, 1e-12)
+            left -= weights[key]
+            if share <= 0:
+                break
+            dtype = str(matrix.data.dtype)
+            shape = {"spmm": (matrix.shape[1], layer.rows), "spmv": (matrix.shape[1],)}.get(
+                layer.operator, (layer.rows, matrix.shape[1])
+            )
+            other = {"spmm": "B", "spmv": "x", "linear": "X"}[layer.operator]
+            x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+            result = tune_sparse(
+                tunable(layer.operator, dtype, "int32"),
+                {"A": matrix, other: x},
+                max_seconds=share,
+                database=self.database,
+                progress=False,
+            )
+            if self.progress:
+                print(
+                    f"{layer.name}: tuned, {result.speedup:.2f} times faster with {result.best.candidate}", flush=True
+                )
+        self._chosen = {}
+
+
+def _rewriter(mod: ir.IRModule, owner: Any) -> Any:
+    return Rewriter(mod, owner)
+
+
+@relax.expr_functor.mutator
+class Rewriter(relax.PyExprMutator):
+    """Rewrites the products of one module."""
+
+    def __init__(self, mod: ir.IRModule, owner: Any) -> None:
+        super().__init__(mod)
+        self.owner = owner
+        self.values: dict[Any, Any] = {}
+        self.changed = False
+
+    def run(self, func: relax.Function) -> relax.Function:
+        """One function, rewritten; itself if nothing is to be changed."""
+        self.values, self.changed = Uses(func).value, False
+        new = self.visit_expr(func)
+        return relax.analysis.remove_all_unused(new) if self.changed else func
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        found = found_in(binding.value, self.values.get, self.owner.rows)
+        csr = None if found is None else self.owner.decided(str(binding.var.name), found)
+        if found is None or csr is None:
+            super().visit_var_binding_(binding)
+            return
+        self.changed = True
+        result = self.builder_.normalize(found.rewrite(csr, self.visit_expr(found.x)))
+        is_inner = isinstance(binding.var, relax.DataflowVar)
+        self.set_var_remap(binding.var, self.builder_.emit(result) if is_inner else self.builder_.emit_output(result))
+
+
+__all__ = ["Found", "Layer", "SparsifyWeights", "found_in", "timed"]

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Constant weights that are mostly zero: found in every layout, made sparse where that wins, the rest left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import tvm
+from tvm import relax, tirx
+
+import sparsetir.relax as srelax
+from sparsetir import ops
+from sparsetir.build import native_target
+from sparsetir.errors import ArgumentError
+from sparsetir.relax.build import lowered
+from sparsetir.relax.sparsify import is_blocked
+from sparsetir.tuning import tune_sparse
+
+OUT, IN = 96, 128
+
+
+def pruned(m: int = OUT, n: int = IN, density: float = 0.1, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return sp.random_array((m, n), density=density, rng=rng, dtype="float64").toarray().astype("float32")
+
+
+def dense(*shape: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+
+
+def module(shape: list[Any], make: Callable[[Any, Any], Any]) -> Any:
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType(shape, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(builder.normalize(make(builder, x)))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def run(mod: Any, x: np.ndarray, **options: Any) -> np.ndarray:
+    return relax.VirtualMachine(srelax.build(mod, **options), tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+
+
+def calls(mod: Any) -> list[str]:
+    """The operators of main."""
+    names: list[str] = []
+    note = lambda e: names.append(str(getattr(e.op, "name", ""))) if isinstance(e, tvm.ir.Call) else None  # noqa: E731
+    relax.analysis.post_order_visit(mod["main"], note)
+    return names
+
+
+W = pruned()
+LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[Any, Any], Any], Callable[[np.ndarray], np.ndarray]]] = {
+    "x @ W": ((5, IN), lambda b, x: relax.op.matmul(x, relax.const(W.T.copy())), lambda x: x @ W.T),
+    "x @ W, one row": ((1, IN), lambda b, x: relax.op.matmul(x, relax.const(W.T.copy())), lambda x: x @ W.T),
+    "x @ W.T": (
+        (5, IN),
+        lambda b, x: relax.op.matmul(x, b.emit(relax.op.permute_dims(relax.const(W)))),
+        lambda x: x @ W.T,
+    ),
+    "x @ W.T, axes given": (
+        (2, 3, IN),
+        lambda b, x: relax.op.matmul(x, b.emit(relax.op.permute_dims(relax.const(W), [1, 0]))),
+        lambda x: x @ W.T,
+    ),
+    "linear": (
+        (4, IN),
+        lambda b, x: relax.op.linear(x, relax.const(W), relax.const(dense(OUT))),
+        lambda x: x @ W.T + dense(OUT),
+    ),
+    "W @ x": ((IN, 7), lambda b, x: relax.op.matmul(relax.const(W), x), lambda x: W @ x),
+    "W @ batch": ((2, IN, 7), lambda b, x: relax.op.matmul(relax.const(W), x), lambda x: W @ x),
+    "conv NCHW": (
+        (2, IN, 3, 4),
+        lambda b, x: relax.op.nn.conv2d(x, relax.const(W[:, :, None, None].copy())),
+        lambda x: np.einsum("oc,nchw->nohw", W, x),
+    ),
+    "conv NHWC": (
+        (2, 3, 4, IN),
+        lambda b, x: relax.op.nn.conv2d(
+            x, relax.const(W[:, None, None, :].copy()), data_layout="NHWC", kernel_layout="OHWI"
+        ),
+        lambda x: x @ W.T,
+    ),
+    "conv HWIO": (
+        (2, 3, 4, IN),
+        lambda b, x: relax.op.nn.conv2d(
+            x, relax.const(W.T[None, None].copy()), data_layout="NHWC", kernel_layout="HWIO"
+        ),
+        lambda x: x @ W.T,
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_every_layout_is_found(layout: str) -> None:
+    shape, make, by_numpy = LAYOUTS[layout]
+    sparsify = srelax.SparsifyWeights(decide="predict")
+    mod = sparsify(module(list(shape), make))
+    assert any(name.startswith("relax.sparse.") for name in calls(mod))
+    assert not {"relax.matmul", "relax.nn.conv2d", "relax.permute_dims"} & set(calls(mod))
+    (layer,) = sparsify.layers
+    assert layer.is_sparse
+    assert layer.shape == (OUT, IN)
+    x = dense(*shape, seed=2)
+    np.testing.assert_allclose(run(mod, x), by_numpy(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda b, x: relax.op.nn.conv2d(x, relax.const(pruned(8, IN * 9).reshape(8, IN, 3, 3)), padding=1),
+        lambda b, x: relax.op.nn.conv2d(x, relax.const(W[:, :, None, None].copy()), strides=2),
+        lambda b, x: relax.op.nn.relu(x),
+    ],
+)
+def test_what_is_no_product_stays(make: Any) -> None:
+    mod = module([1, IN, 6, 6], make)
+    tvm.ir.assert_structural_equal(srelax.SparsifyWeights(decide="predict")(mod), mod)
+
+
+@pytest.mark.parametrize("decide", ["predict", "measure"])
+def test_an_unpruned_model_is_not_changed(decide: str) -> None:
+    mod = module([16, IN], lambda b, x: relax.op.matmul(x, b.emit(relax.op.permute_dims(relax.const(dense(OUT, IN))))))
+    sparsify = srelax.SparsifyWeights(decide=decide)
+    tvm.ir.assert_structural_equal(sparsify(mod), mod)
+    (layer,) = sparsify.layers
+    assert "100.0% not zero, 16 rows: dense, more than 70% of it is not zero" in str(layer)
+
+
+def test_measuring_decides_by_time() -> None:
+    make = lambda b, x: relax.op.matmul(x, b.emit(relax.op.permute_dims(relax.const(pruned(512, 512, 0.02)))))  # noqa: E731
+    sparsify = srelax.SparsifyWeights()
+    mod = sparsify(module([64, 512], make))
+    (layer,) = sparsify.layers
+    assert layer.is_sparse == (layer.sparse < layer.dense)
+    assert layer.is_sparse, layer  # one product in fifty is left
+    assert "us against" in layer.reason
+    assert "relax.sparse.linear" in calls(mod)
+
+
+def test_a_shared_weight_is_judged_and_stored_once() -> None:
+    W = pruned(IN, IN)
+
+    def make(b: Any, x: Any) -> Any:
+        weight = relax.const(W)
+        for _ in range(3):
+            x = b.emit(relax.op.matmul(x, b.emit(relax.op.permute_dims(weight))))
+        return relax.op.nn.relu(x)
+
+    sparsify = srelax.SparsifyWeights(decide="predict")
+    mod = sparsify(module([4, IN], make))
+    assert calls(mod).count("relax.sparse.linear") == len(sparsify.layers) == 3
+    held: list[Any] = []
+
+    def note(expr: Any) -> None:
+        if isinstance(expr, tvm.ir.GenericConst) and not any(expr.same_as(other) for other in held):
+            held.append(expr)
+
+    relax.analysis.post_order_visit(mod["main"], note)
+    assert len(held) == 3  # data, indptr, indices
+    x = dense(4, IN)
+    want = x @ W.T @ W.T @ W.T
+    np.testing.assert_allclose(run(mod, x), np.maximum(want, 0), rtol=1e-3, atol=1e-3)
+
+
+def test_the_batch_may_come_at_run_time() -> None:
+    make = lambda b, x: relax.op.nn.gelu(b.emit(relax.op.matmul(x, relax.const(W.T.copy()))))  # noqa: E731
+    mod = srelax.SparsifyWeights(decide="predict", rows=8)(module([tirx.Var("batch", "int64"), IN], make))
+    vm = relax.VirtualMachine(srelax.build(mod), tvm.cpu())
+    from scipy.special import erf
+
+    for batch in (1, 3, 130):
+        x = dense(batch, IN)
+        y = x @ W.T
+        want = 0.5 * y * (1 + erf(y / np.sqrt(2)))
+        np.testing.assert_allclose(vm["main"](tvm.runtime.tensor(x)).numpy(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_tuned_records_are_used(tmp_path: Path) -> None:
+    W = np.kron(pruned(64, 64, 0.1), np.ones((4, 4), "float32"))
+    mod = module([32, 256], lambda b, x: relax.op.matmul(x, relax.const(W.T.copy())))
+    database = tmp_path / "records.jsonl"
+    sparsify = srelax.SparsifyWeights(decide="predict", tune=True, max_seconds=1, database=database)
+    tuned = sparsify(mod)
+    assert database.read_text()
+    csr = sp.csr_array(W)
+    csr.indptr, csr.indices = csr.indptr.astype("int32"), csr.indices.astype("int32")
+    x = dense(32, 256)
+    best = tune_sparse(ops.linear(), {"A": csr, "X": x}, max_trials=8, database=database, progress=False).best
+    found = next(
+        f for v, f in lowered(tuned, native_target(), None, database).functions.items() if "linear" in v.name_hint
+    )
+    again = tune_sparse(ops.linear(), {"A": csr, "X": x}, max_trials=0, database=database, progress=False).best
+    assert {str(k): int(v) for k, v in found.attrs["sparsetir.choices"].items()} == again.choices.as_dict()
+    np.testing.assert_allclose(run(tuned, x, database=database), x @ W.T, rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_are_seen() -> None:
+    assert is_blocked(sp.csr_array(np.kron(np.eye(8), np.ones((4, 4)))))
+    assert not is_blocked(sp.csr_array(W))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"decide": "guess"}, "decide is 'measure' or 'predict'"),
+        ({"rows": 0}, "rows must be positive"),
+        ({"most_dense": 2.0}, "most_dense from 0 to 1"),
+        ({"tune": True}, "tune needs a database"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        srelax.SparsifyWeights(**options)
