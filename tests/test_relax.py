@@ -317,6 +317,24 @@ def test_a_wrong_constant_structure_is_refused() -> None:
             srelax.build(mod)
 
 
+@pytest.mark.parametrize("name", ["spmm", "linear", "spmv"])
+def test_a_known_matrix_is_stored_as_suits_it(name: str) -> None:
+    A = sp.csr_array(np.kron(matrix(m=40, n=30).toarray(), np.ones((4, 4), "float32")))
+    x = {"spmm": dense(120, F), "linear": dense(F, 120), "spmv": dense(120)}[name]
+    want = x @ A.T if name == "linear" else A @ x
+
+    def make(b: Any, data: Any, indptr: Any, indices: Any, x: Any) -> Any:
+        call = {"spmm": srelax.spmm, "spmv": srelax.spmv}.get(name)
+        y = srelax.linear(x, data, indptr, indices) if call is None else call(data, indptr, indices, x)
+        return relax.op.nn.relu(b.emit(y))
+
+    args = {"data": A.data, "indptr": A.indptr.astype("int32"), "indices": A.indices.astype("int32"), "x": x}
+    check(make, args, np.maximum(want, 0))
+    found = lowered(module(make, args, {"data", "indptr", "indices"}, False), native_target())
+    text = next(str(f.script()) for v, f in found.functions.items() if v.name_hint.startswith(name))
+    assert ("_bsr" in text) == (name != "spmv")
+
+
 def test_sizes_may_change_from_call_to_call() -> None:
     mod = module(
         lambda b, data, indptr, indices, B: srelax.spmm(data, indptr, indices, B),
