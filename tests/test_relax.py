@@ -14,6 +14,7 @@ from scipy.special import erf
 from tvm import relax, tirx
 from tvm.script import ir as I
 from tvm.script import relax as R
+from tvm.script import sparsetir as T
 
 import sparsetir.relax as srelax
 from sparsetir.build import native_target
@@ -191,7 +192,7 @@ def kernels(mod: Any) -> list[str]:
     """The functions that compute something in a lowered module."""
     found = lowered(mod, native_target())
     names = [str(var.name_hint) for var, f in found.functions.items() if isinstance(f, tirx.PrimFunc)]
-    return [name for name in names if not name.startswith("reshape")]
+    return [name for name in names if not name.startswith(("reshape", "check"))]
 
 
 @pytest.mark.parametrize("name", sorted(STEPS))
@@ -333,6 +334,91 @@ def test_a_known_matrix_is_stored_as_suits_it(name: str) -> None:
     found = lowered(module(make, args, {"data", "indptr", "indices"}, False), native_target())
     text = next(str(f.script()) for v, f in found.functions.items() if v.name_hint.startswith(name))
     assert ("_bsr" in text) == (name != "spmv")
+
+
+def bad_structures(A: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    far, negative, falling, short = A.indices.copy(), A.indices.copy(), A.indptr.copy(), A.indptr.copy()
+    far[7], negative[-1], falling[5], short[-1] = 10**8, -1, A.nnz, A.nnz - 1
+    return {
+        "indices must": (A.indptr, far),
+        "indices must be": (A.indptr, negative),
+        "indptr must rise": (falling, A.indices),
+        "indptr must rise from 0": (short, A.indices),
+    }
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_a_wrong_structure_at_run_time_raises(symbolic: bool) -> None:
+    A, B = matrix(), dense(N, F)
+    make = lambda b, data, indptr, indices, B: srelax.spmm(data, indptr, indices, B)  # noqa: E731
+    vm = relax.VirtualMachine(srelax.build(module(make, {**csr(A), "B": B}, set(), symbolic)), tvm.cpu())
+    for message, (indptr, indices) in bad_structures(A).items():
+        with pytest.raises(RuntimeError, match=f"R.sparse.spmm: {message}"):
+            vm["main"](*(tvm.runtime.tensor(a) for a in (A.data, indptr, indices, B)))
+
+
+def test_other_operators_look_at_their_structures_too() -> None:
+    A = matrix()
+    kinds = np.full(A.nnz, 4, "int32")
+    args = {"X": dense(N, 3), "W": dense(4, 3, 5), "indptr": A.indptr, "indices": A.indices, "kinds": kinds}
+    make = lambda b, X, W, indptr, indices, kinds: srelax.gather_matmul_scatter(X, W, indptr, indices, kinds)  # noqa: E731
+    with pytest.raises(RuntimeError, match="gather_matmul_scatter: kinds must be from 0 to one less than"):
+        run(module(make, args, set(), False), *args.values())
+    segments = {"x": dense(A.nnz - 1), "indptr": A.indptr}
+    with pytest.raises(RuntimeError, match="segment_sum: indptr must rise from 0 to the number of entries"):
+        run(module(lambda b, x, indptr: srelax.segment_reduce(x, indptr), segments, set(), True), *segments.values())
+
+
+def test_a_structure_is_looked_over_once() -> None:
+    A, B = matrix(m=N), dense(N, F)
+
+    def make(b: Any, data: Any, indptr: Any, indices: Any, B: Any) -> Any:
+        return srelax.spmm(data, indptr, indices, b.emit(srelax.spmm(data, indptr, indices, B)))
+
+    mod = module(make, {**csr(A), "B": B}, set(), False)
+    assert str(lowered(mod, native_target()).script()).count("R.call_tir(cls.check_spmm") == 1
+    assert "check_spmm" not in str(lowered(mod, native_target(), checked=False).script())
+
+
+def test_programs_of_the_user_join() -> None:
+    @T.prim_func
+    def twice(
+        indptr: T.handle,
+        indices: T.handle,
+        a: T.handle,
+        b: T.handle,
+        m: T.int64,
+        n: T.int64,
+        nnz: T.int64,
+        feat: T.int64,
+        c: T.handle,
+    ):
+        I_ = T.dense_fixed(m)
+        J = T.sparse_variable(I_, (n, nnz), (indptr, indices))
+        J_dense = T.dense_fixed(n)
+        K = T.dense_fixed(feat)
+        A = T.match_sparse_buffer(a, (I_, J), "float32")
+        B = T.match_sparse_buffer(b, (J_dense, K), "float32")
+        C = T.match_sparse_buffer(c, (I_, K), "float32")
+        with T.sp_iter([I_, J, K], "SRS", "twice") as [i, j, k]:
+            with T.init():
+                C[i, k] = 0
+            C[i, k] = C[i, k] + T.float32(2) * A[i, j] * B[j, k]
+
+    def make(b: Any, data: Any, indptr: Any, indices: Any, B: Any) -> Any:
+        var = b.add_func(twice, "twice")
+        m, (n, feat), (nnz,) = indptr.ty.shape[0] - 1, B.ty.shape, data.ty.shape
+        out = relax.TensorType([m, feat], "float32")
+        y = b.emit(relax.call_tir(var, [indptr, indices, data, B, m, n, nnz, feat], out))
+        return srelax.spmm(data, indptr, indices, b.emit(relax.op.nn.relu(y)))
+
+    A = matrix(m=N)
+    B = dense(N, F)
+    want = A @ np.maximum(2 * (A @ B), 0)
+    args = {**csr(A), "B": B}
+    for symbolic in (False, True):
+        got = run(module(make, args, set(), symbolic), *args.values())
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_sizes_may_change_from_call_to_call() -> None:

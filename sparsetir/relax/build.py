@@ -15,14 +15,25 @@ from sparsetir.build import make_target, may_reassociate, native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, own_errors
 from sparsetir.relax.dense import ScheduleDense, is_ours
 from sparsetir.relax.legalize import LowerSparse
+from sparsetir.relax.programs import OPAQUE
 from sparsetir.threads import get_num_threads
 
 
-def lowering(target: Any, database: Path | None) -> list[tvm.transform.Pass]:
+@tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.MarkOpaque")
+def MarkOpaque(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
+    """Tell Relax that nothing is to be fused with the programs of the dialect that the module brings along."""
+    for var, func in list(mod.functions.items()):
+        if isinstance(func, tirx.PrimFunc) and is_ours(func):
+            mod.update_func(var, func.with_attr("op_pattern", OPAQUE))
+    return mod
+
+
+def lowering(target: Any, database: Path | None, *, checked: bool = True) -> list[tvm.transform.Pass]:
     """The passes before TVM's own, in their order."""
     return [
+        MarkOpaque,  # a user's programs are not to be fused with anything
         relax.transform.DecomposeOpsForInference(),
-        LowerSparse(target, database),  # our operators and dense products, what follows them inside
+        LowerSparse(target, database, checked=checked),  # our operators and dense products, what follows them inside
         relax.transform.RemoveRedundantReshape(),
         relax.transform.LegalizeOps(),
         relax.transform.AnnotateTIROpPattern(),
@@ -41,6 +52,7 @@ def build(
     *,
     params: Mapping[str, Any] | None = None,
     database: str | Path | None = None,
+    checked: bool = True,
 ) -> relax.VMExecutable:
     """Compile a model: sparse operators by this package's kernels, everything else by TVM.
 
@@ -54,6 +66,10 @@ def build(
         Values of parameters of ``main``, which become constants.
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`: a constant matrix is stored and computed with as the best of them says.
+
+    checked : bool
+        Whether a structure that comes at run time is looked over in each call, at the cost of a pass over its index
+        arrays: a wrong one raises, where it would else be followed to anywhere in memory. Constants are checked here.
 
     Returns
     -------
@@ -73,7 +89,7 @@ def build(
         raise ArgumentTypeError(f"expected an IRModule with a Relax function main, found {type(mod).__name__}")
     records = None if database is None else Path(database)
     with own_errors():
-        ready = lowered(mod, chosen, params, records)
+        ready = lowered(mod, chosen, params, records, checked=checked)
         return relax.build(ready, _free(chosen, ready), tir_pipeline="sparsetir")
 
 
@@ -85,13 +101,18 @@ def _free(target: Any, mod: ir.IRModule) -> Any:
 
 
 def lowered(
-    mod: ir.IRModule, target: Any, params: Mapping[str, Any] | None = None, database: Path | None = None
+    mod: ir.IRModule,
+    target: Any,
+    params: Mapping[str, Any] | None = None,
+    database: Path | None = None,
+    *,
+    checked: bool = True,
 ) -> ir.IRModule:
     """The module as `build` compiles it: calls of functions only."""
     if params:
         mod = relax.transform.BindParams("main", _tensors(mod, params))(mod)
     with own_errors(), target:
-        return tvm.transform.Sequential(lowering(target, database))(mod)
+        return tvm.transform.Sequential(lowering(target, database, checked=checked))(mod)
 
 
 def _tensors(mod: ir.IRModule, params: Mapping[str, Any]) -> dict[str, Any]:

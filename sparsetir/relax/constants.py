@@ -52,10 +52,13 @@ class Options:
     target : Target
     database : Path, optional
         Records of `sparsetir.tune_sparse`.
+    checked : bool
+        Whether structures that come at run time are looked over before they are used.
     """
 
     target: Any = None
     database: Path | None = None
+    checked: bool = False
 
 
 def csr_of(name: str, data: Any, indptr: Any, indices: Any, columns: int | None) -> sp.csr_array | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tvm
@@ -25,7 +26,7 @@ from tvm import ir, relax
 from tvm.relax.transform.legalize_ops.common import register_legalize
 
 from sparsetir.build import native_target
-from sparsetir.relax import dense, programs
+from sparsetir.relax import checks, dense, programs
 from sparsetir.relax.attention import attention
 from sparsetir.relax.constants import Options, chosen, csr_of
 from sparsetir.relax.epilogues import Result, is_elementwise, written
@@ -163,6 +164,7 @@ class Head:
 
     result: Result
     make: Callable[[Epilogue | None], Lowered]
+    arguments: Arguments | None = None
 
 
 def head_of(call: Any, options: Options, value_of: Callable[[Any], Any] = lambda var: None) -> Head | None:
@@ -179,7 +181,7 @@ def head_of(call: Any, options: Options, value_of: Callable[[Any], Any] = lambda
     def make(epilogue: Epilogue | None) -> Lowered:
         return maker(a, shape, result.dtype if epilogue is None else epilogue.dtype, epilogue, options)
 
-    return Head(result, make)
+    return Head(result, make, a)
 
 
 def _flattened(name: str, shape: list[Any], axes: tuple[str, ...]) -> tuple[list[Any], tuple[str, ...]]:
@@ -191,9 +193,27 @@ def _flattened(name: str, shape: list[Any], axes: tuple[str, ...]) -> tuple[list
     return shape, axes[: len(shape)] if name.startswith("segment") else axes[max(len(axes) - len(shape), 0) :]
 
 
-def lower_call(builder: relax.BlockBuilder, head: Head, epilogue: Epilogue | None = None) -> Any:
-    """The call of a head's program."""
+def _checked(builder: relax.BlockBuilder, a: Arguments, seen: dict[Any, Any]) -> Any:
+    """The row pointers of a call, checked with its index arrays unless they are constants or were checked before."""
+    limits = {"indices": a.columns, "kinds": lambda: a.shape("W")[0]}
+    bounds = {name: (a[name], limit()) for name, limit in limits.items() if name in a.names}
+    arrays = (a["indptr"], *(array for array, _ in bounds.values()))
+    if checks.is_known(*arrays):
+        return a["indptr"]
+    key = (*arrays, *(str(limit) for _, limit in bounds.values()))
+    if key not in seen:
+        count = None if bounds else a.shape(a.names[0])[0]
+        seen[key] = checks.checked(builder, a.name, a["indptr"], bounds, count)
+    return seen[key]
+
+
+def lower_call(
+    builder: relax.BlockBuilder, head: Head, epilogue: Epilogue | None = None, seen: dict[Any, Any] | None = None
+) -> Any:
+    """The call of a head's program; with `seen`, structures that come at run time are checked, each once."""
     lowered = head.make(epilogue)
+    if seen is not None and head.arguments is not None and "indptr" in lowered.given:
+        lowered.given["indptr"] = _checked(builder, head.arguments, seen)
     for n, operand in enumerate(epilogue.operands if epilogue is not None else ()):
         lowered.given[f"e{n}_data"] = operand.value
     return lowered.emit(builder)
@@ -256,11 +276,12 @@ class Lowerer(relax.PyExprMutator):
         self.chains: dict[Any, tuple[Any, ir.Call, list[tuple[Any, ir.Call]]]] = {}
         self.absorbed: set[Any] = set()
         self.values: dict[Any, Any] = {}
+        self.seen: dict[Any, Any] = {}
 
     def run(self, func: relax.Function) -> relax.Function:
         """One function, lowered."""
         uses = Uses(func)
-        self.chains, self.absorbed, self.values = {}, set(), uses.value
+        self.chains, self.absorbed, self.values, self.seen = {}, set(), uses.value, {}
         for var, value in uses.value.items():
             head = head_of(value, self.options, self.values.get)
             if head is None or not head.result.axes:
@@ -287,7 +308,8 @@ class Lowerer(relax.PyExprMutator):
         if head is None:
             super().visit_var_binding_(binding)
             return
-        result = self.builder_.normalize(lower_call(self.builder_, head, epilogue))
+        seen = self.seen if self.options.checked else None
+        result = self.builder_.normalize(lower_call(self.builder_, head, epilogue, seen))
         is_inner = isinstance(binding.var, relax.DataflowVar)
         new = self.builder_.emit(result) if is_inner else self.builder_.emit_output(result)
         self.set_var_remap(binding.var, new)
@@ -303,7 +325,7 @@ class Lowerer(relax.PyExprMutator):
         return new
 
 
-def LowerSparse(target: Any = None, database: Any = None) -> tvm.transform.Pass:
+def LowerSparse(target: Any = None, database: Any = None, *, checked: bool = True) -> tvm.transform.Pass:
     """A pass that lowers the operators, with the elementwise operators that follow them.
 
     Parameters
@@ -312,8 +334,11 @@ def LowerSparse(target: Any = None, database: Any = None) -> tvm.transform.Pass:
         This machine by default.
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`, looked up for constant matrices.
+    checked : bool
+        Whether structures that come at run time are looked over before they are used.
     """
-    options = Options(native_target() if target is None else tvm.target.Target(target), database)
+    chosen = native_target() if target is None else tvm.target.Target(target)
+    options = Options(chosen, None if database is None else Path(database), checked)
 
     @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.LowerSparse")
     def lower(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:

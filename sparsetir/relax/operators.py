@@ -89,6 +89,15 @@ class Arguments:
                 found = f"{names[0]} is {self.dtype(names[0])} and {name} is {self.dtype(name)}"
                 raise self.wrong(f"takes {' and '.join(names)} of one dtype; {found}", ArgumentTypeError)
 
+    def columns(self) -> Any:
+        """The number of columns that `indices` are below."""
+        name, at = {
+            "spmm": ("B", -2), "spmv": ("x", 0), "linear": ("x", -1), "sddmm": ("Y", 0),
+            "gather_matmul_scatter": ("X", 0), "attention": ("indptr", 0),
+        }[self.name]  # fmt: skip
+        size = self.shape(name)[at]
+        return size - 1 if name == "indptr" else size
+
     def matrix(self, data: str = "data") -> Any:
         """Check the arrays of a matrix; its number of rows."""
         self.check(data, (1,), FLOATS)

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look over a structure that comes at run time before a kernel follows it.
+
+before::
+
+    lv = R.call_tir(cls.spmm, (indptr, indices, data, B), ...)
+
+after::
+
+    lv = R.call_tir(cls.check_structure, (indptr, indices, n), out_ty=R.Tensor((p,), "int32"))
+    lv1 = R.call_tir(cls.spmm, (lv, indices, data, B), ...)
+
+The check hands on a copy of `indptr`, so that no pass takes it for unused. It costs one pass over the index arrays.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from tvm import ir, relax, tirx
+
+from sparsetir.script.printer import parse
+
+TEXT = """
+@T.prim_func
+def check_structure({inputs}, {sizes}out: T.Buffer((p,), "{idtype}")):
+    T.func_attr({{"op_pattern": 8, "tirx.is_scheduled": True}})
+    with T.sblock("check"):
+        T.reads()
+        T.writes()
+        bad = T.alloc_buffer((1,), "int32", scope="local")
+        bad[0] = T.Cast("int32", T.Or(indptr[0] != 0, T.Cast("int64", indptr[p - 1]) != T.Cast("int64", {count})))
+        for i in T.serial(p - 1):
+            bad[0] = T.bitwise_or(bad[0], T.Cast("int32", indptr[i + 1] < indptr[i]))
+            out[i] = indptr[i]
+        out[p - 1] = indptr[p - 1]
+        assert bad[0] == 0, "R.sparse.{name}: indptr must rise from 0 to the number of entries"
+"""
+RANGE = """
+        for j in T.serial(nnz):
+            outside = T.Or({array}[j] < 0, T.Cast("int64", {array}[j]) >= n_{array})
+            bad[0] = T.bitwise_or(bad[0], T.Cast("int32", outside))
+        assert bad[0] == 0, "R.sparse.{name}: {array} must be from 0 to one less than the {meaning}"
+"""
+MEANINGS = {"indices": "number of columns", "kinds": "number of matrices"}
+
+
+@lru_cache
+def check_structure(name: str, idtype: str, arrays: tuple[str, ...]) -> tirx.PrimFunc:
+    """The function that checks ``indptr`` and the ranges of some index arrays, and copies the former.
+
+    Parameters
+    ----------
+    name : str
+        Of the operator, for messages.
+    idtype : {"int32", "int64"}
+    arrays : tuple of {"indices", "kinds"}
+        Each with its upper bound as a parameter; without any the number of entries is one.
+    """
+    inputs = [f'indptr: T.Buffer(("p",), "{idtype}")']
+    inputs += [
+        f'{array}: T.Buffer(({"nnz" if n else chr(34) + "nnz" + chr(34)},), "{idtype}")'
+        for n, array in enumerate(arrays)
+    ]
+    sizes = [f"n_{array}: T.int64, " for array in arrays] or ["count: T.int64, "]
+    count = "nnz" if arrays else "count"
+    text = TEXT.format(inputs=", ".join(inputs), sizes="".join(sizes), idtype=idtype, name=name, count=count)
+    text += "".join(RANGE.format(array=array, name=name, meaning=MEANINGS[array]) for array in arrays)
+    return parse(text).without_attr("global_symbol")
+
+
+def checked(builder: relax.BlockBuilder, name: str, indptr: Any, bounds: dict[str, tuple[Any, Any]], count: Any) -> Any:
+    """`indptr` after it was looked at together with some index arrays.
+
+    Parameters
+    ----------
+    builder : BlockBuilder
+    name : str
+        Of the operator.
+    indptr : Expr
+    bounds : dict of str to (Expr, Expr)
+        Index arrays by their names, with what their elements must be below.
+    count : Expr
+        The number of entries, for where there are no index arrays.
+    """
+    idtype = str(indptr.ty.dtype.dtype)
+    var = builder.add_func(check_structure(name, idtype, tuple(bounds)), f"check_{name}")
+    limits = [limit for _, limit in bounds.values()] or [count]
+    numbers = [tirx.const(0, "int64") + limit if isinstance(limit, int) else limit for limit in limits]
+    args = [indptr, *(array for array, _ in bounds.values()), *numbers]
+    return builder.emit(relax.call_tir(var, args, indptr.ty))
+
+
+def is_known(*arrays: Any) -> bool:
+    """Whether all arrays are constants, which are checked when the model is built."""
+    return all(isinstance(array, ir.GenericConst) for array in arrays)
+
+
+__all__ = ["check_structure", "checked", "is_known"]
