@@ -151,3 +151,26 @@ def test_loads_are_widened_in_vectors(op: str, dtype: str, mcpu: str) -> None:
     text = built.source("asm")
     assert re.search(WIDENING[dtype], text)
     assert not re.search(r"call\w*\s+__(trunc|extend)\w+2", text)
+
+
+@pytest.mark.parametrize("result", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_exponentials_of_halves(dtype: str, result: str) -> None:
+    """In TVM's own lowering a bfloat16 inside bound names would be read as an integer."""
+    power = 'T.exp(T.Cast("float32", A[i, k])) + T.Cast("float32", A[i, k])'
+    program = sparsetir.parse(f"""
+@T.prim_func
+def powers(a: T.handle, b: T.handle, n: T.int32, feat: T.int32):
+    I = T.dense_fixed(n)
+    K = T.dense_fixed(feat)
+    A = T.match_sparse_buffer(a, (I, K), "{dtype}")
+    B = T.match_sparse_buffer(b, (I, K), "{result}")
+    with T.sp_iter([I, K], "SS", "powers") as [i, k]:
+        B[i, k] = {power if result == "float32" else f'T.Cast("{result}", {power})'}
+""")
+    A = dense((3, 45), dtype, 2)
+    wide = A.astype(np.float64)
+    found = np.asarray(sparsetir.build(program)(A=A)).astype(np.float64)
+    want = np.exp(wide) + wide
+    slack = limits(result)["rtol"] if result in HALVES else 0.0
+    np.testing.assert_allclose(found, want, rtol=slack + 1e-6, atol=1e-6)
