@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import tvm_ffi
@@ -132,8 +133,14 @@ class Draft:
         results = [f"{name}: T.handle" for name in self.results]
         head = f"@T.prim_func\ndef {self.name}({', '.join(handles + sizes + results)}):"
         attrs = f'T.func_attr({{"op_pattern": {OPAQUE}, "{FREE_SUMS}": True}})'
-        func = parse("\n    ".join([head, attrs, *self.lines]) + "\n")
+        func = _parsed("\n    ".join([head, attrs, *self.lines]) + "\n")
         return Program(func, tuple(self.inputs), tuple(self.sizes.values()))
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> tirx.PrimFunc:
+    """The function of a text: layers of a model often differ by their constants only."""
+    return parse(text)
 
 
 @dataclass(frozen=True)
