@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models from torch: traced by ``torch.export``, compiled, and called with torch tensors."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tvm import ir
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.relax.model import CompiledModel, Passes, compile_model
+from sparsetir.relax.nesting import Nesting
+from sparsetir.relax.torch_ops import converters
+
+
+def from_torch(
+    model: Any,
+    example_args: Sequence[Any] | None = None,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    sparsify: Passes = None,
+    database: str | Path | None = None,
+    target: Any = None,
+) -> CompiledModel:
+    """Compile a torch model.
+
+    A module is traced as in eval mode and is not changed. Parameters and buffers that are sparse (CSR, CSC, COO, BSR)
+    are traced as dense ones, which torch can export; ``sparsify=SparsifyWeights(...)`` makes them, and pruned dense ones,
+    sparse again. Operators of `register_torch_ops` stay sparse throughout.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or torch.export.ExportedProgram
+    example_args : sequence, optional
+        Arguments to trace a module with, dense tensors for tensors.
+    example_kwargs : mapping, optional
+        Those that are passed by name.
+    dynamic_shapes : optional
+        Sizes that may change from call to call, as ``torch.export.export`` takes them, such as
+        ``({0: torch.export.Dim("batch")},)``.
+    sparsify : Pass or sequence of Pass, optional
+        Run on the model before it is lowered.
+    database : str or Path, optional
+        Records of `sparsetir.tune_sparse`.
+    target : Target, str or dict, optional
+        An LLVM target; this machine by default.
+
+    Returns
+    -------
+    CompiledModel
+        Called like the module; arguments and results nest as there.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        The model is of another class, changes its own buffers, or is to be traced with sparse arguments.
+    """
+    exported = _exported(model, example_args, example_kwargs, dynamic_shapes)
+    nesting = Nesting.of(exported)
+    return compile_model(imported(exported), target, sparsify=sparsify, database=database, nesting=nesting)
+
+
+def imported(exported: Any) -> ir.IRModule:
+    """An exported program as a Relax module whose arguments and results are tensors; weights are constants."""
+    from tvm.relax.frontend.torch import from_exported_program
+
+    _refuse_changes(exported)
+    program = exported.run_decompositions()
+    _drop_constants(program)
+    return from_exported_program(program, custom_convert_map=converters(), run_ep_decomposition=False)
+
+
+def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> Any:
+    torch = importlib.import_module("torch")
+    if isinstance(model, torch.export.ExportedProgram):
+        if args is not None or kwargs is not None or dynamic_shapes is not None:
+            raise ArgumentTypeError("an ExportedProgram is traced already: pass no example arguments and no dynamic_shapes")
+        return model
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentTypeError(f"expected a torch.nn.Module or an ExportedProgram; found {type(model).__name__}")
+    if args is None and kwargs is None:
+        raise ArgumentTypeError("a module is traced with arguments: pass example_args, a tuple of tensors")
+    if isinstance(args, torch.Tensor):
+        raise ArgumentTypeError("example_args is a tuple of arguments; found a tensor: pass (tensor,)")
+    given, named = tuple(args or ()), dict(kwargs or {})
+    for name, value in [*((f"example_args[{n}]", v) for n, v in enumerate(given)), *named.items()]:
+        if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+            hint = "pass its values and index arrays, for operators of sparsetir.relax.register_torch_ops()"
+            raise ArgumentTypeError(f"{name} is sparse ({value.layout}), which torch.export does not take: {hint}")
+    with torch.no_grad():
+        return torch.export.export(dense_copy(model), given, named, dynamic_shapes=dynamic_shapes)
+
+
+def dense_copy(model: Any) -> Any:
+    """A module in eval mode with dense tensors in the places of sparse ones; dense ones are shared, not copied."""
+    torch = importlib.import_module("torch")
+    memo: dict[int, Any] = {}
+    for tensor in _tensors_of(model):
+        if tensor.layout == torch.strided:
+            memo[id(tensor)] = tensor
+            continue
+        dense = tensor.detach().to_dense()
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        memo[id(tensor)] = torch.nn.Parameter(dense, requires_grad=False) if is_parameter else dense
+    return copy.deepcopy(model, memo).eval()
+
+
+def _tensors_of(model: Any) -> Iterator[Any]:
+    """Parameters, buffers, and tensors that are plain attributes."""
+    torch = importlib.import_module("torch")
+    for module in model.modules():
+        held = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
+        yield from (value for value in held if isinstance(value, torch.Tensor))
+
+
+def _refuse_changes(exported: Any) -> None:
+    signature = exported.graph_signature
+    changed = [*signature.buffers_to_mutate.values()]
+    with suppress(AttributeError):  # parameters: not in every release
+        changed += signature.parameters_to_mutate.values()
+    changed += signature.user_inputs_to_mutate.values()
+    if changed:
+        names = ", ".join(map(str, changed))
+        raise ArgumentError(f"the model changes {names} when it is called, which a compiled model does not: return them")
+
+
+def _drop_constants(program: Any) -> None:
+    """Take arguments and results that are no tensors out of a program, which TVM's importer does not take."""
+    graph, signature = program.graph, program.graph_signature
+    is_constant = lambda spec: type(spec.arg).__name__ == "ConstantArgument"  # noqa: E731
+    fixed = {spec.arg.name for spec in signature.input_specs if is_constant(spec)}
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and node.name in fixed and not node.users:
+            graph.erase_node(node)
+    signature.input_specs[:] = [spec for spec in signature.input_specs if not is_constant(spec)]
+    output = next(node for node in graph.nodes if node.op == "output")
+    kept = [not is_constant(spec) for spec in signature.output_specs]
+    output.args = (tuple(value for value, keep in zip(output.args[0], kept, strict=True) if keep),)
+    signature.output_specs[:] = [spec for spec, keep in zip(signature.output_specs, kept, strict=True) if keep]
+
+
+__all__ = ["dense_copy", "from_torch", "imported"]

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators as torch operators, ``torch.ops.sparsetir.spmm(data, indptr, indices, B)`` and so on.
+
+In torch they run the kernels of this package; ``torch.export`` keeps them as they are, and `from_torch` makes
+``R.sparse`` calls of them. They have no gradients.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tvm import tirx
+
+from sparsetir.build import build
+from sparsetir.kernel import Kernel
+from sparsetir.relax import attention, calls, programs
+
+NAMESPACE = "sparsetir"
+
+
+@dataclass(frozen=True)
+class TorchOperator:
+    """An operator in torch.
+
+    Parameters
+    ----------
+    schema : str
+        Its arguments and result in torch's notation, named like those of the Relax operator.
+    shape : callable
+        The shape of the result; the result has the dtype of the first argument.
+    run : callable
+        Computes it.
+    """
+
+    schema: str
+    shape: Callable[..., list[Any]]
+    run: Callable[..., Any]
+
+
+@lru_cache(maxsize=None)
+def _kernel(name: str, sizes: str, dtype: str, idtype: str, *more: Any) -> Kernel:
+    """The program of an operator, built for any sizes."""
+    shape = {size: tirx.Var(size, "int64") for size in sizes.split()}
+    return build(getattr(programs, name)(shape, dtype, idtype, *more).func)
+
+
+@lru_cache(maxsize=64)
+def _attention_kernel(heads: int, blocks: int, block: int, feat: int, out: int, dtype: str, idtype: str, scale: float) -> Kernel:
+    shape = {"heads": heads, "blocks": blocks, "block": block, "feat": feat, "out": out, "nnz": tirx.Var("nnz", "int64")}
+    return build(attention.attention(shape, dtype, idtype, scale).func)
+
+
+def _dtypes(values: Any, indptr: Any) -> tuple[str, str]:
+    return str(values.dtype).removeprefix("torch."), str(indptr.dtype).removeprefix("torch.")
+
+
+def _spmm(data: Any, indptr: Any, indices: Any, B: Any) -> Any:
+    sizes = "m n nnz feat batch" if B.dim() == 3 else "m n nnz feat"
+    kernel = _kernel("spmm", sizes, *_dtypes(data, indptr))
+    return kernel(a_data=data, indptr=indptr, indices=indices, b_data=B)
+
+
+def _spmv(data: Any, indptr: Any, indices: Any, x: Any) -> Any:
+    kernel = _kernel("spmv", "m n nnz", *_dtypes(data, indptr))
+    return kernel(a_data=data, indptr=indptr, indices=indices, x_data=x)
+
+
+def _linear(x: Any, data: Any, indptr: Any, indices: Any) -> Any:
+    kernel = _kernel("linear", "m n nnz batch", *_dtypes(data, indptr))
+    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    return kernel(a_data=data, indptr=indptr, indices=indices, x_data=rows).reshape(*x.shape[:-1], -1)
+
+
+def _sddmm(data: Any, indptr: Any, indices: Any, X: Any, Y: Any) -> Any:
+    kernel = _kernel("sddmm", "m n nnz feat", *_dtypes(data, indptr))
+    return kernel(s_data=data, indptr=indptr, indices=indices, x_data=X, y_data=Y)
+
+
+def _softmax(data: Any, indptr: Any) -> Any:
+    return _kernel("softmax", "m nnz", *_dtypes(data, indptr))(a_data=data, indptr=indptr)
+
+
+def _segment_reduce(x: Any, indptr: Any, reduce: str = "sum") -> Any:
+    kernel = _kernel("segment_reduce", "m nnz feat" if x.dim() == 2 else "m nnz", *_dtypes(x, indptr), reduce)
+    return kernel(x_data=x, indptr=indptr)
+
+
+def _gather_matmul_scatter(X: Any, W: Any, indptr: Any, indices: Any, kinds: Any) -> Any:
+    kernel = _kernel("gather_matmul_scatter", "m n nnz kinds in out", *_dtypes(X, indptr))
+    return kernel(x_data=X, w_data=W, indptr=indptr, indices=indices, kinds_data=kinds)
+
+
+def _attention(Q: Any, K: Any, V: Any, indptr: Any, indices: Any, scale: float | None = None) -> Any:
+    (heads, length, feat), out, blocks = Q.shape, V.shape[-1], indptr.shape[0] - 1
+    block, scale = length // blocks, feat**-0.5 if scale is None else scale
+    kernel = _attention_kernel(heads, blocks, block, feat, out, *_dtypes(Q, indptr), scale)
+    q, k, v = (part.reshape(heads, blocks, block, part.shape[-1]) for part in (Q, K, V))
+    return kernel(q_data=q, k_data=k, v_data=v, indptr=indptr, indices=indices).reshape(heads, length, out)
+
+
+_CSR = "Tensor data, Tensor indptr, Tensor indices"
+TORCH_OPERATORS = {
+    "spmm": TorchOperator(f"({_CSR}, Tensor B)", lambda d, p, i, B: [*B.shape[:-2], p.shape[0] - 1, B.shape[-1]], _spmm),
+    "spmv": TorchOperator(f"({_CSR}, Tensor x)", lambda d, p, i, x: [p.shape[0] - 1], _spmv),
+    "linear": TorchOperator(f"(Tensor x, {_CSR})", lambda x, d, p, i: [*x.shape[:-1], p.shape[0] - 1], _linear),
+    "sddmm": TorchOperator(f"({_CSR}, Tensor X, Tensor Y)", lambda d, p, i, X, Y: list(d.shape), _sddmm),
+    "softmax": TorchOperator("(Tensor data, Tensor indptr)", lambda d, p: list(d.shape), _softmax),
+    "segment_reduce": TorchOperator(
+        '(Tensor x, Tensor indptr, str reduce="sum")',
+        lambda x, p, reduce="sum": [p.shape[0] - 1, *x.shape[1:]],
+        _segment_reduce,
+    ),
+    "gather_matmul_scatter": TorchOperator(
+        "(Tensor X, Tensor W, Tensor indptr, Tensor indices, Tensor kinds)",
+        lambda X, W, p, i, kinds: [p.shape[0] - 1, W.shape[2]],
+        _gather_matmul_scatter,
+    ),
+    "attention": TorchOperator(
+        "(Tensor Q, Tensor K, Tensor V, Tensor indptr, Tensor indices, float? scale=None)",
+        lambda Q, K, V, p, i, scale=None: [*Q.shape[:2], V.shape[2]],
+        _attention,
+    ),
+}
+
+
+def register_torch_ops() -> Any:
+    """Make the operators known to torch. Calling it again changes nothing.
+
+    They are ``spmm``, ``spmv``, ``linear``, ``sddmm``, ``softmax``, ``segment_reduce``, ``gather_matmul_scatter`` and
+    ``attention``, with the arguments of the functions of the same names in `sparsetir.relax`.
+
+    Returns
+    -------
+    ``torch.ops.sparsetir``
+    """
+    torch = importlib.import_module("torch")
+    found = getattr(torch.ops, NAMESPACE)
+    for name, operator in TORCH_OPERATORS.items():
+        if not hasattr(found, name):
+            _register(torch, name, operator)
+    return found
+
+
+def _register(torch: Any, name: str, operator: TorchOperator) -> None:
+    schema = f"{operator.schema} -> Tensor"
+    made = torch.library.custom_op(f"{NAMESPACE}::{name}", operator.run, mutates_args=(), device_types="cpu", schema=schema)
+    made.register_fake(lambda first, *rest, **named: first.new_empty(operator.shape(first, *rest, **named)))
+
+
+def converters() -> dict[str, Callable[[Any, Any], Any]]:
+    """What TVM's importer makes of the operators, by the names it looks up."""
+    return {f"{name}.default": _converter(name) for name in TORCH_OPERATORS}
+
+
+def _converter(name: str) -> Callable[[Any, Any], Any]:
+    def convert(node: Any, importer: Any) -> Any:
+        if node.target.namespace != NAMESPACE:  # the name of torch's own operator may be the same
+            return importer.create_convert_map()[f"{name}.default"](node)
+        args = importer.retrieve_args(node)
+        named = {key: importer.env.get(value, value) for key, value in node.kwargs.items()}
+        return importer.block_builder.emit(getattr(calls, name)(*args, **named))
+
+    return convert
+
+
+__all__ = ["TORCH_OPERATORS", "TorchOperator", "converters", "register_torch_ops"]
