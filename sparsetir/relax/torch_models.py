@@ -70,8 +70,8 @@ def imported(exported: Any) -> ir.IRModule:
     """An exported program as a Relax module whose arguments and results are tensors; weights are constants."""
     from tvm.relax.frontend.torch import from_exported_program
 
-    _refuse_changes(exported)
     program = exported.run_decompositions()
+    _refuse_changes(program)
     _drop_constants(program)
     return from_exported_program(program, custom_convert_map=converters(), run_ep_decomposition=False)
 
@@ -93,7 +93,7 @@ def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.layout != torch.strided:
             hint = "pass its values and index arrays, for operators of sparsetir.relax.register_torch_ops()"
             raise ArgumentTypeError(f"{name} is sparse ({value.layout}), which torch.export does not take: {hint}")
-    with torch.no_grad():
+    with torch.no_grad(), _dense_products():
         return torch.export.export(dense_copy(model), given, named, dynamic_shapes=dynamic_shapes)
 
 
@@ -109,6 +109,18 @@ def dense_copy(model: Any) -> Any:
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         memo[id(tensor)] = torch.nn.Parameter(dense, requires_grad=False) if is_parameter else dense
     return copy.deepcopy(model, memo).eval()
+
+
+def _dense_products() -> Any:
+    """A context in which ``torch.sparse.mm`` is ``torch.mm``: of dense matrices it would fix the sizes to be traced."""
+    torch = importlib.import_module("torch")
+
+    class DenseProducts(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined, misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            is_plain = func is torch.sparse.mm and len(args) == 2 and not kwargs
+            return torch.mm(*args) if is_plain else func(*args, **(kwargs or {}))
+
+    return DenseProducts()
 
 
 def _tensors_of(model: Any) -> Iterator[Any]:

@@ -17,7 +17,8 @@ from tvm import tirx
 
 from sparsetir.build import build
 from sparsetir.kernel import Kernel
-from sparsetir.relax import attention, calls, programs
+from sparsetir.relax import calls, programs
+from sparsetir.relax.attention import attention
 
 NAMESPACE = "sparsetir"
 
@@ -51,7 +52,7 @@ def _kernel(name: str, sizes: str, dtype: str, idtype: str, *more: Any) -> Kerne
 @lru_cache(maxsize=64)
 def _attention_kernel(heads: int, blocks: int, block: int, feat: int, out: int, dtype: str, idtype: str, scale: float) -> Kernel:
     shape = {"heads": heads, "blocks": blocks, "block": block, "feat": feat, "out": out, "nnz": tirx.Var("nnz", "int64")}
-    return build(attention.attention(shape, dtype, idtype, scale).func)
+    return build(attention(shape, dtype, idtype, scale).func)
 
 
 def _dtypes(values: Any, indptr: Any) -> tuple[str, str]:
