@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import tvm
+from tvm.support.cc import get_cc
 
 import sparsetir.relax as srelax
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's own, of its trees
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:Sparse CSR")  # torch's own
 
 N, M = 16, 12
 ops = srelax.register_torch_ops()
@@ -139,7 +141,7 @@ def test_what_cannot_be_traced_is_refused() -> None:
         (layer, x, {}, r"pass \(tensor,\)"),
         (torch.export.export(layer, (x,)), (x,), {}, "traced already"),
         (layer, (x.to_sparse_csr(),), {}, r"example_args\[0\] is sparse \(torch.sparse_csr\)"),
-        (layer, (x,), {"sparsify": 3}, "not iterable|takes passes"),
+        (layer, (x,), {"sparsify": 3}, "takes passes over an IRModule; found int"),
     ):
         with pytest.raises(TypeError, match=message):
             srelax.from_torch(model, args, **options)
@@ -157,6 +159,7 @@ def test_what_cannot_be_traced_is_refused() -> None:
         srelax.from_torch(Counter(), (x,))
 
 
+@pytest.mark.skipif(get_cc() is None, reason="needs a C++ compiler")
 def test_a_saved_model_nests_and_checks_too(compiled: srelax.CompiledModel, tmp_path: Path) -> None:
     path = compiled.save(tmp_path / "network.so")
     args, shift = arguments(3), torch.randn(M)
@@ -177,7 +180,7 @@ except ValueError as error:
     assert done.stderr == ""
 
 
-def test_passes_run_before_the_model_is_lowered(network: Any) -> None:
+def test_passes_run_before_the_model_is_lowered() -> None:
     seen: list[str] = []
 
     @tvm.transform.module_pass(opt_level=0)
@@ -185,20 +188,17 @@ def test_passes_run_before_the_model_is_lowered(network: Any) -> None:
         seen.append(mod["main"].script())
         return mod
 
-    exported = export(network)
-    model = srelax.from_torch(exported, sparsify=note)
-    assert model.mod is not None
-    assert "R.matmul" in seen[0]
+    exported = torch.export.export(torch.nn.Linear(N, M), (torch.randn(4, N),))
+    srelax.from_torch(exported, sparsify=note)
     srelax.from_torch(exported, sparsify=[note, note])  # the exported program was not changed
     assert len(seen) == 3
+    assert all("R.matmul" in text for text in seen)
 
 
 # ------------------------------------------------------------------ sparse parameters
 
 LAYOUTS = {
     "csr": lambda W: W.to_sparse_csr(),
-    "csc": lambda W: W.to_sparse_csc(),
-    "coo": lambda W: W.to_sparse_coo(),
     "bsr": lambda W: W.to_sparse_bsr((2, 2)),
 }
 
@@ -208,7 +208,8 @@ class Pruned(torch.nn.Module):
 
     def __init__(self, layout: str) -> None:
         super().__init__()
-        W = torch.from_numpy(sp.random_array((M, N), density=0.3, dtype="float32", rng=np.random.default_rng(0)).toarray())
+        found = sp.random_array((M, N), density=0.3, dtype="float32", rng=np.random.default_rng(0))
+        W = torch.from_numpy(found.toarray())
         make = LAYOUTS[layout]
         self.weight = torch.nn.Parameter(make(W), requires_grad=False)
         self.tied = self.weight
@@ -217,11 +218,12 @@ class Pruned(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.ones(M))
 
     def forward(self, x: Any) -> Any:
-        y = self.weight @ x.t() + torch.sparse.mm(self.adjacency, x.t()) + torch.mm(self.plain, x.t()) - self.tied @ x.t()
+        y = self.weight @ x.t() + torch.sparse.mm(self.adjacency, x.t())
+        y = y + torch.mm(self.plain, x.t()) - self.tied @ x.t()
         return torch.relu(y.t() + self.bias)
 
 
-@pytest.mark.parametrize("layout", ["csr", "coo", "bsr"])
+@pytest.mark.parametrize("layout", ["csr", "bsr"])
 def test_sparse_parameters_are_traced_as_dense_ones(layout: str) -> None:
     model, x = Pruned(layout), torch.randn(5, N)
     weight, bias = model.weight, model.bias
@@ -250,10 +252,9 @@ def cases() -> dict[str, tuple[Any, tuple[Any, ...], Any]]:
     rows = torch.repeat_interleave(torch.arange(M), indptr.long().diff())
     x, B, X, Y = (torch.randn(*shape) for shape in ((2, 3, N), (N, 5), (M, 7), (N, 7)))
     kinds, W, T = (indices % 3).int(), torch.randn(3, 7, 5), torch.randn(4, N, 5)
-    shares = torch.cat([torch.softmax(data[s:e], 0) for s, e in zip(indptr, indptr[1:], strict=False)])
-    largest = torch.stack(
-        [T2.amax(0) if len(T2) else torch.zeros(5) for T2 in torch.split(B[indices.long()], indptr.diff().tolist())]
-    )
+    shares = torch.cat([torch.softmax(data[s:e], 0) for s, e in pairwise(indptr)])
+    parts = torch.split(B[indices.long()], indptr.diff().tolist())
+    largest = torch.stack([part.amax(0) if len(part) else torch.zeros(5) for part in parts])
     typed = torch.zeros(M, 5).index_add(0, rows, torch.einsum("ec,ecd->ed", Y[indices.long()], W[kinds.long()]))
     mask_indptr, mask_indices = torch.tensor([0, 1, 3], dtype=torch.int32), torch.tensor([0, 0, 1], dtype=torch.int32)
     Q, K, V = (torch.randn(2, 8, 6) for _ in range(3))

@@ -45,7 +45,8 @@ def to_tvm(value: Any, name: str) -> tvm.runtime.Tensor:
 def _from_torch(tensor: Any, name: str) -> tvm.runtime.Tensor:
     torch = importlib.import_module("torch")
     if tensor.layout != torch.strided:
-        raise ArgumentTypeError(f"{name} is sparse ({tensor.layout}) but the model takes it dense: pass {name}.to_dense()")
+        fault = f"{name} is sparse ({tensor.layout}) but the model takes it dense"
+        raise ArgumentTypeError(f"{fault}: pass {name}.to_dense()")
     if tensor.device.type != "cpu":
         raise ArgumentTypeError(f"{name} is on {tensor.device}; models run on the cpu: pass {name}.cpu()")
     if tensor.requires_grad and torch.is_grad_enabled():

@@ -51,8 +51,7 @@ def build(
     target : Target, str or dict, optional
         An LLVM target; this machine by default.
     params : mapping of str to array, optional
-        Values of parameters, which become constants; ``dict`` of what ``export_tvm`` of ``tvm.relax.frontend.nn`` returns
-        will do.
+        Values of parameters, which become constants; parameters of ``tvm.relax.frontend.nn`` stand for their values.
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`: a constant matrix is stored and computed with as the best of them says.
 

@@ -10,12 +10,13 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import tvm
 from tvm import ir, relax
+from tvm.support.cc import get_cc
 
-from sparsetir.errors import ArgumentError, ArgumentTypeError, own_errors
+from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, own_errors
 from sparsetir.relax.arrays import from_tvm, library_of, to_tvm
 from sparsetir.relax.build import bind, build, cpu_target
 from sparsetir.relax.nesting import Nesting
@@ -23,7 +24,7 @@ from sparsetir.relax.signature import ATTACHED, Signature, attached
 from sparsetir.threads import get_num_threads
 
 SUFFIXES = (".so", ".dylib", ".dll")
-Passes = "tvm.transform.Pass | Sequence[tvm.transform.Pass] | None"
+Passes: TypeAlias = "tvm.transform.Pass | Sequence[tvm.transform.Pass] | None"
 
 
 class CompiledModel:
@@ -92,12 +93,23 @@ class CompiledModel:
         ----------
         path : str or Path
             Ends in ``.so`` (``.dylib`` on macOS, ``.dll`` on Windows).
+
+        Raises
+        ------
+        ArgumentError
+            The name ends otherwise, there is no such folder, or the model was loaded itself.
+        SparseTIRError
+            There is no C++ compiler.
         """
         path = Path(path)
         if path.suffix not in SUFFIXES:
-            raise ArgumentError(f"a model is saved as a shared library: expected a name ending in .so, found {path.name}")
+            raise ArgumentError(f"a model is saved as a library: expected a name ending in .so, found {path.name}")
+        if not path.parent.is_dir():
+            raise ArgumentError(f"there is no folder {path.parent} to save {path.name} in")
         if self.executable is None:
             raise ArgumentError("a model that was loaded is not saved again: copy its file")
+        if get_cc() is None:
+            raise SparseTIRError("saving a model takes a C++ compiler, and none was found: install g++ or set CXX")
         with _without_notes_on_scopes():
             self.executable.export_library(str(path))
         return path
@@ -184,7 +196,7 @@ def load(path: str | Path) -> CompiledModel:
 
 def _passed(mod: ir.IRModule, passes: Any, target: Any) -> ir.IRModule:
     """A module after the user's passes."""
-    listed = [passes] if isinstance(passes, tvm.transform.Pass) else list(passes or ())
+    listed = [] if passes is None else list(passes) if isinstance(passes, (list, tuple)) else [passes]
     for one in listed:
         if not isinstance(one, tvm.transform.Pass):
             raise ArgumentTypeError(f"sparsify takes passes over an IRModule; found {type(one).__name__}")
@@ -199,7 +211,8 @@ def _function_of(mod: ir.IRModule) -> str:
     if "main" in names:
         return "main"
     if len(names) != 1:
-        raise ArgumentError(f"expected a module with a function main, or with one Relax function; found {', '.join(names)}")
+        found = ", ".join(names) or "none"
+        raise ArgumentError(f"expected a module with a function main, or with one Relax function; found {found}")
     return names[0]
 
 

@@ -57,7 +57,9 @@ class Nesting:
             leaves = self._trees[0].flatten_up_to((tuple(args), dict(kwargs)))
         except ValueError as error:
             found = f"{len(args)} positional arguments and {', '.join(kwargs) or 'no'} keywords"
-            raise ArgumentTypeError(f"expected arguments as the model was traced with; found {found}: {error}") from None
+            raise ArgumentTypeError(
+                f"expected arguments as in the trace of the model; found {found}: {error}"
+            ) from None
         for at, value in self.fixed.items():
             if type(leaves[at]) is not type(value) or leaves[at] != value:
                 raise ArgumentError(f"an argument was {value!r} when the model was traced; found {leaves[at]!r}")
@@ -66,8 +68,8 @@ class Nesting:
     def restored(self, results: Sequence[Any]) -> Any:
         """Results as the model returns them."""
         rest = iter(results)
-        tree = self._trees[1]
-        return tree.unflatten([self.constants[n] if n in self.constants else next(rest) for n in range(tree.num_leaves)])
+        tree, constants = self._trees[1], self.constants
+        return tree.unflatten([constants[n] if n in constants else next(rest) for n in range(tree.num_leaves)])
 
     def to_json(self) -> dict[str, Any]:
         """As data."""

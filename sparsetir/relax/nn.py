@@ -17,7 +17,7 @@ from sparsetir.relax import calls
 class SparseLinear(nn.Module):
     """A linear layer whose weight is a CSR matrix: ``y[..., o] = sum_i W[o, i] * x[..., i] + bias[o]``.
 
-    The weight is the parameters ``data`` of nnz values, ``indptr`` of ``out_features + 1`` and ``indices`` of nnz integers.
+    The weight is three parameters: ``data`` of nnz values, ``indptr`` of ``out_features + 1`` and ``indices`` of nnz.
     Passed to `sparsetir.relax.build` they become constants, and the format is chosen for them.
 
     Parameters
@@ -35,7 +35,6 @@ class SparseLinear(nn.Module):
     --------
     >>> import numpy as np, scipy.sparse as sp, sparsetir.relax
     >>> from tvm.relax.frontend import nn
-from tvm.relax.frontend.nn.core import wrap_nested
     >>> from sparsetir.relax.nn import SparseLinear
     >>> layer = SparseLinear.from_scipy(sp.eye_array(3, 4, format="csr", dtype="float32"))
     >>> mod, params = layer.export_tvm({"forward": {"x": nn.spec.Tensor(["n", 4], "float32")}})
@@ -74,7 +73,7 @@ from tvm.relax.frontend.nn.core import wrap_nested
         if not sp.issparse(csr):
             raise ArgumentTypeError(f"expected a scipy.sparse matrix; found {type(csr).__name__}")
         layer = cls(csr.shape[1], csr.shape[0], csr, bias is not None, idtype=idtype)
-        if bias is not None:
+        if layer.bias is not None:
             if np.shape(bias) != (layer.out_features,):
                 raise ArgumentError(f"bias has shape {np.shape(bias)}; expected ({layer.out_features},)")
             layer.bias.data = np.asarray(bias, layer.bias.dtype)
@@ -85,7 +84,8 @@ from tvm.relax.frontend.nn.core import wrap_nested
         matrix = _matrix(csr, (self.out_features, self.in_features))
         if matrix.nnz != self.nnz:
             raise ArgumentError(f"the layer was made for {self.nnz} entries; found {matrix.nnz}")
-        for parameter, array in ((self.data, matrix.data), (self.indptr, matrix.indptr), (self.indices, matrix.indices)):
+        arrays = (matrix.data, matrix.indptr, matrix.indices)
+        for parameter, array in zip((self.data, self.indptr, self.indices), arrays, strict=True):
             parameter.data = array.astype(parameter.dtype)
 
     def forward(self, x: nn.Tensor) -> nn.Tensor:
@@ -98,7 +98,7 @@ from tvm.relax.frontend.nn.core import wrap_nested
 def _matrix(found: Any, shape: tuple[int, int]) -> sp.csr_array:
     """A sorted CSR matrix of this shape."""
     if tuple(found.shape) != shape:
-        raise ArgumentError(f"the weight has shape {tuple(found.shape)}; expected (out_features, in_features) = {shape}")
+        raise ArgumentError(f"the weight has shape {tuple(found.shape)}; expected {shape}, outputs by inputs")
     matrix = sp.csr_array(found)
     if not matrix.has_canonical_format:
         matrix = matrix.copy()

@@ -62,7 +62,7 @@ class Signature:
         return cls(function, tuple(_argument(param) for param in func.params), bounds)
 
     def check(self, tensors: Sequence[Any]) -> None:
-        """Raise unless the tensors have the dtypes and shapes of the arguments, and equal sizes where they share a name."""
+        """Raise unless the tensors have the dtypes and shapes of the arguments, equal where they share a name."""
         sizes: dict[str, tuple[int, str]] = {}
         for argument, tensor in zip(self.arguments, tensors, strict=True):
             if not argument.dtype:

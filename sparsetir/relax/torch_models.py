@@ -31,8 +31,8 @@ def from_torch(
     """Compile a torch model.
 
     A module is traced as in eval mode and is not changed. Parameters and buffers that are sparse (CSR, CSC, COO, BSR)
-    are traced as dense ones, which torch can export; ``sparsify=SparsifyWeights(...)`` makes them, and pruned dense ones,
-    sparse again. Operators of `register_torch_ops` stay sparse throughout.
+    are traced as dense ones, which torch can export; a pass given as `sparsify` makes them sparse again, and dense ones
+    that were pruned. Operators of `register_torch_ops` stay sparse throughout.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> Any:
     torch = importlib.import_module("torch")
     if isinstance(model, torch.export.ExportedProgram):
         if args is not None or kwargs is not None or dynamic_shapes is not None:
-            raise ArgumentTypeError("an ExportedProgram is traced already: pass no example arguments and no dynamic_shapes")
+            raise ArgumentTypeError("an ExportedProgram is traced already: pass no examples and no dynamic_shapes")
         return model
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"expected a torch.nn.Module or an ExportedProgram; found {type(model).__name__}")
@@ -115,7 +115,7 @@ def _dense_products() -> Any:
     """A context in which ``torch.sparse.mm`` is ``torch.mm``: of dense matrices it would fix the sizes to be traced."""
     torch = importlib.import_module("torch")
 
-    class DenseProducts(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined, misc]
+    class DenseProducts(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             is_plain = func is torch.sparse.mm and len(args) == 2 and not kwargs
             return torch.mm(*args) if is_plain else func(*args, **(kwargs or {}))
@@ -139,7 +139,7 @@ def _refuse_changes(exported: Any) -> None:
     changed += signature.user_inputs_to_mutate.values()
     if changed:
         names = ", ".join(map(str, changed))
-        raise ArgumentError(f"the model changes {names} when it is called, which a compiled model does not: return them")
+        raise ArgumentError(f"the model changes {names} when it is called, which a compiled model does not")
 
 
 def _drop_constants(program: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from tvm import tirx
@@ -42,7 +42,7 @@ class TorchOperator:
     run: Callable[..., Any]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _kernel(name: str, sizes: str, dtype: str, idtype: str, *more: Any) -> Kernel:
     """The program of an operator, built for any sizes."""
     shape = {size: tirx.Var(size, "int64") for size in sizes.split()}
@@ -50,8 +50,8 @@ def _kernel(name: str, sizes: str, dtype: str, idtype: str, *more: Any) -> Kerne
 
 
 @lru_cache(maxsize=64)
-def _attention_kernel(heads: int, blocks: int, block: int, feat: int, out: int, dtype: str, idtype: str, scale: float) -> Kernel:
-    shape = {"heads": heads, "blocks": blocks, "block": block, "feat": feat, "out": out, "nnz": tirx.Var("nnz", "int64")}
+def _attention_kernel(sizes: tuple[tuple[str, int], ...], dtype: str, idtype: str, scale: float) -> Kernel:
+    shape = {**dict(sizes), "nnz": tirx.Var("nnz", "int64")}
     return build(attention(shape, dtype, idtype, scale).func)
 
 
@@ -97,15 +97,17 @@ def _gather_matmul_scatter(X: Any, W: Any, indptr: Any, indices: Any, kinds: Any
 
 def _attention(Q: Any, K: Any, V: Any, indptr: Any, indices: Any, scale: float | None = None) -> Any:
     (heads, length, feat), out, blocks = Q.shape, V.shape[-1], indptr.shape[0] - 1
-    block, scale = length // blocks, feat**-0.5 if scale is None else scale
-    kernel = _attention_kernel(heads, blocks, block, feat, out, *_dtypes(Q, indptr), scale)
-    q, k, v = (part.reshape(heads, blocks, block, part.shape[-1]) for part in (Q, K, V))
+    sizes = {"heads": heads, "blocks": blocks, "block": length // blocks, "feat": feat, "out": out}
+    kernel = _attention_kernel(tuple(sizes.items()), *_dtypes(Q, indptr), feat**-0.5 if scale is None else scale)
+    q, k, v = (part.reshape(heads, blocks, -1, part.shape[-1]) for part in (Q, K, V))
     return kernel(q_data=q, k_data=k, v_data=v, indptr=indptr, indices=indices).reshape(heads, length, out)
 
 
 _CSR = "Tensor data, Tensor indptr, Tensor indices"
 TORCH_OPERATORS = {
-    "spmm": TorchOperator(f"({_CSR}, Tensor B)", lambda d, p, i, B: [*B.shape[:-2], p.shape[0] - 1, B.shape[-1]], _spmm),
+    "spmm": TorchOperator(
+        f"({_CSR}, Tensor B)", lambda d, p, i, B: [*B.shape[:-2], p.shape[0] - 1, B.shape[-1]], _spmm
+    ),
     "spmv": TorchOperator(f"({_CSR}, Tensor x)", lambda d, p, i, x: [p.shape[0] - 1], _spmv),
     "linear": TorchOperator(f"(Tensor x, {_CSR})", lambda x, d, p, i: [*x.shape[:-1], p.shape[0] - 1], _linear),
     "sddmm": TorchOperator(f"({_CSR}, Tensor X, Tensor Y)", lambda d, p, i, X, Y: list(d.shape), _sddmm),
@@ -147,8 +149,8 @@ def register_torch_ops() -> Any:
 
 
 def _register(torch: Any, name: str, operator: TorchOperator) -> None:
-    schema = f"{operator.schema} -> Tensor"
-    made = torch.library.custom_op(f"{NAMESPACE}::{name}", operator.run, mutates_args=(), device_types="cpu", schema=schema)
+    full, schema = f"{NAMESPACE}::{name}", f"{operator.schema} -> Tensor"
+    made = torch.library.custom_op(full, operator.run, mutates_args=(), device_types="cpu", schema=schema)
     made.register_fake(lambda first, *rest, **named: first.new_empty(operator.shape(first, *rest, **named)))
 
 
