@@ -17,7 +17,7 @@ import tvm
 from tvm.support.cc import get_cc
 
 import sparsetir.relax as srelax
-from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:Sparse CSR")  # torch's own
@@ -103,6 +103,13 @@ def test_a_module_is_traced_as_in_eval_mode_and_not_changed() -> None:
     torch.testing.assert_close(compiled(*args, shift=torch.ones(M))["y"], want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_products_keep_their_dtype(dtype: Any) -> None:
+    layer, x = torch.nn.Linear(N, M, dtype=dtype), torch.randn(4, N, dtype=dtype)
+    got, want = srelax.from_torch(layer, (x,))(x), layer(x).detach()
+    torch.testing.assert_close(got, want, **({"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {}))
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
@@ -157,6 +164,15 @@ def test_what_cannot_be_traced_is_refused() -> None:
 
     with pytest.raises(ArgumentError, match="changes count when it is called"):
         srelax.from_torch(Counter(), (x,))
+
+
+def test_operators_that_tvm_does_not_know_are_named() -> None:
+    class Rare(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.special.bessel_j0(x)
+
+    with pytest.raises(LoweringError, match="bessel_j0"):
+        srelax.from_torch(Rare(), (torch.randn(4, N),))
 
 
 @pytest.mark.skipif(get_cc() is None, reason="needs a C++ compiler")
@@ -338,7 +354,9 @@ def test_operators_mix_with_those_of_torch_and_take_graphs_as_arguments() -> Non
             torch.testing.assert_close(got, want.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_structure_that_is_wrong_is_refused_in_torch() -> None:
+def test_wrong_arguments_of_an_operator_are_refused_in_torch() -> None:
     data, indptr, indices, _ = graph()
     with pytest.raises(ValueError, match="indices"):
         ops.spmm(data, indptr, indices + N, torch.randn(N, 5))
+    with pytest.raises(TypeError, match=r"data and B must have one dtype; data is torch.float32 and B is torch.float64"):
+        ops.spmm(data, indptr, indices, torch.randn(N, 5).double())

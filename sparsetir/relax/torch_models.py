@@ -6,16 +6,13 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tvm import ir
-
-from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.errors import ArgumentTypeError
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
 from sparsetir.relax.nesting import Nesting
-from sparsetir.relax.torch_ops import converters
+from sparsetir.relax.torch_import import imported
 
 
 def from_torch(
@@ -64,16 +61,6 @@ def from_torch(
     exported = _exported(model, example_args, example_kwargs, dynamic_shapes)
     nesting = Nesting.of(exported)
     return compile_model(imported(exported), target, sparsify=sparsify, database=database, nesting=nesting)
-
-
-def imported(exported: Any) -> ir.IRModule:
-    """An exported program as a Relax module whose arguments and results are tensors; weights are constants."""
-    from tvm.relax.frontend.torch import from_exported_program
-
-    program = exported.run_decompositions()
-    _refuse_changes(program)
-    _drop_constants(program)
-    return from_exported_program(program, custom_convert_map=converters(), run_ep_decomposition=False)
 
 
 def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> Any:
@@ -131,30 +118,4 @@ def _tensors_of(model: Any) -> Iterator[Any]:
         yield from (value for value in held if isinstance(value, torch.Tensor))
 
 
-def _refuse_changes(exported: Any) -> None:
-    signature = exported.graph_signature
-    changed = [*signature.buffers_to_mutate.values()]
-    with suppress(AttributeError):  # parameters: not in every release
-        changed += signature.parameters_to_mutate.values()
-    changed += signature.user_inputs_to_mutate.values()
-    if changed:
-        names = ", ".join(map(str, changed))
-        raise ArgumentError(f"the model changes {names} when it is called, which a compiled model does not")
-
-
-def _drop_constants(program: Any) -> None:
-    """Take arguments and results that are no tensors out of a program, which TVM's importer does not take."""
-    graph, signature = program.graph, program.graph_signature
-    is_constant = lambda spec: type(spec.arg).__name__ == "ConstantArgument"  # noqa: E731
-    fixed = {spec.arg.name for spec in signature.input_specs if is_constant(spec)}
-    for node in list(graph.nodes):
-        if node.op == "placeholder" and node.name in fixed and not node.users:
-            graph.erase_node(node)
-    signature.input_specs[:] = [spec for spec in signature.input_specs if not is_constant(spec)]
-    output = next(node for node in graph.nodes if node.op == "output")
-    kept = [not is_constant(spec) for spec in signature.output_specs]
-    output.args = (tuple(value for value, keep in zip(output.args[0], kept, strict=True) if keep),)
-    signature.output_specs[:] = [spec for spec, keep in zip(signature.output_specs, kept, strict=True) if keep]
-
-
-__all__ = ["dense_copy", "from_torch", "imported"]
+__all__ = ["dense_copy", "from_torch"]

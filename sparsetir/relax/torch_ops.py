@@ -16,8 +16,9 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.build import build
+from sparsetir.errors import ArgumentTypeError
 from sparsetir.kernel import Kernel
-from sparsetir.relax import calls, programs
+from sparsetir.relax import programs
 from sparsetir.relax.attention import attention
 
 NAMESPACE = "sparsetir"
@@ -55,52 +56,60 @@ def _attention_kernel(sizes: tuple[tuple[str, int], ...], dtype: str, idtype: st
     return build(attention(shape, dtype, idtype, scale).func)
 
 
-def _dtypes(values: Any, indptr: Any) -> tuple[str, str]:
-    return str(values.dtype).removeprefix("torch."), str(indptr.dtype).removeprefix("torch.")
+def _dtypes(indptr: Any, **values: Any) -> tuple[str, str]:
+    """The dtype of the values, which is one, and that of the structure."""
+    (first, one), *others = values.items()
+    for name, value in others:
+        if value.dtype != one.dtype:
+            found = f"{first} is {one.dtype} and {name} is {value.dtype}"
+            raise ArgumentTypeError(f"{first} and {name} must have one dtype; {found}")
+    return str(one.dtype).removeprefix("torch."), str(indptr.dtype).removeprefix("torch.")
 
 
 def _spmm(data: Any, indptr: Any, indices: Any, B: Any) -> Any:
     sizes = "m n nnz feat batch" if B.dim() == 3 else "m n nnz feat"
-    kernel = _kernel("spmm", sizes, *_dtypes(data, indptr))
-    return kernel(a_data=data, indptr=indptr, indices=indices, b_data=B)
+    kernel = _kernel("spmm", sizes, *_dtypes(indptr, data=data, B=B))
+    return kernel(a_data=data, indptr=indptr, indices=indices, B=B)
 
 
 def _spmv(data: Any, indptr: Any, indices: Any, x: Any) -> Any:
-    kernel = _kernel("spmv", "m n nnz", *_dtypes(data, indptr))
-    return kernel(a_data=data, indptr=indptr, indices=indices, x_data=x)
+    kernel = _kernel("spmv", "m n nnz", *_dtypes(indptr, data=data, x=x))
+    return kernel(a_data=data, indptr=indptr, indices=indices, X=x)
 
 
 def _linear(x: Any, data: Any, indptr: Any, indices: Any) -> Any:
-    kernel = _kernel("linear", "m n nnz batch", *_dtypes(data, indptr))
+    kernel = _kernel("linear", "m n nnz batch", *_dtypes(indptr, x=x, data=data))
     rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
-    return kernel(a_data=data, indptr=indptr, indices=indices, x_data=rows).reshape(*x.shape[:-1], -1)
+    return kernel(a_data=data, indptr=indptr, indices=indices, X=rows).reshape(*x.shape[:-1], -1)
 
 
 def _sddmm(data: Any, indptr: Any, indices: Any, X: Any, Y: Any) -> Any:
-    kernel = _kernel("sddmm", "m n nnz feat", *_dtypes(data, indptr))
-    return kernel(s_data=data, indptr=indptr, indices=indices, x_data=X, y_data=Y)
+    kernel = _kernel("sddmm", "m n nnz feat", *_dtypes(indptr, data=data, X=X, Y=Y))
+    return kernel(s_data=data, indptr=indptr, indices=indices, X=X, Y=Y)
 
 
 def _softmax(data: Any, indptr: Any) -> Any:
-    return _kernel("softmax", "m nnz", *_dtypes(data, indptr))(a_data=data, indptr=indptr)
+    return _kernel("softmax", "m nnz", *_dtypes(indptr, data=data))(a_data=data, indptr=indptr)
 
 
 def _segment_reduce(x: Any, indptr: Any, reduce: str = "sum") -> Any:
-    kernel = _kernel("segment_reduce", "m nnz feat" if x.dim() == 2 else "m nnz", *_dtypes(x, indptr), reduce)
+    kernel = _kernel("segment_reduce", "m nnz feat" if x.dim() == 2 else "m nnz", *_dtypes(indptr, x=x), reduce)
     return kernel(x_data=x, indptr=indptr)
 
 
 def _gather_matmul_scatter(X: Any, W: Any, indptr: Any, indices: Any, kinds: Any) -> Any:
-    kernel = _kernel("gather_matmul_scatter", "m n nnz kinds in out", *_dtypes(X, indptr))
-    return kernel(x_data=X, w_data=W, indptr=indptr, indices=indices, kinds_data=kinds)
+    kernel = _kernel("gather_matmul_scatter", "m n nnz kinds in out", *_dtypes(indptr, X=X, W=W))
+    return kernel(X=X, W=W, indptr=indptr, indices=indices, kinds_data=kinds)
 
 
 def _attention(Q: Any, K: Any, V: Any, indptr: Any, indices: Any, scale: float | None = None) -> Any:
     (heads, length, feat), out, blocks = Q.shape, V.shape[-1], indptr.shape[0] - 1
     sizes = {"heads": heads, "blocks": blocks, "block": length // blocks, "feat": feat, "out": out}
-    kernel = _attention_kernel(tuple(sizes.items()), *_dtypes(Q, indptr), feat**-0.5 if scale is None else scale)
+    kernel = _attention_kernel(
+        tuple(sizes.items()), *_dtypes(indptr, Q=Q, K=K, V=V), feat**-0.5 if scale is None else scale
+    )
     q, k, v = (part.reshape(heads, blocks, -1, part.shape[-1]) for part in (Q, K, V))
-    return kernel(q_data=q, k_data=k, v_data=v, indptr=indptr, indices=indices).reshape(heads, length, out)
+    return kernel(Q=q, K=k, V=v, indptr=indptr, indices=indices).reshape(heads, length, out)
 
 
 _CSR = "Tensor data, Tensor indptr, Tensor indices"
@@ -154,20 +163,4 @@ def _register(torch: Any, name: str, operator: TorchOperator) -> None:
     made.register_fake(lambda first, *rest, **named: first.new_empty(operator.shape(first, *rest, **named)))
 
 
-def converters() -> dict[str, Callable[[Any, Any], Any]]:
-    """What TVM's importer makes of the operators, by the names it looks up."""
-    return {f"{name}.default": _converter(name) for name in TORCH_OPERATORS}
-
-
-def _converter(name: str) -> Callable[[Any, Any], Any]:
-    def convert(node: Any, importer: Any) -> Any:
-        if node.target.namespace != NAMESPACE:  # the name of torch's own operator may be the same
-            return importer.create_convert_map()[f"{name}.default"](node)
-        args = importer.retrieve_args(node)
-        named = {key: importer.env.get(value, value) for key, value in node.kwargs.items()}
-        return importer.block_builder.emit(getattr(calls, name)(*args, **named))
-
-    return convert
-
-
-__all__ = ["TORCH_OPERATORS", "TorchOperator", "converters", "register_torch_ops"]
+__all__ = ["NAMESPACE", "TORCH_OPERATORS", "TorchOperator", "register_torch_ops"]
