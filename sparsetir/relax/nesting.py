@@ -45,6 +45,12 @@ class Nesting:
         loads = _pytree().treespec_loads
         return loads(self.arguments), loads(self.results)
 
+    @cached_property
+    def _is_flat(self) -> bool:
+        """Whether all arguments are positional and none holds others: they need not be taken apart."""
+        tree = self._trees[0]
+        return tree.unflatten(list(range(tree.num_leaves))) == (tuple(range(tree.num_leaves)), {})
+
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The tensors among the arguments of a call, in the order of the compiled function.
 
@@ -53,6 +59,8 @@ class Nesting:
         ArgumentTypeError, ArgumentError
             They nest otherwise than those the model was traced with, or another value was fixed then.
         """
+        if self._is_flat and not kwargs and not self.fixed and len(args) == self._trees[0].num_leaves:
+            return list(args)
         try:
             leaves = self._trees[0].flatten_up_to((tuple(args), dict(kwargs)))
         except ValueError as error:
