@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import importlib.util
 import io
 import os
 import re
@@ -27,7 +28,9 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # Commands of a shell block that change the machine or take minutes; make's targets are looked up.
 NOT_RUN = {"make", "pip", "git"}
 # Blocks that only run where there is a C compiler.
-WITH_COMPILER = re.compile(r"\.export\(|^cc |^/\* \w+\.c \*/", re.MULTILINE)
+WITH_COMPILER = re.compile(r"\.export\(|\.save\(\".*\.so\"|^cc |^/\* \w+\.c \*/", re.MULTILINE)
+# Blocks that only run where these are installed: those that name one.
+OPTIONAL = ("torch", "onnx")
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 FOLDERS = "sparsetir|schedules|tuning|tests|docs|examples"
@@ -106,8 +109,18 @@ def run_block(block: Block, path: Path, names: dict[str, Any]) -> str:
         return run_shell(block)
     if block.language == "c":
         return write_c(block)
+    if block.language == "cpp":  # parts of a program among the examples, which is compiled there
+        return ""
     assert not block.language, f"a block of {block.language} cannot be checked; a drawing has no language"
     return ""
+
+
+def can_run(block: Block) -> bool:
+    """Whether what a block needs is installed."""
+    if WITH_COMPILER.search(block.text) and shutil.which("cc") is None:
+        return False
+    needed = [name for name in OPTIONAL if block.language == "python" and re.search(rf"\b{name}\b", block.text)]
+    return all(importlib.util.find_spec(name) is not None for name in needed)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=title)
@@ -121,7 +134,7 @@ def test_the_code_runs_and_prints_what_stands_below_it(
     names = vars(module)
     checker = doctest.OutputChecker()
     for block, output in with_output(path):
-        if WITH_COMPILER.search(block.text) and shutil.which("cc") is None:
+        if not can_run(block):
             continue
         printed = run_block(block, path, names)
         if output is not None and not checker.check_output(output.text, printed, doctest.ELLIPSIS):

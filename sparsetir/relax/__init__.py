@@ -3,25 +3,56 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from sparsetir.relax import legalize, operators
 from sparsetir.relax.build import build
 from sparsetir.relax.calls import attention, gather_matmul_scatter, linear, sddmm, segment_reduce, softmax, spmm, spmv
 from sparsetir.relax.legalize import LowerSparse
+from sparsetir.relax.model import CompiledModel, compile_model, load
 from sparsetir.relax.operators import csr_constants
 from sparsetir.relax.sparsify import Layer, SparsifyWeights
+
+if TYPE_CHECKING:
+    from sparsetir.relax import nn
+    from sparsetir.relax.torch_models import from_torch
+    from sparsetir.relax.torch_ops import register_torch_ops
 
 operators.register()
 legalize.register()
 
+# Names of front ends -> where they live, imported when first used; a module stands for itself.
+_LAZY = {
+    "from_torch": "sparsetir.relax.torch_models",
+    "nn": "sparsetir.relax.nn",
+    "register_torch_ops": "sparsetir.relax.torch_ops",
+}
+
+
+def __getattr__(name: str) -> Any:
+    where = _LAZY.get(name)
+    if where is None:
+        raise AttributeError(f"module 'sparsetir.relax' has no attribute {name!r}")
+    module = importlib.import_module(where)
+    return module if where.endswith(f".{name}") else getattr(module, name)
+
+
 __all__ = [
+    "CompiledModel",
     "Layer",
     "LowerSparse",
     "SparsifyWeights",
     "attention",
     "build",
+    "compile_model",
     "csr_constants",
+    "from_torch",
     "gather_matmul_scatter",
     "linear",
+    "load",
+    "nn",
+    "register_torch_ops",
     "sddmm",
     "segment_reduce",
     "softmax",

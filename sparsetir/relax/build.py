@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import ir, relax, tirx
+from tvm.relax.frontend.nn import Parameter
 
 from sparsetir.build import make_target, may_reassociate, native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, own_errors
@@ -63,7 +64,7 @@ def build(
     target : Target, str or dict, optional
         An LLVM target; this machine by default.
     params : mapping of str to array, optional
-        Values of parameters of ``main``, which become constants.
+        Values of parameters, which become constants; parameters of ``tvm.relax.frontend.nn`` stand for their values.
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`: a constant matrix is stored and computed with as the best of them says.
 
@@ -82,11 +83,7 @@ def build(
         An operator's arguments do not fit; the message names the operator and the argument.
     """
     get_num_threads()
-    chosen = native_target() if target is None else tvm.target.Target(target)
-    if str(chosen.kind.name) != "llvm":
-        raise ArgumentError(f"models are compiled for CPUs: expected an llvm target, found {chosen.kind.name!r}")
-    if not isinstance(mod, ir.IRModule):
-        raise ArgumentTypeError(f"expected an IRModule with a Relax function main, found {type(mod).__name__}")
+    chosen = cpu_target(target)
     records = None if database is None else Path(database)
     with own_errors():
         ready = lowered(mod, chosen, params, records, checked=checked)
@@ -100,6 +97,14 @@ def _free(target: Any, mod: ir.IRModule) -> Any:
     return free[0] if free and all(may_reassociate(func) for func in ours) else target
 
 
+def cpu_target(target: Any) -> tvm.target.Target:
+    """A target that models are compiled for, this machine by default."""
+    chosen = native_target() if target is None else tvm.target.Target(target)
+    if str(chosen.kind.name) != "llvm":
+        raise ArgumentError(f"models are compiled for CPUs: expected an llvm target, found {chosen.kind.name!r}")
+    return chosen
+
+
 def lowered(
     mod: ir.IRModule,
     target: Any,
@@ -109,18 +114,34 @@ def lowered(
     checked: bool = True,
 ) -> ir.IRModule:
     """The module as `build` compiles it: calls of functions only."""
-    if params:
-        mod = relax.transform.BindParams("main", _tensors(mod, params))(mod)
+    mod = bind(mod, params or {})
     with own_errors(), target:
         return tvm.transform.Sequential(lowering(target, database, checked=checked))(mod)
 
 
-def _tensors(mod: ir.IRModule, params: Mapping[str, Any]) -> dict[str, Any]:
-    names = [str(p.name) for p in mod["main"].params]
-    wrong = next((name for name in params if name not in names), None)
+def bind(mod: ir.IRModule, params: Mapping[str, Any]) -> ir.IRModule:
+    """The module with values in the places of its functions' parameters."""
+    if not isinstance(mod, ir.IRModule):
+        raise ArgumentTypeError(f"expected an IRModule with a Relax function main, found {type(mod).__name__}")
+    functions = {str(v.name_hint): f for v, f in mod.functions.items() if isinstance(f, relax.Function)}
+    names = {function: [str(p.name) for p in func.params] for function, func in functions.items()}
+    wrong = next((name for name in params if not any(name in known for known in names.values())), None)
     if wrong is not None:
-        raise ArgumentError(f"main has no parameter {wrong}; it has {', '.join(names)}")
-    return {n: v if isinstance(v, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(v)) for n, v in params.items()}
+        listed = "; ".join(f"{function} has {', '.join(known) or 'none'}" for function, known in names.items())
+        raise ArgumentError(f"there is no parameter {wrong}: {listed}")
+    tensors = {name: _tensor(value) for name, value in params.items()}
+    for function, known in names.items():
+        values = {name: tensors[name] for name in known if tensors.get(name) is not None}
+        if values:
+            mod = relax.transform.BindParams(function, values)(mod)
+    return mod
 
 
-__all__ = ["build", "lowered", "lowering"]
+def _tensor(value: Any) -> tvm.runtime.Tensor | None:
+    """A value as a tensor; None for a parameter of ``tvm.relax.frontend.nn`` without one."""
+    if isinstance(value, Parameter):
+        return value.data
+    return value if isinstance(value, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(value))
+
+
+__all__ = ["bind", "build", "cpu_target", "lowered", "lowering"]

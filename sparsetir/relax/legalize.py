@@ -315,8 +315,8 @@ class Lowerer(relax.PyExprMutator):
         self.set_var_remap(binding.var, new)
 
     def _value(self, var: Any) -> Any:
-        bound = self.lookup_binding(var)
-        return bound if bound is not None else self.values.get(var)
+        found = self.lookup_binding(var) if isinstance(var, relax.Var) else None
+        return self.values.get(var) if found is None else found
 
     def _mapped(self, call: ir.Call, kept: set[Any]) -> ir.Call:
         args = [arg if arg in kept else self.visit_expr(arg) for arg in call.args]

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that torch exported as a Relax module, by TVM's importer and what it lacks for our purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import ir, relax
+
+from sparsetir.errors import ArgumentError, LoweringError
+from sparsetir.relax import calls
+from sparsetir.relax.torch_ops import NAMESPACE, TORCH_OPERATORS
+
+Converter = Callable[[Any, Any], Any]
+HALVES = ("float16", "bfloat16")
+
+
+def imported(exported: Any) -> ir.IRModule:
+    """An exported program as a Relax module whose arguments and results are tensors; weights are constants.
+
+    Raises
+    ------
+    ArgumentError
+        The model changes its own buffers or arguments.
+    LoweringError
+        It has operators that TVM's importer does not know.
+    """
+    from tvm.relax.frontend.torch import from_exported_program
+
+    program = exported.run_decompositions()
+    _refuse_changes(program)
+    _drop_constants(program)
+    try:
+        return from_exported_program(program, custom_convert_map=_converters(), run_ep_decomposition=False)
+    except AssertionError as error:  # which lists the names
+        raise LoweringError(f"TVM's importer for torch does not take the model: {error}") from None
+
+
+def _refuse_changes(exported: Any) -> None:
+    signature = exported.graph_signature
+    changed = [*signature.buffers_to_mutate.values()]
+    changed += signature.user_inputs_to_mutate.values()
+    if changed:
+        names = ", ".join(map(str, changed))
+        raise ArgumentError(f"the model changes {names} when it is called, which a compiled model does not")
+
+
+def _drop_constants(program: Any) -> None:
+    """Take arguments and results that are no tensors out of a program, which TVM's importer does not take."""
+    graph, signature = program.graph, program.graph_signature
+    is_constant = lambda spec: type(spec.arg).__name__ == "ConstantArgument"  # noqa: E731
+    fixed = {spec.arg.name for spec in signature.input_specs if is_constant(spec)}
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and node.name in fixed and not node.users:
+            graph.erase_node(node)
+    signature.input_specs[:] = [spec for spec in signature.input_specs if not is_constant(spec)]
+    output = next(node for node in graph.nodes if node.op == "output")
+    kept = [not is_constant(spec) for spec in signature.output_specs]
+    output.args = (tuple(value for value, keep in zip(output.args[0], kept, strict=True) if keep),)
+    signature.output_specs[:] = [spec for spec, keep in zip(signature.output_specs, kept, strict=True) if keep]
+
+
+# ------------------------------------------------------------------ operators
+
+
+def _converters() -> dict[str, Converter]:
+    """What becomes of operators, by the names that the importer looks up."""
+    own = {f"{name}.default": _own(name) for name in TORCH_OPERATORS}
+    products = dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _product)
+    return {**own, **products, "addmm.default": _addmm}
+
+
+def _own(name: str) -> Converter:
+    def convert(node: Any, importer: Any) -> Any:
+        if node.target.namespace != NAMESPACE:  # the name of torch's own operator may be the same
+            return importer.create_convert_map()[f"{name}.default"](node)
+        args = importer.retrieve_args(node)
+        named = {key: importer.env.get(value, value) for key, value in node.kwargs.items()}
+        return importer.block_builder.emit(getattr(calls, name)(*args, **named))
+
+    return convert
+
+
+def _matmul(importer: Any, left: Any, right: Any) -> Any:
+    """A product of its factors' dtype, where the importer has float32; halves are summed in float32, as in torch."""
+    emit, dtype = importer.block_builder.emit, str(left.ty.dtype.dtype)
+    if dtype not in HALVES:
+        return emit(relax.op.matmul(left, right))
+    return emit(relax.op.astype(emit(relax.op.matmul(left, right, "float32")), dtype))
+
+
+def _product(node: Any, importer: Any) -> Any:
+    return _matmul(importer, *importer.retrieve_args(node))
+
+
+def _addmm(node: Any, importer: Any) -> Any:
+    """``beta * x + alpha * left @ right``."""
+    x, left, right = importer.retrieve_args(node)
+    total = _scaled(importer, _matmul(importer, left, right), node.kwargs.get("alpha", 1))
+    beta = node.kwargs.get("beta", 1)
+    return total if beta == 0 else importer.block_builder.emit(relax.op.add(total, _scaled(importer, x, beta)))
+
+
+def _scaled(importer: Any, value: Any, factor: Any) -> Any:
+    if factor == 1:
+        return value
+    return importer.block_builder.emit(relax.op.multiply(value, relax.const(factor, str(value.ty.dtype.dtype))))
+
+
+__all__ = ["imported"]

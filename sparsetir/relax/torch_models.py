@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models from torch: traced by ``torch.export``, compiled, and called with torch tensors."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparsetir.errors import ArgumentTypeError
+from sparsetir.relax.model import CompiledModel, Passes, compile_model
+from sparsetir.relax.nesting import Nesting
+from sparsetir.relax.torch_import import imported
+
+
+def from_torch(
+    model: Any,
+    example_args: Sequence[Any] | None = None,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    sparsify: Passes = None,
+    database: str | Path | None = None,
+    target: Any = None,
+) -> CompiledModel:
+    """Compile a torch model.
+
+    A module is traced as in eval mode and is not changed. Parameters and buffers that are sparse (CSR, CSC, COO, BSR)
+    are traced as dense ones, which torch can export; a pass given as `sparsify` makes them sparse again, and dense ones
+    that were pruned. Operators of `register_torch_ops` stay sparse throughout.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or torch.export.ExportedProgram
+    example_args : sequence, optional
+        Arguments to trace a module with, dense tensors for tensors.
+    example_kwargs : mapping, optional
+        Those that are passed by name.
+    dynamic_shapes : optional
+        Sizes that may change from call to call, as ``torch.export.export`` takes them, such as
+        ``({0: torch.export.Dim("batch")},)``.
+    sparsify : Pass or sequence of Pass, optional
+        Run on the model before it is lowered.
+    database : str or Path, optional
+        Records of `sparsetir.tune_sparse`.
+    target : Target, str or dict, optional
+        An LLVM target; this machine by default.
+
+    Returns
+    -------
+    CompiledModel
+        Called like the module; arguments and results nest as there.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        The model is of another class, changes its own buffers, or is to be traced with sparse arguments.
+    """
+    exported = _exported(model, example_args, example_kwargs, dynamic_shapes)
+    nesting = Nesting.of(exported)
+    return compile_model(imported(exported), target, sparsify=sparsify, database=database, nesting=nesting)
+
+
+def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> Any:
+    torch = importlib.import_module("torch")
+    if isinstance(model, torch.export.ExportedProgram):
+        if args is not None or kwargs is not None or dynamic_shapes is not None:
+            raise ArgumentTypeError("an ExportedProgram is traced already: pass no examples and no dynamic_shapes")
+        return model
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentTypeError(f"expected a torch.nn.Module or an ExportedProgram; found {type(model).__name__}")
+    if args is None and kwargs is None:
+        raise ArgumentTypeError("a module is traced with arguments: pass example_args, a tuple of tensors")
+    if isinstance(args, torch.Tensor):
+        raise ArgumentTypeError("example_args is a tuple of arguments; found a tensor: pass (tensor,)")
+    given, named = tuple(args or ()), dict(kwargs or {})
+    for name, value in [*((f"example_args[{n}]", v) for n, v in enumerate(given)), *named.items()]:
+        if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+            hint = "pass its values and index arrays, for operators of sparsetir.relax.register_torch_ops()"
+            raise ArgumentTypeError(f"{name} is sparse ({value.layout}), which torch.export does not take: {hint}")
+    with torch.no_grad(), _dense_products():
+        return torch.export.export(dense_copy(model), given, named, dynamic_shapes=dynamic_shapes)
+
+
+def dense_copy(model: Any) -> Any:
+    """A module in eval mode with dense tensors in the places of sparse ones; dense ones are shared, not copied."""
+    torch = importlib.import_module("torch")
+    memo: dict[int, Any] = {}
+    for tensor in _tensors_of(model):
+        if tensor.layout == torch.strided:
+            memo[id(tensor)] = tensor
+            continue
+        dense = tensor.detach().to_dense()
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        memo[id(tensor)] = torch.nn.Parameter(dense, requires_grad=False) if is_parameter else dense
+    return copy.deepcopy(model, memo).eval()
+
+
+def _dense_products() -> Any:
+    """A context in which ``torch.sparse.mm`` is ``torch.mm``: of dense matrices it would fix the sizes to be traced."""
+    torch = importlib.import_module("torch")
+
+    class DenseProducts(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            is_plain = func is torch.sparse.mm and len(args) == 2 and not kwargs
+            return torch.mm(*args) if is_plain else func(*args, **(kwargs or {}))
+
+    return DenseProducts()
+
+
+def _tensors_of(model: Any) -> Iterator[Any]:
+    """Parameters, buffers, and tensors that are plain attributes."""
+    torch = importlib.import_module("torch")
+    for module in model.modules():
+        held = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
+        yield from (value for value in held if isinstance(value, torch.Tensor))
+
+
+__all__ = ["dense_copy", "from_torch"]
