@@ -7,7 +7,8 @@ Sizes that are known stand in the text as numbers; the others are parameters bet
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,15 +93,27 @@ class Draft:
         self.lines.append(f'{name} = T.match_sparse_buffer({name.lower()}_data, ({", ".join(axes)},), "{dtype}")')
 
     def scratch(self, name: str, axes: Axes, dtype: str) -> None:
-        """A buffer of its own."""
+        """A buffer of its own; of every step of the iteration around it, if there is one."""
         self.lines.append(f'{name} = T.alloc_sparse_buffer(({", ".join(axes)},), "{dtype}")')
 
-    def iterate(self, axes: Axes, kinds: str, name: str, body: Sequence[str], *, init: str | None = None) -> None:
-        """An iteration; its variables are the axes in lower case."""
+    def iterate(
+        self, axes: Axes, kinds: str, name: str, body: Sequence[str], *, init: str | None = None, is_stored: bool = False
+    ) -> None:
+        """An iteration; its variables are the axes in lower case. `is_stored`: only what it visits is initialised."""
         self.lines.append(f'with T.sp_iter([{", ".join(axes)}], "{kinds}", "{name}") as [{", ".join(axes).lower()}]:')
+        if is_stored:
+            self.lines.append('    T.sp_iter_attr({"init": "stored"})')
         if init is not None:
             self.lines += ["    with T.init():", f"        {init}"]
         self.lines += [f"    {line}" for line in body]
+
+    @contextmanager
+    def steps(self, axes: Axes, name: str) -> Iterator[None]:
+        """A spatial iteration around what is written inside."""
+        outside, self.lines = self.lines, []
+        yield
+        inside, self.lines = self.lines, outside
+        self.iterate(axes, "S" * len(axes), name, inside)
 
     def finish(self, result: str, axes: Axes, dtype: str, epilogue: Epilogue | None) -> str:
         """Declare a result that an epilogue may follow; the buffer to compute it in."""
