@@ -44,6 +44,11 @@ def weight_of(value: Any, value_of: Callable[[Any], Any]) -> np.ndarray | None:
     return None
 
 
+def height(options: Options) -> int:
+    """Rows of a register tile of a product: with two vectors each they leave registers for the operands."""
+    return 8 if Registers.of(options.target or native_target()).count >= 32 else 4
+
+
 def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Any:
     """A dense matrix product as the head of a program; None if it is another call or not of a kind that is taken."""
     from sparsetir.relax.legalize import Head
@@ -62,9 +67,8 @@ def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Any:
     if not known([n, feat]) or (known([rows]) and int(rows) == 1):
         return None
     weight = weight_of(call.args[1], value_of)
-    registers = Registers.of(options.target or native_target())
-    height = 8 if registers.count >= 32 else 4
-    panel = registers.lanes(height, bits=int(dtype[-2:]))
+    rows_each = height(options)
+    panel = Registers.of(options.target or native_target()).lanes(rows_each, bits=int(dtype[-2:]))
     if weight is None or int(feat) % panel or int(feat) // panel < LEAST_PANELS:
         panel = 0
     whole = tuple(call.ty.shape.values)
@@ -72,7 +76,7 @@ def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Any:
     result = Result((rows, *columns), ("I", "KO", "KI") if panel else ("I", "K"), dtype, whole)
 
     def make(epilogue: programs.Epilogue | None) -> Lowered:
-        program = programs.matmul({"m": rows, "n": n, "feat": feat}, dtype, height, epilogue, panel)
+        program = programs.matmul({"m": rows, "n": n, "feat": feat}, dtype, rows_each, epilogue, panel)
         x = call.args[0] if len(batch) == 1 else relax.op.reshape(call.args[0], [rows, n])
         given = {"a_data": x, "b_data": call.args[1]}
         if panel and weight is not None:
@@ -147,4 +151,4 @@ def _run_wide(sch: s_tir.Schedule, block: Any) -> None:
     sch.vectorize(lanes)
 
 
-__all__ = ["ScheduleDense", "head_of", "scheduled", "weight_of"]
+__all__ = ["ScheduleDense", "head_of", "height", "scheduled", "weight_of"]

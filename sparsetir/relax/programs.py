@@ -7,7 +7,7 @@ Sizes that are known stand in the text as numbers; the others are parameters bet
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,14 +128,20 @@ class Draft:
         """Write the iteration of an epilogue."""
         if epilogue is None:
             return
-        names = [f"{held}[{', '.join(axes).lower()}]"]
-        if any(axis is None for operand in epilogue.operands for axis in operand.axes):
-            self.lines.append("ONE = T.dense_fixed(1)")
-        for n, operand in enumerate(epilogue.operands):
-            self.array(f"E{n}", tuple(axis or "ONE" for axis in operand.axes), operand.dtype)
-            names.append(f"E{n}[{', '.join(axis.lower() if axis else '0' for axis in operand.axes)}]")
+        names = [f"{held}[{', '.join(axes).lower()}]", *self.operands(epilogue)]
         body = f"{result}[{', '.join(axes).lower()}] = {epilogue.text.format(*names)}"
         self.iterate(axes, "S" * len(axes), "epilogue", [body])
+
+    def operands(self, epilogue: Epilogue, axes_of: Mapping[str, Axes] | None = None) -> list[str]:
+        """Declare the operands of an epilogue; their elements. `axes_of`: what an axis of the result is made of."""
+        if any(axis is None for operand in epilogue.operands for axis in operand.axes):
+            self.lines.append("ONE = T.dense_fixed(1)")
+        names = []
+        for n, operand in enumerate(epilogue.operands):
+            axes = [part for axis in operand.axes for part in (axes_of or {}).get(axis or "", (axis,))]
+            self.array(f"E{n}", tuple(axis or "ONE" for axis in axes), operand.dtype)
+            names.append(f"E{n}[{', '.join(axis.lower() if axis else '0' for axis in axes)}]")
+        return names
 
     def program(self) -> Program:
         """The finished function."""
