@@ -110,13 +110,14 @@ def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices | None,
         return None
     spatial = [lp for lp, k in zip(own, kinds, strict=True) if k == SPATIAL and lp is not vector]
     reduced = [lp for lp, k in zip(own, kinds, strict=True) if k == REDUCE]
-    shared = [lp for lp, iv in zip(own, node.iter_vars, strict=True) if _is_shared(node, node.iter_vars[at].var, iv.var)]
+    lane = node.iter_vars[at].var
+    shared = [lp for lp, iv in zip(own, node.iter_vars, strict=True) if _is_shared(node, lane, iv.var)]
     rows = [lp for lp in spatial if lp in shared and _is_short(sch.get(lp)) and CHUNKS not in sch.get(lp).annotations]
     others = [lp for lp in spatial if lp not in rows]
     bits = _width(node.body)
     choices = choices or Choices(tile=registers.tile(bits))
-    lanes = tile_of(sch.get(vector).extent, choices.tile)
-    groups, rows = _grouped(sch, rows, registers.most_rows(PAIR if lanes * bits >= PAIR * registers.bits else 1))
+    is_long = tile_of(sch.get(vector).extent, choices.tile) * bits >= PAIR * registers.bits
+    groups, rows = _grouped(sch, rows, registers.most_rows(PAIR if is_long else 1))
     held = math.prod(int(sch.get(lp).extent) for lp in rows)
     wanted = min(choices.tile, registers.lanes(held, bits=bits)) if rows else choices.tile
     tile = tile_of(sch.get(vector).extent, wanted)

@@ -278,7 +278,7 @@ class NestEmitter:
 
 
 def _own_scratch(body: tirx.Stmt) -> tuple[tirx.Stmt, list[Var]]:
-    """A body without the allocations that stand in it, and the buffers: a block holds them, or a cache of one is refused."""
+    """A body without the allocations in it, and their buffers, which the block holds: TVM caches no others soundly."""
     if not isinstance(body, tirx.SeqStmt):
         return body, []
     own = [s.buffer for s in body.seq if isinstance(s, tirx.AllocBuffer)]

@@ -108,7 +108,7 @@ def split(buffer: Var, uses: list[tirx.Stmt]) -> list[tirx.Stmt] | None:
         return tirx.BufferStore(array, value, indices)
 
     body = tvm_ffi.structural_mutate(body, [(ir.TensorLoad, on_load), (tirx.BufferStore, on_store)])
-    if not parts.fits or len(parts.arrays) < 2 or bytes_of(parts.arrays[min(parts.arrays)]) >= MOST_BYTES:
+    if not parts.fits or any(_is_large(a) for a in alloc(*parts.arrays.values())):
         return None
     return [*alloc(*parts.arrays.values()), body]
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention under a block-sparse mask as one program: scores, softmax and mixture of a row of blocks after the other.
 
-A row's scores are scratch of one step, which stays in the core's own cache, and lie transposed: the positions of the row
-are the vectors. Both products are then register tiles that find their operands as they lie in memory, the factors of K and
-of the scores one by one, Q (turned once a step) and V in vectors; and maxima and sums need no reduction within a vector.
+A row's scores are scratch of one step, which stays in the core's own cache, and lie transposed: the positions of the
+row are the vectors. Both products are then register tiles that find their operands as they lie in memory, the factors
+of K and of the scores one by one, Q (turned once a step) and V in vectors; and maxima and sums need no reduction within
+a vector.
 """
 
 from __future__ import annotations

@@ -47,7 +47,9 @@ class Groups:
     height: int
 
     @classmethod
-    def of(cls, indptr: np.ndarray, indices: np.ndarray, kinds: np.ndarray, *, size: int, most: int, tiles: int) -> Groups:
+    def of(
+        cls, indptr: np.ndarray, indices: np.ndarray, kinds: np.ndarray, *, size: int, most: int, tiles: int
+    ) -> Groups:
         """Groups of `size` entries in tiles of at most `most` rows, about `tiles` of them at least."""
         tile_ptr = _tiles(indptr, most, max(indices.size // tiles, 1))
         row = np.repeat(np.arange(indptr.size - 1), np.diff(indptr))
@@ -113,9 +115,12 @@ def _check(arrays: dict[str, np.ndarray], shape: dict[str, Any]) -> None:
     if starts[0] != 0 or starts[-1] != nnz or np.any(np.diff(starts) < 0):
         raise ArgumentError(f"R.sparse.gather_matmul_scatter: indptr must rise from 0 to {nnz}, the number of indices")
     for name, size in (("indices", shape["n"]), ("kinds", shape["kinds"])):
-        if nnz and isinstance(size, (int, tirx.IntImm)) and not 0 <= arrays[name].min() <= arrays[name].max() < int(size):
-            found = f"{name} must be from 0 to {int(size) - 1}; found {arrays[name].min()} to {arrays[name].max()}"
-            raise ArgumentError(f"R.sparse.gather_matmul_scatter: {found}")
+        if not nnz or not isinstance(size, (int, tirx.IntImm)):
+            continue
+        least, most = arrays[name].min(), arrays[name].max()
+        if least < 0 or most >= int(size):
+            fault = f"{name} must be from 0 to {int(size) - 1}; found {least} to {most}"
+            raise ArgumentError(f"R.sparse.gather_matmul_scatter: {fault}")
 
 
 def grouped(shape: dict[str, Any], dtype: str, groups: Groups, size: int, epilogue: Epilogue | None = None) -> Program:
@@ -139,14 +144,14 @@ def grouped(shape: dict[str, Any], dtype: str, groups: Groups, size: int, epilog
         with draft.steps(("G",), "groups"):
             product = f'T.Cast("{wide}", X[j, c]) * T.Cast("{wide}", W[g, c, d])'
             body = [f"part[e, d] = part[e, d] + {product}"]
-            draft.iterate(("E", "D", "J", "C"), "SSRR", "multiply", body, init="part[e, d] = 0")
+            draft.iterate(("E", "D", "J", "C"), "SSRR", "multiply", body, init="part[e, d] = 0", is_stored=True)
             draft.iterate(("E", "P", "D"), "RRS", "add", ["total[p, d] = total[p, d] + part[e, d]"])
         draft.iterate(("I", "D"), "SS", "leave", [f"Y[ti, i, d] = {value}"])
     return draft.program()
 
 
 def _declare(draft: Draft, shape: dict[str, Any], groups: Groups, size: int, idtype: str) -> None:
-    """The axes of the structure: tiles with their rows and groups, and an entry's place in its group, column and row."""
+    """The axes of the structure: tiles, their rows and groups; an entry's place in its group, column and row."""
     tiles, count, rows = groups.tile_ptr.size - 1, groups.kinds.size, groups.height
     n, kinds = (draft.size(f"{name.lower()}_size", shape[key]) for name, key in (("N", "n"), ("R", "kinds")))
     draft.dense("TI", tiles, idtype)

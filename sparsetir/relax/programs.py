@@ -97,7 +97,14 @@ class Draft:
         self.lines.append(f'{name} = T.alloc_sparse_buffer(({", ".join(axes)},), "{dtype}")')
 
     def iterate(
-        self, axes: Axes, kinds: str, name: str, body: Sequence[str], *, init: str | None = None, is_stored: bool = False
+        self,
+        axes: Axes,
+        kinds: str,
+        name: str,
+        body: Sequence[str],
+        *,
+        init: str | None = None,
+        is_stored: bool = False,
     ) -> None:
         """An iteration; its variables are the axes in lower case. `is_stored`: only what it visits is initialised."""
         self.lines.append(f'with T.sp_iter([{", ".join(axes)}], "{kinds}", "{name}") as [{", ".join(axes).lower()}]:')
