@@ -41,10 +41,9 @@ class Registers:
         """Elements of `bits` bits that an untuned row kernel holds."""
         return UNTUNED * self.bits // max(bits, 32)
 
-    @property
-    def most_rows(self) -> int:
-        """Rows that can be held beside each other, one register each, with an operand and a factor."""
-        return self.count - 2
+    def most_rows(self, vectors: int) -> int:
+        """Rows that can be held beside each other, so many registers each, with the operand's and a factor."""
+        return (self.count - 1) // vectors - 1
 
     def lanes(self, rows: int, *, bits: int) -> int:
         """Elements of each of `rows` rows that fit beside as many of the operand and one factor; a power of two."""

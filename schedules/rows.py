@@ -33,7 +33,7 @@ from sparsetir.ir import SWEEP
 from sparsetir.lower.balance_loops import CHUNKS, PARALLEL_MARK
 from sparsetir.lower.decompose_init import keeps_old
 from sparsetir.lower.insert_prefetch import PREFETCH
-from sparsetir.lower.rewriting import all_same, collect
+from sparsetir.lower.rewriting import all_same, collect, mentions
 from sparsetir.lower.stream_stores import STREAM
 from sparsetir.lower.unroll_ragged import UNROLL
 from sparsetir.schedules.carry import split_rows
@@ -41,7 +41,8 @@ from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.registers import Registers
 
 SPATIAL, REDUCE = 0, 2
-MOST_ROWS = 32
+MOST_ROWS = 128
+PAIR = 2  # registers of a row at least, where it is long enough: one broadcast factor then serves two products
 
 
 def spatial_loop(sch: s_tir.Schedule, block: Any, index: Any) -> int | None:
@@ -109,11 +110,14 @@ def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices | None,
         return None
     spatial = [lp for lp, k in zip(own, kinds, strict=True) if k == SPATIAL and lp is not vector]
     reduced = [lp for lp, k in zip(own, kinds, strict=True) if k == REDUCE]
-    rows = [lp for lp in spatial if _is_short(sch.get(lp)) and CHUNKS not in sch.get(lp).annotations]
+    lane = node.iter_vars[at].var
+    shared = [lp for lp, iv in zip(own, node.iter_vars, strict=True) if _is_shared(node, lane, iv.var)]
+    rows = [lp for lp in spatial if lp in shared and _is_short(sch.get(lp)) and CHUNKS not in sch.get(lp).annotations]
     others = [lp for lp in spatial if lp not in rows]
     bits = _width(node.body)
     choices = choices or Choices(tile=registers.tile(bits))
-    groups, rows = _grouped(sch, rows, registers)
+    is_long = tile_of(sch.get(vector).extent, choices.tile) * bits >= PAIR * registers.bits
+    groups, rows = _grouped(sch, rows, registers.most_rows(PAIR if is_long else 1))
     held = math.prod(int(sch.get(lp).extent) for lp in rows)
     wanted = min(choices.tile, registers.lanes(held, bits=bits)) if rows else choices.tile
     tile = tile_of(sch.get(vector).extent, wanted)
@@ -144,9 +148,15 @@ def _is_short(loop: tirx.For) -> bool:
     return isinstance(loop.extent, tirx.IntImm) and 1 <= int(loop.extent) <= MOST_ROWS
 
 
-def _grouped(sch: s_tir.Schedule, rows: list[Any], registers: Registers) -> tuple[list[Any], list[Any]]:
-    """Loops over groups of rows, and those over the rows of a group, which registers can hold."""
-    groups, kept, room = [], [], registers.most_rows
+def _is_shared(block: s_tir.SBlock, lane: Any, row: Any) -> bool:
+    """Whether an operand along the lanes is the same for every row: the others gain nothing beside each other."""
+    loads = [x for x in collect(block.body, ir.TensorLoad) if mentions(x, [lane])]
+    return any(not mentions(x, [row]) for x in loads)
+
+
+def _grouped(sch: s_tir.Schedule, rows: list[Any], room: int) -> tuple[list[Any], list[Any]]:
+    """Loops over groups of rows, and those over the at most `room` rows of a group, which registers can hold."""
+    groups, kept = [], []
     for loop in rows:
         extent = int(sch.get(loop).extent)
         size = max(n for n in range(1, max(min(extent, room), 1) + 1) if extent % n == 0)

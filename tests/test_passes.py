@@ -18,7 +18,7 @@ from fences import fenced
 from scheduling import csr_of_row_lengths, program, stage2_schedule
 from sparsetir.errors import LoweringError, ScheduleError
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
-from sparsetir.lower.balance_loops import CHUNKS, PARALLEL_MARK, BalanceLoops
+from sparsetir.lower.balance_loops import CHUNKS, PARALLEL_MARK, BalanceLoops, work_before
 from sparsetir.lower.bound_locals import BoundLocals
 from sparsetir.lower.check_caches import CheckCaches
 from sparsetir.lower.check_scratch import CheckScratch
@@ -34,6 +34,8 @@ from sparsetir.lower.peel_tiles import PeelTiles
 from sparsetir.lower.promote_halves import PromoteHalves
 from sparsetir.lower.rewriting import collect, renewed
 from sparsetir.lower.serialize_lanes import SerializeLanes
+from sparsetir.lower.split_locals import SplitLocals
+from sparsetir.lower.stack_locals import StackLocals
 from sparsetir.lower.unroll_ragged import UnrollRagged
 from sparsetir.schedules import Choices, schedule
 
@@ -453,6 +455,59 @@ def test_scratch_that_tvm_cannot_place_is_refused() -> None:
 
     with pytest.raises(ScheduleError, match="cannot place the scratch copy of unknown size inside a parallel loop"):
         applied(main, CheckScratch)
+
+
+# ---------------------------------------------------------------- SplitLocals
+
+
+def _tile(lane: str) -> tirx.PrimFunc:
+    """A tile of 8 times 32 sums, of which `lane` is the element of row i and column k."""
+    text = """
+@T.prim_func(s_tir=True)
+def main(x: T.Buffer((800,), "float32"), y: T.Buffer((3200,), "float32"), z: T.Buffer((256,), "float32")):
+    acc = T.alloc_local((256,), "float32")
+    for i in T.unroll(8):
+        for k in T.vectorized(32):
+            acc[{lane}] = T.float32(0)
+    for j in range(100):
+        for i in T.unroll(8):
+            for k in T.vectorized(32):
+                acc[{lane}] = acc[{lane}] + x[i * 100 + j] * y[j * 32 + k]
+    for i in T.unroll(8):
+        for k in T.vectorized(32):
+            z[i * 32 + k] = acc[{lane}]
+"""
+    return sparsetir.parse(text.format(lane=lane))
+
+
+def test_large_tiles_are_taken_apart() -> None:
+    func = applied(_tile("i * 32 + k"), SplitLocals, StackLocals)
+    arrays = [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
+    assert [[int(n) for n in b.ty.shape] for b in arrays] == [[32]] * 8
+    assert {str(b.ty.storage_scope) for b in arrays} == {"global"}
+    x, y = (np.random.default_rng(n).standard_normal(800 * (1 + 3 * n)).astype("float32") for n in range(2))
+    z = np.zeros(256, "float32")
+    compiled(func)(*(tvm.runtime.tensor(a) for a in (x, y)), out := tvm.runtime.tensor(z))
+    np.testing.assert_allclose(out.numpy().reshape(8, 32), x.reshape(8, 100) @ y.reshape(100, 32), rtol=1e-4, atol=1e-4)
+
+
+def test_tiles_whose_vectors_are_in_several_parts_stay_whole() -> None:
+    func = _tile("k * 8 + i")
+    assert tvm_ffi.structural_equal(applied(func, SplitLocals), func)
+
+
+def test_work_is_that_of_the_loop_with_the_most_inside() -> None:
+    @tir.prim_func(s_tir=True)
+    def main(few: tir.Buffer((9,), "int32"), many: tir.Buffer((9,), "int32"), x: tir.Buffer((8,), "float32")) -> None:
+        for i in range(8):
+            for _j in range(many[i + 1] - many[i]):
+                for _ in range(16):
+                    x[i] = x[i] + tir.float32(1)
+            for _j in range(few[i + 1] - few[i]):
+                x[i] = x[i] + tir.float32(1)
+
+    (outer, *_) = loops(main)
+    assert str(work_before(outer, {"few", "many"}).source.name) == "many"
 
 
 def _lanes(extent: str, body: str) -> tirx.PrimFunc:

@@ -18,11 +18,16 @@ from tvm.script import sparsetir as T
 
 import sparsetir.relax as srelax
 from sparsetir.build import native_target
+from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module
+from sparsetir.lower import run as run_passes
+from sparsetir.lower.rewriting import collect
+from sparsetir.relax.attention import attention
 from sparsetir.relax.build import lowered
 from sparsetir.relax.operators import constant
+from sparsetir.schedules import Registers, schedule
 
 M, N, F = 37, 29, 20
-RTOL = {"float16": 2e-2, "float32": 2e-4, "float64": 1e-10}
+RTOL = {"bfloat16": 5e-2, "float16": 2e-2, "float32": 2e-4, "float64": 1e-10}
 
 
 def matrix(dtype: str = "float32", idtype: str = "int32", *, m: int = M, n: int = N, density: float = 0.15) -> Any:
@@ -147,23 +152,81 @@ def test_gather_matmul_scatter() -> None:
     check(make, args, want)
 
 
-@pytest.mark.parametrize("block", [1, 4, 16])
-def test_attention(block: int) -> None:
+def _meeting() -> dict[str, Any]:
+    """A structure in which entries of a kind meet, some of them in one row."""
+    A = matrix(m=300, n=80, density=0.2)
+    kinds = np.random.default_rng(0).choice(5, A.nnz, p=[0.9, 0.07, 0.02, 0.01, 0]).astype("int32")
+    return {"indptr": A.indptr, "indices": A.indices, "kinds": kinds}
+
+
+def _summed(X: np.ndarray, W: np.ndarray, structure: dict[str, np.ndarray]) -> np.ndarray:
+    rows = np.repeat(np.arange(300), np.diff(structure["indptr"]))
+    want = np.zeros((300, W.shape[2]))
+    np.add.at(want, rows, np.einsum("ec,ecd->ed", X[structure["indices"]], W[structure["kinds"]]))
+    return want
+
+
+@pytest.mark.parametrize(("dtype", "out"), [("float32", 48), ("float32", 5), ("float64", 64), ("float16", 32)])
+def test_entries_of_one_kind_are_computed_together(dtype: str, out: int) -> None:
+    X, W, bias, structure = dense(80, 12, dtype=dtype), dense(5, 12, out, dtype=dtype, seed=2), dense(out), _meeting()
+
+    def make(b: Any, X: Any, W: Any, bias: Any, **structure: Any) -> Any:
+        y = b.emit(srelax.gather_matmul_scatter(X, W, *structure.values()))
+        wide = y if dtype == "float32" else b.emit(relax.op.astype(y, "float32"))
+        return relax.op.nn.relu(b.emit(relax.op.add(wide, bias)))
+
+    mod = module(make, {"X": X, "W": W, "bias": bias, **structure}, set(structure), False)
+    want = np.maximum(_summed(X.astype("float64"), W.astype("float64"), structure) + bias, 0)
+    rtol = RTOL["float32"] if dtype == "float64" else RTOL[dtype]  # the bias is added in float32
+    np.testing.assert_allclose(run(mod, X, W, bias), want, rtol=rtol, atol=rtol * np.abs(want).max())
+    (kernel,) = [f for f in lowered(mod, native_target()).functions.values() if isinstance(f, tirx.PrimFunc)]
+    assert "group_ptr" in [str(p.name) for p in kernel.params]
+
+
+def test_entries_of_a_constant_structure_are_checked() -> None:
+    make = lambda b, X, W, indptr, indices, kinds: srelax.gather_matmul_scatter(X, W, indptr, indices, kinds)  # noqa: E731
+    for name, message in (("kinds", "from 0 to 4"), ("indices", "from 0 to 79"), ("indptr", "rise from 0")):
+        structure = _meeting()
+        structure[name] = structure[name] + 77
+        mod = module(make, {"X": dense(80, 12), "W": dense(5, 12, 8), **structure}, set(structure), False)
+        with pytest.raises(ValueError, match=rf"gather_matmul_scatter: {name} must .*{message}"):
+            srelax.build(mod)
+
+
+OTHER_DTYPES = [(16, "float64"), (16, "float16"), (32, "bfloat16")]
+
+
+@pytest.mark.parametrize(("block", "dtype"), [*((n, "float32") for n in (1, 4, 16, 64)), *OTHER_DTYPES])
+def test_attention(block: int, dtype: str) -> None:
     blocks, heads, feat = 6, 2, 24
-    mask = sp.random_array((blocks, blocks), density=0.5, format="csr", rng=np.random.default_rng(block))
+    mask = sp.random_array((blocks, blocks), density=0.5, format="lil", rng=np.random.default_rng(block))
     mask.setdiag(1)
+    mask[2] = 0  # positions that see nothing
     mask = mask.tocsr()
-    mask.sort_indices()
-    Q, K, V = (dense(heads, blocks * block, feat, seed=s) for s in range(3))
-    seen = np.kron(mask.toarray() != 0, np.ones((block, block))) > 0
-    scores = np.where(seen, np.einsum("hif,hjf->hij", Q, K) / np.sqrt(feat), -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    want = np.einsum("hij,hjd->hid", weights / weights.sum(-1, keepdims=True), V)
+    Q, K, V = (dense(heads, blocks * block, feat, seed=s).astype(dtype) for s in range(3))
+    want = _attended(*(x.astype("float64") for x in (Q, K, V)), mask, block)
     args = {"Q": Q, "K": K, "V": V, "indptr": mask.indptr.astype("int32"), "indices": mask.indices.astype("int32")}
     make = lambda b, Q, K, V, indptr, indices: srelax.attention(Q, K, V, indptr, indices)  # noqa: E731
     for fixed in (set(), {"indptr", "indices"}):
         got = run(module(make, args, fixed, False), *(v for n, v in args.items() if n not in fixed))
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(got.astype("float64"), want, rtol=RTOL[dtype], atol=RTOL[dtype])
+
+
+def test_products_of_attention_are_register_tiles_of_a_parallel_loop() -> None:
+    shape = {"heads": 2, "blocks": 6, "block": 64, "nnz": 20, "feat": 64, "out": 64}
+    second = run_passes(TO_STAGE_2, as_module(attention(shape, "float32", "int32", 0.125).func))
+    third = run_passes(TO_STAGE_3, schedule(second, registers=Registers(32, 512), reorders=True).mod)
+    (func,) = third.functions.values()
+    tiles = [a.buffer for a in collect(func.body, tirx.AllocBuffer) if str(a.buffer.name).startswith("acc_")]
+    assert [int(b.ty.shape[0]) for b in tiles] == [32] * 8 * 2  # eight rows of two vectors, in each product
+    assert sum(loop.kind == tirx.ForKind.PARALLEL for loop in collect(func.body, tirx.For)) == 1
+
+
+def _attended(Q: np.ndarray, K: np.ndarray, V: np.ndarray, mask: Any, block: int) -> np.ndarray:
+    seen = np.kron(mask.toarray() != 0, np.ones((block, block))) > 0
+    scores = np.where(seen, np.einsum("hif,hjf->hij", Q, K) / np.sqrt(Q.shape[2]), -1e9)
+    weights = np.where(seen, np.exp(scores - scores.max(-1, keepdims=True)), 0)
+    return np.einsum("hij,hjd->hid", weights / np.maximum(weights.sum(-1, keepdims=True), 1), V)
 
 
 # ------------------------------------------------------------------ epilogues

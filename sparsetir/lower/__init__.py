@@ -38,6 +38,7 @@ from sparsetir.lower.pack_panels import PackPanels
 from sparsetir.lower.peel_tiles import PeelTiles
 from sparsetir.lower.promote_halves import PromoteHalves
 from sparsetir.lower.serialize_lanes import SerializeLanes
+from sparsetir.lower.split_locals import SplitLocals
 from sparsetir.lower.stack_locals import StackLocals
 from sparsetir.lower.stream_stores import StreamStores
 from sparsetir.lower.sum_ragged import SumRagged
@@ -98,6 +99,7 @@ TO_STAGE_3 = [
     tirx.transform.FlattenBuffer(),
     tirx.transform.StmtSimplify(),
     WidenSums,  # small numbers added to subscripts in 64 bits
+    SplitLocals,  # large local arrays of unrolled steps -> small ones
     StackLocals,  # small local arrays on the stack
     CheckScratch,  # no scratch that TVM cannot place
 ]

@@ -21,6 +21,7 @@ row. Rows without a ragged loop are shared evenly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -52,24 +53,38 @@ def _is_prefix(expr: ir.Expr, row: Var, pointers: set[str]) -> bool:
 
 
 def work_before(loop: tirx.For, pointers: set[str]) -> ir.Expr | None:
-    """Number of innermost ragged steps before row ``loop.loop_var``; None if nothing below is ragged."""
+    """Number of innermost ragged steps before row ``loop.loop_var``; None if nothing below is ragged.
+
+    Of ragged loops beside each other it is those of the one with the most inside.
+    """
     row, best = loop.loop_var, None
+    chosen: tirx.For | None = None
     zeros: dict[Var, ir.Expr] = {}
     analyzer = sym.Analyzer()
 
     def on_for(inner: tirx.For) -> None:
-        nonlocal best
+        nonlocal best, chosen
         extent = inner.extent
         while isinstance(extent, tirx.Cast):
             extent = extent.value
         if isinstance(extent, tirx.Sub) and isinstance(extent.b, ir.TensorLoad):
             start = analyzer.simplify(substitute(extent.b, zeros))
-            if _is_prefix(start, row, pointers):
-                best = start
+            is_less = chosen is not None and _fixed_steps(inner) < _fixed_steps(chosen) and not _holds(chosen, inner)
+            if _is_prefix(start, row, pointers) and not is_less:
+                best, chosen = start, inner
         zeros[inner.loop_var] = const(0, str(inner.loop_var.ty.dtype))
 
     _walk_outside_in(loop.body, on_for)
     return best
+
+
+def _fixed_steps(loop: tirx.For) -> int:
+    """Steps of the loops below `loop` whose number is known, nested or not."""
+    return math.prod(int(f.extent) for f in collect(loop.body, tirx.For) if isinstance(f.extent, tirx.IntImm))
+
+
+def _holds(loop: tirx.For, inner: tirx.For) -> bool:
+    return any(f.loop_var.same_as(inner.loop_var) for f in collect(loop.body, tirx.For))
 
 
 def _walk_outside_in(node: Any, on_for: Any) -> None:

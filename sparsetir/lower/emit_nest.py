@@ -70,7 +70,7 @@ from sparsetir.lower.nest import (
     where_present,
     wrap,
 )
-from sparsetir.lower.rewriting import all_same, collect, conjunction, mentions
+from sparsetir.lower.rewriting import all_same, collect, conjunction, mentions, seq
 
 OWN_NOTES = (SPARSE_ITER, SEARCH, INIT, INDEPENDENT)
 
@@ -216,6 +216,9 @@ class NestEmitter:
             if level.loops:
                 name = self._free_name(iteration.name if leaf else f"{iteration.name}_{n}")
                 allocated = list(iteration.block.alloc_buffers) if leaf else []
+                if leaf:
+                    body, own = _own_scratch(body)
+                    allocated += own
                 body = where_present(body, level.predicates, leaf and inner_init is not None)
                 outermost = n == min(m for m, x in enumerate(levels) if x.loops)
                 mark = {PARALLEL_MARK: str(level.block_vars[0].name)} if outermost and parallel else {}
@@ -272,6 +275,14 @@ class NestEmitter:
         if parent is None or entry.attached_to is not None:
             return parent is None
         return parent in self.scope.by_axis
+
+
+def _own_scratch(body: tirx.Stmt) -> tuple[tirx.Stmt, list[Var]]:
+    """A body without the allocations in it, and their buffers, which the block holds: TVM caches no others soundly."""
+    if not isinstance(body, tirx.SeqStmt):
+        return body, []
+    own = [s.buffer for s in body.seq if isinstance(s, tirx.AllocBuffer)]
+    return seq(*(s for s in body.seq if not isinstance(s, tirx.AllocBuffer))), own
 
 
 def _may_miss_points(iteration: SpIter) -> bool:

@@ -27,7 +27,7 @@ from tvm.runtime import DataType
 MOST_BYTES = 1024  # TVM takes larger arrays from its runtime
 
 
-def _bytes(buffer: Var) -> int | None:
+def bytes_of(buffer: Var) -> int | None:
     """The size of an array; None if it is not known."""
     size = int(DataType(str(buffer.ty.dtype)).bits) // 8
     for extent in buffer.ty.shape:
@@ -49,7 +49,7 @@ def StackLocals(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     moved: dict[Var, Var] = {}
 
     def on_alloc(node: tirx.AllocBuffer) -> None:
-        size = _bytes(node.buffer)
+        size = bytes_of(node.buffer)
         if str(node.buffer.ty.storage_scope) == "local" and size is not None and size < MOST_BYTES:
             moved[node.buffer] = _on_stack(node.buffer)
 
@@ -60,4 +60,4 @@ def StackLocals(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
 
-__all__ = ["StackLocals"]
+__all__ = ["MOST_BYTES", "StackLocals", "bytes_of"]

@@ -95,11 +95,15 @@ def _of_vector(call: ir.Call, weight: np.ndarray, dtype: str, whole: tuple[Any, 
     return result, make
 
 
+def tile_height(target: Any) -> int:
+    """Rows of a register tile of a product: with two vectors each they leave registers for the operands."""
+    return 8 if Registers.of(target).count >= 32 else 4
+
+
 def tiling(dtype: str, columns: int, target: Any) -> tuple[int, int]:
     """Rows that a product computes at once, and columns of a panel; 0 where a weight of so many is not packed."""
-    registers = Registers.of(target)
-    height = 8 if registers.count >= 32 else 4
-    panel = registers.lanes(height, bits=int(dtype[-2:]))
+    height = tile_height(target)
+    panel = Registers.of(target).lanes(height, bits=int(dtype[-2:]))
     return height, 0 if columns % panel or columns // panel < LEAST_PANELS else panel
 
 
@@ -170,4 +174,4 @@ def _run_wide(sch: s_tir.Schedule, block: Any) -> None:
     sch.vectorize(lanes)
 
 
-__all__ = ["ScheduleDense", "head_of", "is_ours", "packed", "scheduled", "tiling", "weight_of"]
+__all__ = ["ScheduleDense", "head_of", "is_ours", "packed", "scheduled", "tile_height", "tiling", "weight_of"]

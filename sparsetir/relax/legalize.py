@@ -24,15 +24,18 @@ from typing import Any
 import tvm
 from tvm import ir, relax
 from tvm.relax.transform.legalize_ops.common import register_legalize
+from tvm.runtime import DataType
 
 from sparsetir.build import native_target
 from sparsetir.relax import checks, dense, programs
 from sparsetir.relax.attention import attention
 from sparsetir.relax.constants import Options, chosen, csr_of
 from sparsetir.relax.epilogues import Result, is_elementwise, written
+from sparsetir.relax.gather import grouped, groups_of
 from sparsetir.relax.lowered import Lowered, known, product
 from sparsetir.relax.operators import OPERATORS, PREFIX, REDUCTIONS, Arguments, operator_of
 from sparsetir.relax.programs import Epilogue
+from sparsetir.threads import get_num_threads
 
 Maker = Callable[[Arguments, list[Any], str, "Epilogue | None", Options], Lowered]
 
@@ -115,9 +118,15 @@ def _segments(reduce: str) -> Maker:
     return lower
 
 
-def _gather(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, _options: Options) -> Lowered:
+def _gather(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: Options) -> Lowered:
     (n, _), (kinds, inner, outer) = a.shape("X"), a.shape("W")
     sizes = {"m": out[0], "n": n, "nnz": a.shape("indices")[0], "kinds": kinds, "in": inner, "out": outer}
+    structure = {name: a[name] for name in ("indptr", "indices", "kinds")}
+    size, bytes_each = dense.tile_height(options.target or native_target()), DataType(a.dtype("X")).itemsize
+    groups = groups_of(structure, sizes, bytes_each, size=size, threads=get_num_threads())
+    if groups is not None:
+        program = grouped(sizes, a.dtype("X"), groups, size, epilogue)
+        return Lowered(program, {**groups.arrays, "x_data": a["X"], "w_data": a["W"]}, out, out, dtype)
     program = programs.gather_matmul_scatter(sizes, a.dtype("X"), a.dtype("indptr"), epilogue)
     given = {
         "indptr": a["indptr"],

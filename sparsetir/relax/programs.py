@@ -7,7 +7,8 @@ Sizes that are known stand in the text as numbers; the others are parameters bet
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -94,15 +95,34 @@ class Draft:
         self.lines.append(f'{name} = T.match_sparse_buffer({name.lower()}_data, ({", ".join(axes)},), "{dtype}")')
 
     def scratch(self, name: str, axes: Axes, dtype: str) -> None:
-        """A buffer of its own."""
+        """A buffer of its own; of every step of the iteration around it, if there is one."""
         self.lines.append(f'{name} = T.alloc_sparse_buffer(({", ".join(axes)},), "{dtype}")')
 
-    def iterate(self, axes: Axes, kinds: str, name: str, body: Sequence[str], *, init: str | None = None) -> None:
-        """An iteration; its variables are the axes in lower case."""
+    def iterate(
+        self,
+        axes: Axes,
+        kinds: str,
+        name: str,
+        body: Sequence[str],
+        *,
+        init: str | None = None,
+        is_stored: bool = False,
+    ) -> None:
+        """An iteration; its variables are the axes in lower case. `is_stored`: only what it visits is initialised."""
         self.lines.append(f'with T.sp_iter([{", ".join(axes)}], "{kinds}", "{name}") as [{", ".join(axes).lower()}]:')
+        if is_stored:
+            self.lines.append('    T.sp_iter_attr({"init": "stored"})')
         if init is not None:
             self.lines += ["    with T.init():", f"        {init}"]
         self.lines += [f"    {line}" for line in body]
+
+    @contextmanager
+    def steps(self, axes: Axes, name: str) -> Iterator[None]:
+        """A spatial iteration around what is written inside."""
+        outside, self.lines = self.lines, []
+        yield
+        inside, self.lines = self.lines, outside
+        self.iterate(axes, "S" * len(axes), name, inside)
 
     def finish(self, result: str, axes: Axes, dtype: str, epilogue: Epilogue | None) -> str:
         """Declare a result that an epilogue may follow; the buffer to compute it in."""
@@ -117,14 +137,20 @@ class Draft:
         """Write the iteration of an epilogue."""
         if epilogue is None:
             return
-        names = [f"{held}[{', '.join(axes).lower()}]"]
-        if any(axis is None for operand in epilogue.operands for axis in operand.axes):
-            self.lines.append("ONE = T.dense_fixed(1)")
-        for n, operand in enumerate(epilogue.operands):
-            self.array(f"E{n}", tuple(axis or "ONE" for axis in operand.axes), operand.dtype)
-            names.append(f"E{n}[{', '.join(axis.lower() if axis else '0' for axis in operand.axes)}]")
+        names = [f"{held}[{', '.join(axes).lower()}]", *self.operands(epilogue)]
         body = f"{result}[{', '.join(axes).lower()}] = {epilogue.text.format(*names)}"
         self.iterate(axes, "S" * len(axes), "epilogue", [body])
+
+    def operands(self, epilogue: Epilogue, axes_of: Mapping[str, Axes] | None = None) -> list[str]:
+        """Declare the operands of an epilogue; their elements. `axes_of`: what an axis of the result is made of."""
+        if any(axis is None for operand in epilogue.operands for axis in operand.axes):
+            self.lines.append("ONE = T.dense_fixed(1)")
+        names = []
+        for n, operand in enumerate(epilogue.operands):
+            axes = [part for axis in operand.axes for part in (axes_of or {}).get(axis or "", (axis,))]
+            self.array(f"E{n}", tuple(axis or "ONE" for axis in axes), operand.dtype)
+            names.append(f"E{n}[{', '.join(axis.lower() if axis else '0' for axis in axes)}]")
+        return names
 
     def program(self) -> Program:
         """The finished function."""
