@@ -78,7 +78,7 @@ def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Any:
         if panel and weight is not None:
             packed = weight.reshape(int(n), -1, panel).transpose(1, 0, 2)
             given["b_data"] = constant(packed)
-        elif weight is not None and isinstance(value_of(call.args[1]), ir.Call):
+        elif weight is not None and not isinstance(call.args[1], ir.GenericConst):
             given["b_data"] = constant(weight)
         return Lowered(program, given, list(result.shape), list(whole), epilogue.dtype if epilogue else dtype)
 

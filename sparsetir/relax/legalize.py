@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -251,12 +252,15 @@ class Lowerer(relax.PyExprMutator):
         """One function, lowered."""
         uses = Uses(func)
         self.chains, self.absorbed, self.values = {}, set(), uses.value
+        taken: set[Any] = set()  # a sum of two heads follows both: the first one takes it
         for var, value in uses.value.items():
             head = head_of(value, self.options, self.values.get)
             if head is None or not head.result.axes:
                 continue
-            _, count = written(head.result, var, uses.steps(var))
-            steps = uses.steps(var)[:count]
+            free = list(takewhile(lambda step: step[0] not in taken, uses.steps(var)))
+            _, count = written(head.result, var, free)
+            steps = free[:count]
+            taken |= {v for v, _ in steps}
             if steps:
                 self.absorbed |= {var, *(v for v, _ in steps[:-1])}
                 self.chains[steps[-1][0]] = (var, value, steps)
@@ -282,7 +286,8 @@ class Lowerer(relax.PyExprMutator):
         self.set_var_remap(binding.var, new)
 
     def _value(self, var: Any) -> Any:
-        return self.lookup_binding(var) or self.values.get(var)
+        bound = self.lookup_binding(var)
+        return bound if bound is not None else self.values.get(var)
 
     def _mapped(self, call: ir.Call, kept: set[Any]) -> ir.Call:
         args = [arg if arg in kept else self.visit_expr(arg) for arg in call.args]

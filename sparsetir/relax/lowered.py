@@ -47,7 +47,7 @@ class Lowered:
         name = str(self.program.func.attrs["global_symbol"])
         var = builder.add_func(func.without_attr("global_symbol"), name)
         args = [_tensor(every[str(p.name)]) for p in tensors]
-        args += [_number(every[str(p.name)]) for p in numbers]
+        args += [_number(every[str(p.name)], str(p.ty.dtype)) for p in numbers]
         out = relax.TensorType(self.shape, self.dtype)
         result = relax.call_tir(var, args, out)
         if len(self.shape) == len(self.wanted):
@@ -67,9 +67,10 @@ def _tensor(value: Any) -> Any:
     return value if isinstance(value, ir.Expr) else constant(value)
 
 
-def _number(value: Any) -> Any:
+def _number(value: Any, dtype: str) -> Any:
+    """A size as its parameter takes it: those that a format adds are int32."""
     if isinstance(value, (int, np.integer)):
-        return tirx.const(int(value), "int64")
+        return tirx.const(int(value), dtype)
     return value
 
 
