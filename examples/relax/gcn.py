@@ -121,17 +121,19 @@ class Edges:
 
 
 def sage(name: str, A: sp.csr_array, X: np.ndarray, hidden: int) -> Case:
-    """``relu(X W_self + mean(neighbours) W_near + b)``"""
+    """``relu(X W_self + mean(neighbours) W_near + b)``; where that has fewer columns, the mean is taken after W_near."""
     near, features = averaging(A), X.shape[1]
     W_self, W_near = (random(features, hidden, seed=seed, scale=features**-0.5) for seed in (1, 2))
     bias = random(hidden, seed=3)
 
     def network(sparse: bool) -> Any:
         def body(b: Any, X: Any) -> Any:
-            mean = times(b, near, X, sparse=sparse)
             own = b.emit(op.matmul(X, constant(W_self)))
-            both = b.emit(op.add(b.emit(op.matmul(mean, constant(W_near))), own))
-            return op.nn.relu(b.emit(op.add(both, constant(bias))))
+            if hidden < features:
+                mean = times(b, near, b.emit(op.matmul(X, constant(W_near))), sparse=sparse)
+            else:
+                mean = b.emit(op.matmul(times(b, near, X, sparse=sparse), constant(W_near)))
+            return op.nn.relu(b.emit(op.add(b.emit(op.add(mean, own)), constant(bias))))
 
         return model(body, X)
 
@@ -154,7 +156,8 @@ def torch_sage(near: sp.csr_array, X: np.ndarray, weights: Sequence[np.ndarray])
     def call(product: Callable[[Any], Any]) -> Call:
         def run() -> Any:
             with torch.inference_mode():
-                return torch.relu(held @ W_self + product(held) @ W_near + bias)
+                mean = product(held @ W_near) if W_near.shape[1] < W_near.shape[0] else product(held) @ W_near
+                return torch.relu(held @ W_self + mean + bias)
 
         return run
 

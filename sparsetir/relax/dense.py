@@ -18,6 +18,7 @@ from tvm.error import InternalError
 from sparsetir.build import native_target
 from sparsetir.lower.rewriting import collect
 from sparsetir.relax import programs
+from sparsetir.relax.arithmetic import in_arithmetic
 from sparsetir.relax.constants import Options
 from sparsetir.relax.epilogues import Result
 from sparsetir.relax.lowered import Lowered, known, product
@@ -69,7 +70,8 @@ def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Any:
         panel = 0
     whole = tuple(call.ty.shape.values)
     columns = [int(feat) // panel, panel] if panel else [feat]
-    result = Result((rows, *columns), ("I", "KO", "KI") if panel else ("I", "K"), dtype, whole)
+    axes = ("I", "KO", "KI") if panel else ("I", "K")
+    result = Result((rows, *columns), axes, dtype, whole, len(columns))
 
     def make(epilogue: programs.Epilogue | None) -> Lowered:
         program = programs.matmul({"m": rows, "n": n, "feat": feat}, dtype, height, epilogue, panel)
@@ -116,7 +118,7 @@ def scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
         except (s_tir.ScheduleError, InternalError):
             continue
         sch = trial
-    return sch.mod["main"].with_attr("tirx.is_scheduled", True)
+    return in_arithmetic(sch.mod["main"]).with_attr("tirx.is_scheduled", True)
 
 
 def _blocks(sch: s_tir.Schedule) -> list[Any]:

@@ -73,13 +73,15 @@ def erf(x: str, t: str) -> str:
 class Result:
     """What an epilogue is written for: a result's dimensions and their names as the program has them, and its dtype.
 
-    ``whole`` are the dimensions that the model sees; no names mean that nothing may follow.
+    ``whole`` are the dimensions that the model sees, the last of which the result may have as several, ``columns``; no
+    names mean that nothing may follow.
     """
 
     shape: tuple[Any, ...]
     axes: tuple[str, ...]
     dtype: str
     whole: tuple[Any, ...]
+    columns: int = 1
 
 
 class Writer:
@@ -142,14 +144,11 @@ class Writer:
         if not isinstance(found, relax.TensorType) or not isinstance(found.shape, relax.ShapeExpr):
             return None
         shape = list(found.shape.values)
-        if _equal(shape, self.result.whole):
-            shape = list(self.result.shape)
-        while len(shape) > 1 and isinstance(shape[0], tirx.IntImm) and int(shape[0]) == 1:
-            shape = shape[1:]
+        shape = list(self.result.shape) if _equal(shape, self.result.whole) else _narrowed(shape, self.result)
         axes = along(shape, self.result)
         if axes is None or str(found.dtype.dtype) != self.dtype:
             return None
-        same = len(shape) == len(found.shape.values)
+        same = _equal(shape, found.shape.values)
         self.operands.append(Operand(arg if same else relax.op.reshape(arg, shape), axes, self.dtype))
         return self._widened(f"{{{len(self.operands)}}}", self.dtype)
 
@@ -161,6 +160,22 @@ def _equal(shape: Any, other: Any) -> bool:
     return len(shape) == len(other) and all(tvm_ffi.structural_equal(a, b) for a, b in zip(shape, other, strict=True))
 
 
+def _is_one(size: Any) -> bool:
+    return isinstance(size, tirx.IntImm) and int(size) == 1
+
+
+def _narrowed(shape: list[Any], result: Result) -> list[Any]:
+    """The dimensions of an operand without leading ones, and its columns as the result has them."""
+    while len(shape) > 1 and _is_one(shape[0]):
+        shape = shape[1:]
+    if result.columns == 1 or not shape:
+        return shape
+    if _is_one(shape[-1]):
+        return [*shape, *shape[-1:] * (result.columns - 1)]
+    is_whole = _equal(shape[-1:], result.whole[-1:])
+    return [*shape[:-1], *result.shape[-result.columns :]] if is_whole else shape
+
+
 def along(shape: list[Any], result: Result) -> tuple[str | None, ...] | None:
     """The axes of a result along which a tensor goes, None for those of extent one; None if it goes along others."""
     skipped = len(result.shape) - len(shape)
@@ -170,7 +185,7 @@ def along(shape: list[Any], result: Result) -> tuple[str | None, ...] | None:
     for size, extent, axis in zip(shape, result.shape[skipped:], result.axes[skipped:], strict=True):
         if tvm_ffi.structural_equal(size, extent):
             axes.append(axis)
-        elif isinstance(size, tirx.IntImm) and int(size) == 1:
+        elif _is_one(size):
             axes.append(None)
         else:
             return None
