@@ -2,7 +2,7 @@
 """A graph attention layer: scores, softmax and mixture along the edges in one kernel, written by hand.
 
 The kernel is a program of the dialect and stands in the module beside ordinary Relax operators, which call it with
-`R.call_tir`: inputs first, then sizes, then the result.
+`R.call_tir`: inputs first, then the result. Every node has an edge at least, to itself.
 """
 
 from __future__ import annotations
@@ -23,51 +23,47 @@ SLOPE = 0.2
 constant = srelax.operators.constant
 
 
-@T.prim_func
-def graph_attention(
-    indptr: T.handle,
-    indices: T.handle,
-    s: T.handle,
-    x: T.handle,
-    n: T.int64,
-    nnz: T.int64,
-    heads: T.int64,
-    feat: T.int64,
-    y: T.handle,
-):
-    T.func_attr({"op_pattern": 8})  # for Relax: nothing is to be fused with it
-    I = T.dense_fixed(n)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    N = T.dense_fixed(n)
-    SIDE = T.dense_fixed(2)
-    H = T.dense_fixed(heads)
-    F = T.dense_fixed(feat)
-    S = T.match_sparse_buffer(s, (N, SIDE, H), "float32")
-    X = T.match_sparse_buffer(x, (N, H, F), "float32")
-    Y = T.match_sparse_buffer(y, (I, H, F), "float32")
-    score = T.alloc_sparse_buffer((I, J, H), "float32")
-    top = T.alloc_sparse_buffer((I, H), "float32")
-    total = T.alloc_sparse_buffer((I, H), "float32")
-    with T.sp_iter([I, J, H], "SSS", "scores") as [i, j, h]:
-        score[i, j, h] = S[i, 0, h] + S[j, 1, h]
-    with T.sp_iter([I, J, H], "SSS", "leaky_relu") as [i, j, h]:
-        score[i, j, h] = T.max(score[i, j, h], T.float32(0.2) * score[i, j, h])
-    with T.sp_iter([I, J, H], "SRS", "row_max") as [i, j, h]:
-        with T.init():
-            top[i, h] = T.min_value("float32")
-        top[i, h] = T.max(top[i, h], score[i, j, h])
-    with T.sp_iter([I, J, H], "SSS", "exponent") as [i, j, h]:
-        score[i, j, h] = T.exp(score[i, j, h] - top[i, h])
-    with T.sp_iter([I, J, H], "SRS", "row_sum") as [i, j, h]:
-        with T.init():
-            total[i, h] = 0
-        total[i, h] = total[i, h] + score[i, j, h]
-    with T.sp_iter([I, J, H, F], "SRSS", "mix") as [i, j, h, f]:
-        with T.init():
-            Y[i, h, f] = 0
-        Y[i, h, f] = Y[i, h, f] + score[i, j, h] * X[j, h, f]
-    with T.sp_iter([I, H, F], "SSS", "share") as [i, h, f]:
-        Y[i, h, f] = Y[i, h, f] / T.max(total[i, h], T.float32(1e-30))
+def attention_kernel(n: int, nnz: int, heads: int, feat: int) -> tirx.PrimFunc:
+    """The kernel for one graph: sizes that are known are numbers in it, and its loops over them have no remainders.
+
+    ``S[j]`` are the shares of node j in a score, as a target and as a source; X are its features for each head.
+    """
+
+    @T.prim_func
+    def graph_attention(indptr: T.handle, indices: T.handle, s: T.handle, x: T.handle, y: T.handle):
+        T.func_attr({"op_pattern": 8})  # for Relax: nothing is to be fused with it
+        I = T.dense_fixed(n)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+        N = T.dense_fixed(n)
+        SIDE = T.dense_fixed(2)
+        H = T.dense_fixed(heads)
+        F = T.dense_fixed(feat)
+        S = T.match_sparse_buffer(s, (N, SIDE, H), "float32")
+        X = T.match_sparse_buffer(x, (N, H, F), "float32")
+        Y = T.match_sparse_buffer(y, (I, H, F), "float32")
+        score = T.alloc_sparse_buffer((I, J, H), "float32")
+        top = T.alloc_sparse_buffer((I, H), "float32")
+        total = T.alloc_sparse_buffer((I, H), "float32")
+        with T.sp_iter([I, J, H], "SSS", "leaky_relu") as [i, j, h]:
+            score[i, j, h] = T.max(S[i, 0, h] + S[j, 1, h], T.float32(SLOPE) * (S[i, 0, h] + S[j, 1, h]))
+        with T.sp_iter([I, J, H], "SRS", "row_max") as [i, j, h]:
+            with T.init():
+                top[i, h] = T.min_value("float32")
+            top[i, h] = T.max(top[i, h], score[i, j, h])
+        with T.sp_iter([I, J, H], "SSS", "exponent") as [i, j, h]:
+            score[i, j, h] = T.exp(score[i, j, h] - top[i, h])
+        with T.sp_iter([I, J, H], "SRS", "row_sum") as [i, j, h]:
+            with T.init():
+                total[i, h] = 0
+            total[i, h] = total[i, h] + score[i, j, h]
+        with T.sp_iter([I, J, H, F], "SRSS", "mix") as [i, j, h, f]:
+            with T.init():
+                Y[i, h, f] = 0
+            Y[i, h, f] = Y[i, h, f] + score[i, j, h] * X[j, h, f]
+        with T.sp_iter([I, H, F], "SSS", "share") as [i, h, f]:
+            Y[i, h, f] = Y[i, h, f] / total[i, h]
+
+    return graph_attention
 
 
 def side_weights(both: np.ndarray) -> np.ndarray:
@@ -90,7 +86,11 @@ def layer(name: str, A: sp.csr_array, features: int, heads: int, feat: int, *, d
     return Case(
         f"GAT {features}-{heads}x{feat}, {name}",
         [X],
-        model(sparse_body(A, weights, heads, feat), X, functions={"graph_attention": graph_attention}),
+        model(
+            sparse_body(A, weights, heads, feat),
+            X,
+            functions={"graph_attention": attention_kernel(n, A.nnz, heads, feat)},
+        ),
         model(dense_body(A, weights, heads, feat), X) if dense else None,
         lambda: torch_layer(A, X, weights, heads, feat),
         by_numpy(A, X, weights, heads, feat),
@@ -101,13 +101,12 @@ def sparse_body(A: sp.csr_array, weights: Sequence[np.ndarray], heads: int, feat
     """The layer with the kernel in it."""
     W, sides, bias = weights
     n = A.shape[0]
-    sizes = [tirx.const(size, "int64") for size in (n, A.nnz, heads, feat)]
 
     def body(b: Any, X: Any, graph_attention: Any) -> Any:
         H = b.emit(op.matmul(X, constant(W)))
         scores = b.emit(op.reshape(b.emit(op.matmul(H, constant(sides))), [n, 2, heads]))
         split = b.emit(op.reshape(H, [n, heads, feat]))
-        args = [constant(A.indptr), constant(A.indices), scores, split, *sizes]
+        args = [constant(A.indptr), constant(A.indices), scores, split]
         mixed = b.emit(relax.call_tir(graph_attention, args, relax.TensorType([n, heads, feat], "float32")))
         flat = b.emit(op.reshape(mixed, [n, heads * feat]))
         return op.nn.relu(b.emit(op.add(flat, constant(bias))))
@@ -124,7 +123,9 @@ def dense_body(A: sp.csr_array, weights: Sequence[np.ndarray], heads: int, feat:
     def body(b: Any, X: Any) -> Any:
         H = b.emit(op.matmul(X, constant(W)))
         scores = b.emit(op.permute_dims(b.emit(op.matmul(H, constant(sides))), [1, 0]))
-        target, source = (b.emit(s) for s in (op.strided_slice(scores, [0], [k * heads], [(k + 1) * heads]) for k in (0, 1)))
+        target, source = (
+            b.emit(s) for s in (op.strided_slice(scores, [0], [k * heads], [(k + 1) * heads]) for k in (0, 1))
+        )
         pair = b.emit(op.add(b.emit(op.expand_dims(target, 2)), b.emit(op.expand_dims(source, 1))))
         masked = b.emit(op.add(b.emit(op.nn.leakyrelu(pair, SLOPE)), constant(mask)))
         split = b.emit(op.permute_dims(b.emit(op.reshape(H, [n, heads, feat])), [1, 0, 2]))
@@ -145,7 +146,10 @@ def by_numpy(A: sp.csr_array, X: np.ndarray, weights: Sequence[np.ndarray], head
     edge = np.maximum(edge, SLOPE * edge)
     power = np.exp(edge - np.maximum.reduceat(edge, A.indptr[:-1])[rows])
     share = power / np.add.reduceat(power, A.indptr[:-1])[rows]
-    mixed = [sp.csr_array((share[:, h], A.indices, A.indptr), A.shape) @ H[:, h * feat : (h + 1) * feat] for h in range(heads)]
+    mixed = [
+        sp.csr_array((share[:, h], A.indices, A.indptr), A.shape) @ H[:, h * feat : (h + 1) * feat]
+        for h in range(heads)
+    ]
     return np.maximum(np.concatenate(mixed, axis=1) + bias, 0).astype(np.float32)
 
 
@@ -170,7 +174,9 @@ def torch_layer(
 
     def products(H: Any, share: Any) -> Any:
         each = share.T.contiguous()
-        matrices = (torch.sparse_csr_tensor(indptr, indices, each[h], A.shape, check_invariants=False) for h in range(heads))
+        matrices = (
+            torch.sparse_csr_tensor(indptr, indices, each[h], A.shape, check_invariants=False) for h in range(heads)
+        )
         return torch.cat([m @ H[:, h * feat : (h + 1) * feat] for h, m in enumerate(matrices)], dim=1)
 
     def call(mix: Callable[[Any, Any], Any]) -> Callable[[], Any]:

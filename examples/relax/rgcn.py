@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A relational graph convolution on a knowledge graph: a matrix for each relation and direction.
 
-``relu(X W_self + 1 / degree * sum over the edges of X[other end] W[relation] + b)``, by `R.sparse.gather_matmul_scatter`;
-the degrees, the product with W_self, the bias and the ReLU are done in its kernel.
+``relu(X W_self + 1 / degree * sum over the edges of X[other end] W[relation] + b)``, where the sum over the edges is
+`R.sparse.gather_matmul_scatter`, and the degrees, the product of W_self, the bias and the ReLU join its kernel.
 """
 
 from __future__ import annotations

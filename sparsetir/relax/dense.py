@@ -60,12 +60,14 @@ def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Any:
         return None
     *batch, n = left.shape.values
     feat, rows = right.shape.values[1], product(batch)
-    if not known([n, feat]) or (known([rows]) and int(rows) == 1):
+    if not known([n, feat]):
         return None
     weight = weight_of(call.args[1], value_of)
     registers = Registers.of(options.target or native_target())
     height = 8 if registers.count >= 32 else 4
     panel = registers.lanes(height, bits=int(dtype[-2:]))
+    if known([rows]) and int(rows) == 1:
+        height = 1
     if weight is None or int(feat) % panel or int(feat) // panel < LEAST_PANELS:
         panel = 0
     whole = tuple(call.ty.shape.values)

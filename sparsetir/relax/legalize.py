@@ -16,14 +16,13 @@ TVM's own ``LegalizeOps`` does the same call by call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-import numpy as np
 import tvm
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 from tvm.relax.transform.legalize_ops.common import register_legalize
 
 from sparsetir.build import native_target
@@ -120,7 +119,13 @@ def _gather(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None,
     (n, _), (kinds, inner, outer) = a.shape("X"), a.shape("W")
     sizes = {"m": out[0], "n": n, "nnz": a.shape("indices")[0], "kinds": kinds, "in": inner, "out": outer}
     program = programs.gather_matmul_scatter(sizes, a.dtype("X"), a.dtype("indptr"), epilogue)
-    given = {"indptr": a["indptr"], "indices": a["indices"], "kinds_data": a["kinds"], "x_data": a["X"], "w_data": a["W"]}
+    given = {
+        "indptr": a["indptr"],
+        "indices": a["indices"],
+        "kinds_data": a["kinds"],
+        "x_data": a["X"],
+        "w_data": a["W"],
+    }
     return Lowered(program, given, out, out, dtype)
 
 
@@ -257,7 +262,7 @@ class Lowerer(relax.PyExprMutator):
             head = head_of(value, self.options, self.values.get)
             if head is None or not head.result.axes:
                 continue
-            free = list(takewhile(lambda step: step[0] not in taken, uses.steps(var)))
+            free = list(takewhile(lambda step: step[0] not in taken, uses.steps(var)))  # noqa: B023
             _, count = written(head.result, var, free)
             steps = free[:count]
             taken |= {v for v, _ in steps}
