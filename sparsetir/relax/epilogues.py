@@ -148,6 +148,8 @@ class Writer:
         axes = along(shape, self.result)
         if axes is None or str(found.dtype.dtype) != self.dtype:
             return None
+        kept = [n for n, axis in enumerate(axes) if axis is not None] or [0][: len(axes)]
+        shape, axes = [shape[n] for n in kept], tuple(axes[n] for n in kept)
         same = _equal(shape, found.shape.values)
         self.operands.append(Operand(arg if same else relax.op.reshape(arg, shape), axes, self.dtype))
         return self._widened(f"{{{len(self.operands)}}}", self.dtype)

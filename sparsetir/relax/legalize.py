@@ -22,6 +22,7 @@ from itertools import takewhile
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import ir, relax
 from tvm.relax.transform.legalize_ops.common import register_legalize
 
@@ -196,8 +197,23 @@ def lower_call(builder: relax.BlockBuilder, head: Head, epilogue: Epilogue | Non
     """The call of a head's program."""
     lowered = head.make(epilogue)
     for n, operand in enumerate(epilogue.operands if epilogue is not None else ()):
-        lowered.given[f"e{n}_data"] = operand.value
+        lowered.given[f"e{n}_data"] = _reshaped_once(builder, operand.value)
     return lowered.emit(builder)
+
+
+def _reshaped_once(builder: relax.BlockBuilder, value: Any) -> Any:
+    """A tensor that would be reshaped from a reshaped one, from the first: two in a row become a copy."""
+    if not _is_reshape(value) or not isinstance(value.args[0], relax.Var):
+        return value
+    inner = builder.lookup_binding(value.args[0])
+    if inner is None or not _is_reshape(inner):
+        return value
+    source, wanted = inner.args[0], value.args[1]
+    return source if tvm_ffi.structural_equal(source.ty.shape, wanted) else relax.op.reshape(source, wanted)
+
+
+def _is_reshape(value: Any) -> bool:
+    return isinstance(value, ir.Call) and getattr(value.op, "name", "") == "relax.reshape"
 
 
 def register() -> None:
