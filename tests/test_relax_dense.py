@@ -49,7 +49,9 @@ def kernels(mod: Any) -> list[str]:
 
 @pytest.mark.parametrize("shape", [(1, 48), (5, 48), (2, 3, 48), (1, 1, 48)])
 @pytest.mark.parametrize("columns", [512, 100])
-def test_a_bias_a_column_and_a_residual_join_a_product_with_a_known_weight(shape: tuple[int, ...], columns: int) -> None:
+def test_a_bias_a_column_and_a_residual_join_a_product_with_a_known_weight(
+    shape: tuple[int, ...], columns: int
+) -> None:
     x, W, bias, scale = dense(*shape), dense(48, columns), dense(columns, seed=2), dense(1, seed=3)
     other = dense(*shape[:-1], columns, seed=4)
 
