@@ -114,6 +114,14 @@ def test_functions_of_ordinary_operators_are_arithmetic(name: str, dtype: str) -
     np.testing.assert_allclose(got, by_numpy(x.astype("float64")), rtol=tolerance, atol=tolerance)
 
 
+def test_the_exponentials_of_a_softmax_are_computed_once() -> None:
+    x = dense(40, 100)
+    mod = module(lambda b, x: op.nn.softmax(x), x)
+    power = np.exp(x - x.max(axis=1, keepdims=True))
+    np.testing.assert_allclose(run(mod, x), power / power.sum(axis=1, keepdims=True), rtol=1e-5)
+    assert lowered(mod, native_target()).script().count("rint") == 1
+
+
 def test_functions_keep_infinities_and_what_is_no_number() -> None:
     x = np.array([np.inf, -np.inf, np.nan] * 6, "float32")
     for name, want in (("sigmoid", [1, 0, np.nan]), ("tanh", [1, -1, np.nan]), ("erf", [1, -1, np.nan])):

@@ -109,6 +109,8 @@ def scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A function with its elementwise blocks inlined where they can be, the others in parallel and in vectors."""
     sch = s_tir.Schedule(func)
     for block in _blocks(sch):
+        if len(sch.get_consumers(block)) > 1 and collect(sch.get(block).body, ir.Call):
+            continue  # an exponential, which is not to be computed twice
         try:
             sch.compute_inline(block)
         except (s_tir.ScheduleError, InternalError):
