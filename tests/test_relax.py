@@ -277,6 +277,13 @@ def test_what_follows_is_done_in_the_same_kernel(operator: str, name: str) -> No
     assert len(kernels(module(make, args, {"data", "indptr", "indices"}, False))) == 1
 
 
+def test_gelu_in_float64_is_exact() -> None:
+    A, B = matrix("float64"), dense(N, F, dtype="float64")
+    make = lambda b, data, indptr, indices, B: relax.op.nn.gelu(b.emit(srelax.spmm(data, indptr, indices, B)))  # noqa: E731
+    plain = A @ B
+    check(make, {**csr(A), "B": B}, 0.5 * plain * (1 + erf(plain / np.sqrt(2))), rtol=1e-12)
+
+
 def test_residuals_and_columns_join_too() -> None:
     A, B, other, scale = matrix(), dense(N, F), dense(M, F, seed=4), dense(M, 1, seed=5)
 

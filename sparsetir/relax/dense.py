@@ -18,6 +18,7 @@ from tvm.error import InternalError
 from sparsetir.build import native_target
 from sparsetir.lower.rewriting import collect
 from sparsetir.relax import programs
+from sparsetir.relax.arithmetic import in_arithmetic
 from sparsetir.relax.constants import Options
 from sparsetir.relax.epilogues import Result
 from sparsetir.relax.lowered import Lowered, known, product
@@ -75,7 +76,7 @@ def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Any:
         given = {"a_data": x, "b_data": call.args[1]}
         if panel and weight is not None:
             given["b_data"] = constant(packed(weight, panel))
-        elif weight is not None and isinstance(value_of(call.args[1]), ir.Call):
+        elif weight is not None and not isinstance(call.args[1], ir.GenericConst):
             given["b_data"] = constant(weight)
         return Lowered(program, given, list(result.shape), list(whole), epilogue.dtype if epilogue else dtype)
 
@@ -132,6 +133,8 @@ def scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A function with its elementwise blocks inlined where they can be, the others in parallel and in vectors."""
     sch = s_tir.Schedule(func)
     for block in _blocks(sch):
+        if len(sch.get_consumers(block)) > 1 and collect(sch.get(block).body, ir.Call):
+            continue  # an exponential, which is not to be computed twice
         try:
             sch.compute_inline(block)
         except (s_tir.ScheduleError, InternalError):
@@ -143,7 +146,7 @@ def scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
         except (s_tir.ScheduleError, InternalError):
             continue
         sch = trial
-    return sch.mod["main"].with_attr("tirx.is_scheduled", True)
+    return in_arithmetic(sch.mod["main"]).with_attr("tirx.is_scheduled", True)
 
 
 def _blocks(sch: s_tir.Schedule) -> list[Any]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -291,12 +292,15 @@ class Lowerer(relax.PyExprMutator):
         """One function, lowered."""
         uses = Uses(func)
         self.chains, self.absorbed, self.values, self.seen = {}, set(), uses.value, {}
+        taken: set[Any] = set()  # a sum of two heads follows both: the first one takes it
         for var, value in uses.value.items():
             head = head_of(value, self.options, self.values.get)
             if head is None or not head.result.axes:
                 continue
-            _, count = written(head.result, var, uses.steps(var))
-            steps = uses.steps(var)[:count]
+            free = list(takewhile(lambda step: step[0] not in taken, uses.steps(var)))  # noqa: B023
+            _, count = written(head.result, var, free)
+            steps = free[:count]
+            taken |= {v for v, _ in steps}
             if steps:
                 self.absorbed |= {var, *(v for v, _ in steps[:-1])}
                 self.chains[steps[-1][0]] = (var, value, steps)

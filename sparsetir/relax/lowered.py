@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import ir, relax, tirx
 
 from sparsetir.relax.operators import constant
@@ -50,9 +51,14 @@ class Lowered:
         args += [_number(every[str(p.name)], str(p.ty.dtype)) for p in numbers]
         out = relax.TensorType(self.shape, self.dtype)
         result = relax.call_tir(var, args, out)
-        if len(self.shape) == len(self.wanted):
+        if len(self.shape) == len(self.wanted) and all(map(_same, self.shape, self.wanted)):
             return result
         return relax.op.reshape(builder.emit(result), self.wanted)
+
+
+def _same(size: Any, other: Any) -> bool:
+    both = (size, other)
+    return int(size) == int(other) if known(both) else tvm_ffi.structural_equal(size, other)
 
 
 def _is_handle(param: Any) -> bool:
@@ -68,7 +74,10 @@ def _tensor(value: Any) -> Any:
 
 
 def _number(value: Any, dtype: str) -> Any:
-    return tirx.const(int(value), dtype) if isinstance(value, (int, np.integer)) else value
+    """A size as its parameter takes it: those that a format adds are int32."""
+    if isinstance(value, (int, np.integer)):
+        return tirx.const(int(value), dtype)
+    return value
 
 
 def known(sizes: Sequence[Any]) -> bool:
