@@ -82,7 +82,9 @@ def parser() -> argparse.ArgumentParser:
     tune.add_argument("--feat", type=positive(int), default=128, metavar="N", help="columns of the dense operands")
     tune.add_argument("--trials", type=positive(int), default=64, metavar="N")
     tune.add_argument("--seconds", type=positive(float), metavar="S", help="end the search after this time")
-    tune.add_argument("--strategy", default="evolution", help="evolution, annealing, portfolio, random, exhaustive")
+    tune.add_argument(
+        "--strategy", default="evolution", help="evolution, guided, annealing, portfolio, random, exhaustive"
+    )
     tune.add_argument("--amortize-over", type=positive(float), metavar="CALLS", help="that share a conversion")
     tune.add_argument("--against", default="", metavar="PEERS", help="scipy,torch,mkl: time these beside the result")
     tune.add_argument("--schedules-only", action="store_true", help="leave the format as it is")

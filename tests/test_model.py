@@ -257,7 +257,7 @@ class Wanted:
 
 
 def new_search(encoding: Encoding, **how: Any) -> Search:
-    return Search(new_space(), features=encoding.rows, **how)
+    return Search(new_space(), features=encoding.rows, strategy="guided", **how)
 
 
 def explored(search: Search, encoding: Encoding, trials: int) -> Iterator[Candidate]:

@@ -535,7 +535,7 @@ def test_without_trials(tmp_path: Path) -> None:
     assert (result.best, result.schedule, len(result.history)) == (result.untuned, None, 1)
     assert not result.is_guess
     session = sessions.Session(ops.spmm(), arguments(), None, template=tiled)
-    assert session.search(0).prior is None
+    assert session.prior is None
     best = Record(Config.of({"tile": (2, 8), "chunks": 2}), fixed=session.fixed, seconds=1e-9)
     database = Database(how["database"])
     database.append(session.key, best)

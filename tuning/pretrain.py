@@ -127,8 +127,7 @@ def margin(cases: Sequence[Case], rounds: int) -> float:
 def searches(cases: Sequence[Case], rounds: int, seeds: int) -> str:
     """Searches over the recorded trials, with and without a model of the other families, in Markdown."""
     models = {own[0].family: train(others, rounds=rounds) for others, own in folds(cases, "family")}
-    found = compare(cases, ["evolution"], BUDGETS, seeds, lambda case: models[case.family])
-    found = {"evolution, pretrained": found["evolution"]}
+    found = compare(cases, ["guided"], BUDGETS, seeds, lambda case: models[case.family])
     found |= compare(cases, ["evolution", "annealing", "portfolio", "random"], BUDGETS, seeds)
     rows = [[name, *(f"{mean:.3f} ({low:.2f})" for mean, low in results)] for name, results in found.items()]
     return markdown([[f"{seeds} seeds, mean (5th percentile)", *(f"{n} trials" for n in BUDGETS)], *rows])

@@ -7,9 +7,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
@@ -33,23 +30,10 @@ def pretrained(path: Path = PATH) -> CostModel | None:
         return None
 
 
-_unaided: ContextVar[bool] = ContextVar("_unaided", default=False)
-
-
-@contextmanager
-def unaided() -> Iterator[None]:
-    """Searches inside begin without the shipped model, to see what it is worth."""
-    token = _unaided.set(True)
-    try:
-        yield
-    finally:
-        _unaided.reset(token)
-
-
 def prior_for(encoding: Encoding) -> CostModel | None:
     """The shipped model; None where a workload has not the features that it was trained on."""
-    model = None if _unaided.get() else pretrained()
+    model = pretrained()
     return model if model is not None and list(model.names) == encoding.names else None
 
 
-__all__ = ["PATH", "pretrained", "prior_for", "unaided"]
+__all__ = ["PATH", "pretrained", "prior_for"]

@@ -117,7 +117,7 @@ def compare(
 ) -> dict[str, Any]:
     """For each strategy and budget the geometric mean of the share of the best, and its 5th percentile.
 
-    `prior` gives the model that "evolution" begins with, by case.
+    `prior` gives the model that "guided" begins with, by case.
     """
     found: dict[str, Any] = {}
     for strategy in strategies:

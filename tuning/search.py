@@ -193,6 +193,7 @@ STRATEGIES: dict[str, Strategy] = {
     "portfolio": portfolio,
     "random": random,
     "exhaustive": exhaustive,
+    "guided": guided,
 }
 
 
@@ -210,8 +211,8 @@ class Search:
     warmup : int
         Trials before a model of them has a say.
     prior : Model, optional
-        One that knows other cases, of the same features: "evolution" asks it before there are trials, and later
-        corrects it by them.
+        One that knows other cases, of the same features: "guided" asks it before there are trials, and later
+        corrects it by them. Other strategies have no use for it.
     hints : sequence of Candidate
         Tried first, such as what was best for a similar matrix.
 
@@ -235,10 +236,10 @@ class Search:
         if strategy not in STRATEGIES:
             raise ArgumentError(f"expected one of the strategies {', '.join(STRATEGIES)}; found {strategy!r}")
         self.space, self.features = space, features
-        self.strategy, self.seed, self.warmup = STRATEGIES[strategy], seed, warmup
-        self.prior, self.hints = prior, list(hints)
-        if prior is not None and strategy == "evolution":
-            self.strategy = guided
+        self.seed, self.warmup = seed, warmup
+        self.prior, self.hints = prior if strategy == "guided" else None, list(hints)
+        is_led = strategy != "guided" or prior is not None
+        self.strategy = STRATEGIES[strategy if is_led else "evolution"]
         self.told: dict[Candidate, float] = {}
         self._rows: dict[Candidate, np.ndarray] = {}
         self._model: tuple[int, CostModel | None] = (-1, None)

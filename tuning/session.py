@@ -31,6 +31,7 @@ from sparsetir.tuning.formats import dense_rows, promising
 from sparsetir.tuning.forms import own_storage, with_knobs
 from sparsetir.tuning.lab import Lab
 from sparsetir.tuning.measure import duel, fastest
+from sparsetir.tuning.model import CostModel
 from sparsetir.tuning.nearest import hints
 from sparsetir.tuning.pretrained import prior_for
 from sparsetir.tuning.report import OWN
@@ -143,12 +144,16 @@ class Session:
     def search(
         self, seed: int, strategy: str = "evolution", *, informed: bool = True, records: Database | None = None
     ) -> Search:
-        """A search of this session's space; an informed one begins with the pretrained model and similar matrices."""
-        informed = informed and strategy == "evolution"
+        """A search of this session's space; an informed one begins with what was best for similar matrices."""
+        informed = informed and strategy in ("evolution", "guided")
         found = hints(records, self.key, self.facts, self.fixed) if informed and records is not None else ()
-        # The shipped model knows nothing of knobs.
-        prior = prior_for(self.encoding) if informed and self.template is None else None
-        return Search(self.space, features=self.encoding.rows, strategy=strategy, seed=seed, prior=prior, hints=found)
+        asked = self.prior if strategy == "guided" else None
+        return Search(self.space, features=self.encoding.rows, strategy=strategy, seed=seed, prior=asked, hints=found)
+
+    @cached_property
+    def prior(self) -> CostModel | None:
+        """The shipped model, which knows nothing of knobs."""
+        return prior_for(self.encoding) if self.template is None else None
 
     @cached_property
     def operands(self) -> features.Operands:

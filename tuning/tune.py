@@ -18,7 +18,6 @@ from sparsetir.tuning.crew import TIMEOUT
 from sparsetir.tuning.database import Database, Record
 from sparsetir.tuning.guess import Guess, guess
 from sparsetir.tuning.measure import reason
-from sparsetir.tuning.model import CostModel
 from sparsetir.tuning.progress import Progress
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search
@@ -92,8 +91,8 @@ def tune_sparse(
         Of the search, everything included; by default that of the preset.
     preset : {"quick", "standard", "thorough"}
         24 trials in 8 seconds, 64 trials, 400 trials in two minutes.
-    strategy : {"evolution", "annealing", "portfolio", "random", "exhaustive"}
-        How candidates are chosen.
+    strategy : {"evolution", "guided", "annealing", "portfolio", "random", "exhaustive"}
+        How candidates are chosen; "guided" is the evolution led by the shipped cost model.
     formats : sequence of Format, optional
         The formats that are tried beside the program's own; none searches schedules only. By default those that suit
         the pattern; none with a `schedule`.
@@ -260,8 +259,8 @@ def unmeasured(
     """
     untuned = next(record for record in history if is_untuned(record))
     record = known_best(session, records, partial(full_cost, amortize_over=amortize_over), untuned)
-    if record is None and isinstance(search.prior, CostModel) and untuned.seconds is not None:
-        found = guess(session, search.prior, seconds=untuned.seconds, amortize_over=amortize_over, seed=search.seed)
+    if record is None and session.prior is not None and untuned.seconds is not None:
+        found = guess(session, session.prior, seconds=untuned.seconds, amortize_over=amortize_over, seed=search.seed)
         if found is not None:
             record = expected(session, found, untuned.seconds)
     kernel: Any = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good a search is: beside a coarse sweep, schedules alone, a search without the shipped model, and other seeds.
+"""How good a search is: beside a coarse sweep, schedules alone, one led by the shipped model, and other seeds.
 
 ``python -m sparsetir.bench.search --data FOLDER --ops spmm:128 --seconds 60`` tunes every case from an empty database
 and then times what was found in turn with the other kernels.
@@ -25,7 +25,6 @@ from sparsetir.bench.sweep import best_of
 from sparsetir.bench.timing import Timing, interleave
 from sparsetir.errors import SparseTIRError
 from sparsetir.tuning.operands import Case, make_case
-from sparsetir.tuning.pretrained import unaided
 from sparsetir.tuning.report import TuneResult
 
 EARLY = 10.0  # seconds after which a search is looked at
@@ -38,7 +37,7 @@ HEAD = (
     "sweep/tuned",
     "after 10 s",
     "schedules/tuned",
-    "unaided/tuned",
+    "guided/tuned",
     "seeds",
     "trials/s",
 )
@@ -52,7 +51,7 @@ class Row:
     ----------
     name : str
     times : mapping of str to Timing
-        Of the kernels: ``"untuned"``, ``"sweep"``, ``"schedules"``, ``"unaided"`` and one for each seed.
+        Of the kernels: ``"untuned"``, ``"sweep"``, ``"schedules"``, ``"guided"`` and one for each seed.
     results : sequence of TuneResult
         One for each seed.
     """
@@ -73,7 +72,7 @@ class Row:
         pace = [result.measured / result.seconds for result in self.results]
         spread = max(self.tuned) / min(self.tuned)
         early = float(np.mean([reached(result, EARLY) for result in self.results]))
-        others = [of(name) / first for name in ("schedules", "unaided")]
+        others = [of(name) / first for name in ("schedules", "guided")]
         return [of("sweep") / first, early, *others, spread, float(np.mean(pace))]
 
     def cells(self) -> list[str]:
@@ -95,9 +94,12 @@ def measure(name: str, case: Case, *, seconds: float, seeds: int, sweep: bool) -
     budget: dict[str, Any] = {"max_trials": MANY_TRIALS, "max_seconds": seconds, "progress": False}
     results = [sparsetir.tune_sparse(case.program, case.inputs, seed=seed, **budget) for seed in range(seeds)]
     alone = sparsetir.tune_sparse(case.program, case.inputs, formats=[], **budget)
-    with unaided():
-        cold = sparsetir.tune_sparse(case.program, case.inputs, **budget)
-    kernels = {"untuned": sparsetir.build(case.program, calls=CALLS), "schedules": alone.kernel, "unaided": cold.kernel}
+    guided = sparsetir.tune_sparse(case.program, case.inputs, strategy="guided", **budget)
+    kernels = {
+        "untuned": sparsetir.build(case.program, calls=CALLS),
+        "schedules": alone.kernel,
+        "guided": guided.kernel,
+    }
     kernels |= {f"seed {n}": result.kernel for n, result in enumerate(results)}
     swept = best_of(case) if sweep else None
     if swept is not None:
