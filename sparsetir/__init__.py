@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sparsetir._autoload import load as _register_dialect
 
 if TYPE_CHECKING:
-    from sparsetir import errors, formats, ir, ops
+    from sparsetir import errors, formats, ir, ops, relax
     from sparsetir.build import build
     from sparsetir.errors import SparseTIRError
     from sparsetir.files import read
@@ -62,6 +62,7 @@ _PUBLIC = {
     "parse": "sparsetir.script.printer",
     "pattern": "sparsetir.formats.pattern",
     "read": "sparsetir.files",
+    "relax": "sparsetir.relax",
     "script": "sparsetir.script.printer",
     "set_num_threads": "sparsetir.threads",
     "template": "sparsetir.schedules",
@@ -69,7 +70,7 @@ _PUBLIC = {
     "unchecked": "sparsetir.signature",
     "verify": "sparsetir.verify",
 }
-_MODULES = ("errors", "formats", "ir", "ops")
+_MODULES = ("errors", "formats", "ir", "ops", "relax")
 __all__ = [
     "BoundKernel",
     "Choices",
@@ -95,6 +96,7 @@ __all__ = [
     "parse",
     "pattern",
     "read",
+    "relax",
     "script",
     "set_num_threads",
     "template",

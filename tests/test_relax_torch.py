@@ -360,3 +360,34 @@ def test_wrong_arguments_of_an_operator_are_refused_in_torch() -> None:
         ops.spmm(data, indptr, indices + N, torch.randn(N, 5))
     with pytest.raises(TypeError, match=r"data is torch.float32 and B is torch.float64"):
         ops.spmm(data, indptr, indices, torch.randn(N, 5).double())
+
+
+def pruned_network() -> Any:
+    """A feed-forward block, a convolution and a product with parameters of its own, a tenth of their weights left."""
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(64, 128), torch.nn.Linear(128, 64)
+            self.mixed = torch.nn.Conv2d(64, 64, 1, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            y = self.down(torch.nn.functional.gelu(self.up(x))) + x
+            return y + self.mixed(y.T.reshape(1, 64, -1, 1)).reshape(64, -1).T
+
+    torch.manual_seed(0)
+    found = Block().eval()
+    with torch.no_grad():
+        for parameter in found.parameters():
+            if parameter.ndim > 1:
+                parameter *= torch.rand_like(parameter) < 0.1
+    return found
+
+
+def test_pruned_weights_of_torch_become_sparse() -> None:
+    network, x = pruned_network(), torch.randn(8, 64)
+    sparsify = srelax.SparsifyWeights(decide="predict")
+    model = srelax.from_torch(network, (x,), sparsify=sparsify)
+    assert [layer.is_sparse for layer in sparsify.layers] == [True] * 3
+    with torch.no_grad():
+        np.testing.assert_allclose(model(x).numpy(), network(x).numpy(), rtol=1e-4, atol=1e-5)
