@@ -278,11 +278,18 @@ class NestEmitter:
 
 
 def _own_scratch(body: tirx.Stmt) -> tuple[tirx.Stmt, list[Var]]:
-    """A body without the allocations in it, and their buffers, which the block holds: TVM caches no others soundly."""
+    """A body without the arrays that it allocates, which the block holds: TVM caches no others soundly.
+
+    Named values, arrays of one element, stay where they are named.
+    """
     if not isinstance(body, tirx.SeqStmt):
         return body, []
-    own = [s.buffer for s in body.seq if isinstance(s, tirx.AllocBuffer)]
-    return seq(*(s for s in body.seq if not isinstance(s, tirx.AllocBuffer))), own
+    own = [s for s in body.seq if isinstance(s, tirx.AllocBuffer) and _is_array(s.buffer)]
+    return seq(*(s for s in body.seq if s not in own)), [s.buffer for s in own]
+
+
+def _is_array(buffer: Var) -> bool:
+    return any(not isinstance(n, tirx.IntImm) or int(n) != 1 for n in buffer.ty.shape)
 
 
 def _may_miss_points(iteration: SpIter) -> bool:
