@@ -24,6 +24,7 @@ often, and a panel of it stays in a cache that the whole does not.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tvm import ir, s_tir, tirx
@@ -56,6 +57,8 @@ def tile_panels(
     is_moved = dimension < len(store.indices) - 1 or _is_column_major(store, column, sch.get(block))
     if not is_moved and not (wanted and _is_gathered(store, column)):
         return False
+    if wanted and choices is not None and choices.tile > wanted:
+        choices = replace(choices, tile=wanted)  # a panel is no narrower than a tile
     outer = tile_loop(sch, block, at, choices, registers)
     if outer is None:
         return False

@@ -37,7 +37,7 @@ def matrix(dtype: str = "float32", idtype: str = "int32", *, m: int = M, n: int 
     found[3] = 0
     found[-1] = 0
     out = found.tocsr()
-    out.data = np.asarray(out.data.astype(dtype), "float64") if dtype == "float16" else out.data.astype(dtype)
+    out.data = np.asarray(out.data.astype(dtype), "float64") if "16" in dtype else out.data.astype(dtype)
     out.indptr, out.indices = out.indptr.astype(idtype), out.indices.astype(idtype)
     return out
 
@@ -86,7 +86,9 @@ def csr(A: Any) -> dict[str, Any]:
     return {"data": A.data, "indptr": A.indptr, "indices": A.indices}
 
 
-@pytest.mark.parametrize(("dtype", "idtype"), [("float32", "int32"), ("float64", "int64"), ("float16", "int32")])
+@pytest.mark.parametrize(
+    ("dtype", "idtype"), [("float32", "int32"), ("float64", "int64"), ("float16", "int32"), ("bfloat16", "int64")]
+)
 def test_spmm(dtype: str, idtype: str) -> None:
     A, B = matrix(dtype, idtype), dense(N, F, dtype=dtype)
     make = lambda b, data, indptr, indices, B: srelax.spmm(data, indptr, indices, B)  # noqa: E731
@@ -119,7 +121,7 @@ def test_sddmm() -> None:
     check(make, {**csr(A), "X": X, "Y": Y}, A.data * np.einsum("ef,ef->e", X[rows], Y[cols]))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_softmax(dtype: str) -> None:
     A = matrix(dtype)
     values = A.data.astype("float64")
