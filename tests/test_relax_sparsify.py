@@ -19,7 +19,7 @@ from sparsetir import ops
 from sparsetir.build import native_target
 from sparsetir.errors import ArgumentError
 from sparsetir.relax.build import lowered
-from sparsetir.relax.sparsify import is_blocked
+from sparsetir.relax.sparsify import Times, is_blocked, timed
 from sparsetir.tuning import tune_sparse
 
 OUT, IN = 96, 128
@@ -134,15 +134,33 @@ def test_an_unpruned_model_is_not_changed(decide: str) -> None:
     assert "100.0% not zero, 16 rows: dense, more than 70% of it is not zero" in str(layer)
 
 
-def test_measuring_decides_by_time() -> None:
-    make = lambda b, x: relax.op.matmul(x, b.emit(relax.op.permute_dims(relax.const(pruned(512, 512, 0.02)))))  # noqa: E731
+@pytest.mark.parametrize(
+    ("times", "is_sparse", "reason"),
+    [
+        (Times(1e-6, 2e-6, True), True, "1 us against 2 us"),
+        (Times(2e-6, 1e-6, True), False, "2 us against 1 us"),
+        (Times(1e-6, 2e-6, False), False, "results differ by more than 0.001"),
+    ],
+)
+def test_measuring_decides_by_time(monkeypatch: pytest.MonkeyPatch, times: Times, is_sparse: bool, reason: str) -> None:
+    monkeypatch.setattr("sparsetir.relax.sparsify.timed", lambda *_: times)
     sparsify = srelax.SparsifyWeights()
-    mod = sparsify(module([64, 512], make))
+    mod = sparsify(module([5, IN], LAYOUTS["x @ W.T"][1]))
     (layer,) = sparsify.layers
-    assert layer.is_sparse == (layer.sparse < layer.dense)
-    assert layer.is_sparse, layer  # one product in fifty is left
-    assert "us against" in layer.reason
-    assert "relax.sparse.linear" in calls(mod)
+    assert layer.is_sparse == is_sparse
+    assert layer.reason == reason
+    assert ("relax.sparse.linear" in calls(mod)) == is_sparse
+
+
+@pytest.mark.parametrize(("operator", "rows"), [("linear", 9), ("spmm", 9), ("spmv", 1)])
+def test_both_kernels_are_timed_and_compared(operator: str, rows: int) -> None:
+    csr = sp.csr_array(W)
+    csr.indptr, csr.indices = csr.indptr.astype("int32"), csr.indices.astype("int32")
+    found = timed(operator, csr, W, rows, native_target())
+    assert found.agree
+    assert found.sparse > 0
+    assert found.dense > 0
+    assert not timed(operator, csr, W + 1, rows, native_target()).agree
 
 
 def test_a_shared_weight_is_judged_and_stored_once() -> None:
