@@ -429,6 +429,63 @@ def test_a_wrong_structure_at_run_time_raises(symbolic: bool) -> None:
             vm["main"](*(tvm.runtime.tensor(a) for a in (A.data, indptr, indices, B)))
 
 
+@pytest.mark.parametrize("known", ["sddmm", "softmax", "segment_sum", "gather_matmul_scatter", "attention", "batch"])
+def test_every_operator_refuses_wrong_constants(known: str) -> None:
+    A = matrix(m=N)
+    far = A.indices.copy()
+    far[7] = 10**8
+    given = {"data": A.data, "indptr": A.indptr, "indices": far}
+    if known in ("softmax", "segment_sum"):
+        given = {"data": A.data, "indptr": np.append(A.indptr[:-1], A.nnz - 1).astype("int32")}
+    kinds = np.zeros(A.nnz, "int32")
+    calls = {
+        "sddmm": lambda data, indptr, indices: srelax.sddmm(data, indptr, indices, dense(N, F), dense(N, F)),
+        "softmax": srelax.softmax,
+        "segment_sum": srelax.segment_reduce,
+        "gather_matmul_scatter": lambda data, indptr, indices: srelax.gather_matmul_scatter(
+            constant(dense(N, 3)), constant(dense(1, 3, 5)), indptr, indices, constant(kinds)
+        ),
+        "attention": lambda data, indptr, indices: srelax.attention(
+            *(constant(dense(1, N, 4)) for _ in range(3)), indptr, indices
+        ),
+        "batch": lambda data, indptr, indices: srelax.spmm(data, indptr, indices, dense(2, N, F)),
+    }
+    make = lambda b, x, **parts: relax.op.add(b.emit(calls[known](**parts)), x)  # noqa: E731
+    if known in ("softmax", "segment_sum"):
+        make = lambda b, x, data, indptr: relax.op.add(b.emit(calls[known](data, indptr)), x)  # noqa: E731
+    for fixed in (set(given), set(given) - {"data"}):
+        mod = module(make, {"x": dense(1), **given}, fixed, False)
+        with pytest.raises(ValueError, match=rf"R.sparse.(spmm|{known}): (indices|indptr) must"):
+            srelax.build(mod)
+
+
+def test_constants_for_any_number_of_columns_are_checked_in_each_call() -> None:
+    A = matrix()
+    make = lambda b, data, indptr, indices, B: srelax.spmm(data, indptr, indices, B)  # noqa: E731
+    mod = module(make, {**csr(A), "B": dense(N, F)}, {"data", "indptr", "indices"}, True)
+    vm = relax.VirtualMachine(srelax.build(mod), tvm.cpu())
+    with pytest.raises(RuntimeError, match="indices must be from 0 to one less than the number of columns"):
+        vm["main"](tvm.runtime.tensor(dense(3, F)))
+
+
+def test_entries_that_repeat_add_up() -> None:
+    A = sp.csr_array(np.kron(np.eye(12, dtype="float32"), np.ones((4, 4), "float32")))
+    doubled = {"data": np.repeat(A.data, 2), "indptr": 2 * A.indptr, "indices": np.repeat(A.indices, 2)}
+    parts = {name: value.astype("float32" if name == "data" else "int32") for name, value in doubled.items()}
+    make = lambda b, data, indptr, indices, B: srelax.spmm(data, indptr, indices, B)  # noqa: E731
+    B = dense(48, F)
+    check(make, {**parts, "B": B}, 2 * (A @ B))
+
+
+def test_row_pointers_of_nothing_are_refused() -> None:
+    make = lambda b, x, indptr: srelax.segment_reduce(x, indptr)  # noqa: E731
+    vm = relax.VirtualMachine(
+        srelax.build(module(make, {"x": dense(3), "indptr": np.zeros(5, "int32")}, set(), True)), tvm.cpu()
+    )
+    with pytest.raises(Exception, match="one element more than there are rows|shape|size"):
+        vm["main"](tvm.runtime.tensor(dense(3)), tvm.runtime.tensor(np.zeros(0, "int32")))
+
+
 def test_other_operators_look_at_their_structures_too() -> None:
     A = matrix()
     kinds = np.full(A.nnz, 4, "int32")

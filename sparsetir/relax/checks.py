@@ -18,8 +18,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from tvm import ir, relax, tirx
 
+from sparsetir.errors import ArgumentError
 from sparsetir.script.printer import parse
 
 TEXT = """
@@ -29,6 +31,7 @@ def check_structure({inputs}, {sizes}out: T.Buffer((p,), "{idtype}")):
     with T.sblock("check"):
         T.reads()
         T.writes()
+        assert p >= 1, "R.sparse.{name}: indptr must have one element more than there are rows; found none"
         bad = T.alloc_buffer((1,), "int32", scope="local")
         bad[0] = T.Cast("int32", T.Or(indptr[0] != 0, T.Cast("int64", indptr[p - 1]) != T.Cast("int64", {count})))
         for i in T.serial(p - 1):
@@ -92,9 +95,37 @@ def checked(builder: relax.BlockBuilder, name: str, indptr: Any, bounds: dict[st
     return builder.emit(relax.call_tir(var, args, indptr.ty))
 
 
+def check_constants(name: str, indptr: Any, bounds: dict[str, tuple[Any, int]], count: int | None) -> None:
+    """Raise unless constants are the arrays of a structure.
+
+    Parameters
+    ----------
+    name : str
+        Of the operator.
+    indptr : GenericConst
+    bounds : dict of str to (GenericConst, int)
+        Index arrays by their names, with what their elements must be below.
+    count : int, optional
+        The number of entries, for where there are no index arrays.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    starts = indptr.value.numpy()
+    found = {array: (held.value.numpy(), limit) for array, (held, limit) in bounds.items()}
+    nnz = next((values.size for values, _ in found.values()), count)
+    if starts.size < 1 or starts[0] != 0 or starts[-1] != nnz or np.any(np.diff(starts) < 0):
+        raise ArgumentError(f"R.sparse.{name}: indptr must rise from 0 to {nnz}, the number of entries")
+    for array, (values, limit) in found.items():
+        if values.size and not 0 <= values.min() <= values.max() < limit:
+            fault = f"{array} must be from 0 to {limit - 1}; found {values.min()} to {values.max()}"
+            raise ArgumentError(f"R.sparse.{name}: {fault}")
+
+
 def is_known(*arrays: Any) -> bool:
-    """Whether all arrays are constants, which are checked when the model is built."""
+    """Whether all arrays are constants."""
     return all(isinstance(array, ir.GenericConst) for array in arrays)
 
 
-__all__ = ["check_structure", "checked", "is_known"]
+__all__ = ["check_constants", "check_structure", "checked", "is_known"]

@@ -22,7 +22,7 @@ from sparsetir import ops
 from sparsetir.build import make_target
 from sparsetir.composed import ComposedKernel
 from sparsetir.converting import suited
-from sparsetir.errors import ArgumentError, SparseTIRError
+from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.ir import decode
 from sparsetir.relax.programs import Program
@@ -61,32 +61,18 @@ class Options:
     checked: bool = False
 
 
-def csr_of(name: str, data: Any, indptr: Any, indices: Any, columns: int | None) -> sp.csr_array | None:
-    """The matrix of constant arrays, rows sorted; None if one is not constant.
-
-    Raises
-    ------
-    ArgumentError
-        The arrays are not those of a matrix with so many columns.
-    """
+def csr_of(data: Any, indptr: Any, indices: Any, columns: int) -> sp.csr_array | None:
+    """The matrix of constant arrays, rows sorted; None if one is not constant, or no format takes them as they are."""
     if not all(isinstance(part, ir.GenericConst) for part in (data, indptr, indices)):
         return None
-    values, starts, columns_of = (np.asarray(part.value.numpy()) for part in (data, indptr, indices))
-    fault = ""
-    if starts.size < 1 or starts[0] != 0 or starts[-1] != columns_of.size or np.any(np.diff(starts) < 0):
-        fault = f"indptr must rise from 0 to {columns_of.size}, the number of indices"
-    elif columns is not None and columns_of.size and not 0 <= columns_of.min() <= columns_of.max() < columns:
-        fault = f"indices must be from 0 to {columns - 1}; found {columns_of.min()} to {columns_of.max()}"
-    if fault:
-        raise ArgumentError(f"R.sparse.{name}: {fault}")
+    values, starts, numbers = (np.asarray(part.value.numpy()) for part in (data, indptr, indices))
     if values.dtype not in (np.float32, np.float64):
         return None  # scipy has no 16-bit floats
-    width = columns if columns is not None else int(columns_of.max(initial=-1)) + 1
-    matrix = sp.csr_array((values, columns_of, starts), shape=(starts.size - 1, width))
-    if not matrix.has_canonical_format:
-        matrix = matrix.copy()
-        matrix.sum_duplicates()
-    return matrix
+    matrix = sp.csr_array((values, numbers, starts), shape=(starts.size - 1, columns))
+    if not matrix.has_sorted_indices:
+        matrix = matrix.sorted_indices()
+    # Entries that repeat add up as the program comes to them; without them there would be fewer than it says.
+    return matrix if matrix.has_canonical_format else None
 
 
 def chosen(name: str, program: Program, matrix: sp.csr_array, shapes: Mapping[str, Any], options: Options) -> Chosen:
@@ -149,8 +135,9 @@ def _untuned(func: tirx.PrimFunc, given: Mapping[str, Any], shapes: Mapping[str,
     if not shapes:
         return base
     arrays = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
+    dtype = next(array.dtype for array in arrays.values() if array.dtype.kind == "f")
     for name, shape in shapes.items():
-        arrays[f"{name.lower()}_data"] = np.broadcast_to(np.zeros(1, np.float32), shape)
+        arrays[f"{name.lower()}_data"] = np.broadcast_to(np.zeros(1, dtype), shape)
     changes = Suited.of(decode(func)).changes(arrays, [], get_num_threads())
     return dataclasses.replace(base, **changes)
 

@@ -16,12 +16,13 @@ from tvm import ir, relax, s_tir, tirx
 from tvm.error import InternalError
 
 from sparsetir.build import native_target
+from sparsetir.ir import is_sp_iter
 from sparsetir.lower.rewriting import collect
 from sparsetir.relax import programs
 from sparsetir.relax.arithmetic import in_arithmetic
 from sparsetir.relax.constants import Options
 from sparsetir.relax.epilogues import Result
-from sparsetir.relax.lowered import Lowered, known, product
+from sparsetir.relax.lowered import Head, Lowered, known, product
 from sparsetir.relax.operators import constant
 from sparsetir.schedules import Registers
 
@@ -45,10 +46,8 @@ def weight_of(value: Any, value_of: Callable[[Any], Any]) -> np.ndarray | None:
     return None
 
 
-def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Any:
+def head_of(call: Any, options: Options, value_of: Callable[[Any], Any]) -> Head | None:
     """A dense matrix product as the head of a program; None if it is another call or not of a kind that is taken."""
-    from sparsetir.relax.legalize import Head
-
     if not isinstance(call, ir.Call) or getattr(call.op, "name", "") != MATMUL:
         return None
     left, right = (arg.ty for arg in call.args)
@@ -124,8 +123,6 @@ def ScheduleDense(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
 
 def is_ours(func: tirx.PrimFunc) -> bool:
     """Whether a function is a program of the dialect, which has rules of its own."""
-    from sparsetir.ir import is_sp_iter
-
     return any(is_sp_iter(node) for node in collect(func.body, s_tir.SBlockRealize))
 
 

@@ -17,7 +17,6 @@ result's own dimensions.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -220,9 +219,4 @@ def written(result: Result, head: Any, steps: Sequence[tuple[Any, ir.Call]]) -> 
     return (writer.epilogue() if count else None), count
 
 
-def shown(calls: Sequence[ir.Call]) -> str:
-    """Steps for people."""
-    return ", ".join(re.sub(r"^relax\.(nn\.)?", "", str(call.op.name)) for call in calls)
-
-
-__all__ = ["Result", "Writer", "along", "erf", "is_elementwise", "shown", "written"]
+__all__ = ["Result", "Writer", "along", "erf", "is_elementwise", "written"]

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from tvm import ir, tirx
 
-from sparsetir.errors import ArgumentError
 from sparsetir.relax.programs import Draft, Epilogue, Program
 
 TILE_BYTES = 1 << 17  # of a tile of the result: with the matrices it stays in the second-level cache
@@ -90,37 +89,16 @@ def _tiles(indptr: np.ndarray, most_rows: int, most_entries: int) -> np.ndarray:
 def groups_of(
     structure: dict[str, Any], shape: dict[str, Any], itemsize: int, *, size: int, threads: int
 ) -> Groups | None:
-    """The groups of constant index arrays; None if one is not constant, or too few entries of a kind meet.
-
-    Raises
-    ------
-    ArgumentError
-        An index is out of range.
-    """
+    """The groups of constant index arrays; None if one is not constant, or too few entries of a kind meet."""
     if not all(isinstance(value, ir.GenericConst) for value in structure.values()):
         return None
     arrays = {name: np.asarray(value.value.numpy()) for name, value in structure.items()}
-    _check(arrays, shape)
     if not arrays["indices"].size:
         return None
     out = int(shape["out"]) if isinstance(shape["out"], (int, tirx.IntImm)) else 1
     most = max(TILE_BYTES // (out * itemsize), size)
     found = Groups.of(**arrays, size=size, most=most, tiles=TILES_EACH * threads)
     return found if found.cols.size <= MOST_PADDED * arrays["indices"].size else None
-
-
-def _check(arrays: dict[str, np.ndarray], shape: dict[str, Any]) -> None:
-    """Raise unless the arrays are those of a structure, its coordinates in range."""
-    starts, nnz = arrays["indptr"], arrays["indices"].size
-    if starts[0] != 0 or starts[-1] != nnz or np.any(np.diff(starts) < 0):
-        raise ArgumentError(f"R.sparse.gather_matmul_scatter: indptr must rise from 0 to {nnz}, the number of indices")
-    for name, size in (("indices", shape["n"]), ("kinds", shape["kinds"])):
-        if not nnz or not isinstance(size, (int, tirx.IntImm)):
-            continue
-        least, most = arrays[name].min(), arrays[name].max()
-        if least < 0 or most >= int(size):
-            fault = f"{name} must be from 0 to {int(size) - 1}; found {least} to {most}"
-            raise ArgumentError(f"R.sparse.gather_matmul_scatter: {fault}")
 
 
 def grouped(shape: dict[str, Any], dtype: str, groups: Groups, size: int, epilogue: Epilogue | None = None) -> Program:

@@ -17,7 +17,6 @@ TVM's own ``LegalizeOps`` does the same call by call.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from sparsetir.relax.attention import attention
 from sparsetir.relax.constants import Options, chosen, csr_of
 from sparsetir.relax.epilogues import Result, is_elementwise, written
 from sparsetir.relax.gather import grouped, groups_of
-from sparsetir.relax.lowered import Lowered, known, product
+from sparsetir.relax.lowered import Head, Lowered, known, product
 from sparsetir.relax.operators import OPERATORS, PREFIX, REDUCTIONS, Arguments, operator_of
 from sparsetir.relax.programs import Epilogue
 from sparsetir.threads import get_num_threads
@@ -41,16 +40,12 @@ from sparsetir.threads import get_num_threads
 Maker = Callable[[Arguments, list[Any], str, "Epilogue | None", Options], Lowered]
 
 
-def _matrix(a: Arguments) -> dict[str, Any]:
-    return {"indptr": a["indptr"], "indices": a["indices"], "nnz": a.shape("indices")[0]}
-
-
 def _with_matrix(
     name: str, lowered: Lowered, a: Arguments, shapes: dict[str, list[Any]], columns: Any, options: Options
 ) -> Lowered:
     """The call with what is known of a constant matrix."""
-    matrix = csr_of(a.name, a["data"], a["indptr"], a["indices"], int(columns) if known([columns]) else None)
-    if matrix is None or not known([columns]):
+    matrix = csr_of(a["data"], a["indptr"], a["indices"], int(columns)) if known([columns]) else None
+    if matrix is None:
         return lowered
     is_known = all(known(shape) for shape in shapes.values())
     dense = {n: tuple(int(size) for size in shape) for n, shape in shapes.items()} if is_known else {}
@@ -168,15 +163,6 @@ MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Head:
-    """A call that becomes a program: its result, how an epilogue sees that, and what makes the program."""
-
-    result: Result
-    make: Callable[[Epilogue | None], Lowered]
-    arguments: Arguments | None = None
-
-
 def head_of(call: Any, options: Options, value_of: Callable[[Any], Any] = lambda var: None) -> Head | None:
     """The head that a call is; None if it is no call of ours."""
     operator = operator_of(call)
@@ -203,16 +189,24 @@ def _flattened(name: str, shape: list[Any], axes: tuple[str, ...]) -> tuple[list
     return shape, axes[: len(shape)] if name.startswith("segment") else axes[max(len(axes) - len(shape), 0) :]
 
 
-def _checked(builder: relax.BlockBuilder, a: Arguments, seen: dict[Any, Any]) -> Any:
-    """The row pointers of a call, checked with its index arrays unless they are constants or were checked before."""
+def _checked(builder: relax.BlockBuilder, a: Arguments, seen: dict[Any, Any] | None) -> Any:
+    """The row pointers of a call, looked over with its index arrays.
+
+    Constants are checked now; with `seen`, what comes at run time, or what its limits are, in each call, once.
+    """
     limits = {"indices": a.columns, "kinds": lambda: a.shape("W")[0]}
     bounds = {name: (a[name], limit()) for name, limit in limits.items() if name in a.names}
+    count = None if bounds else a.shape(a.names[0])[0]
     arrays = (a["indptr"], *(array for array, _ in bounds.values()))
-    if checks.is_known(*arrays):
+    numbers = [limit for _, limit in bounds.values()] or [count]
+    if checks.is_known(*arrays) and known(numbers):
+        held = {name: (array, int(limit)) for name, (array, limit) in bounds.items()}
+        checks.check_constants(a.name, a["indptr"], held, None if count is None else int(count))
         return a["indptr"]
-    key = (*arrays, *(str(limit) for _, limit in bounds.values()))
+    if seen is None:
+        return a["indptr"]
+    key = (*arrays, *map(str, numbers))
     if key not in seen:
-        count = None if bounds else a.shape(a.names[0])[0]
         seen[key] = checks.checked(builder, a.name, a["indptr"], bounds, count)
     return seen[key]
 
@@ -221,9 +215,10 @@ def lower_call(
     builder: relax.BlockBuilder, head: Head, epilogue: Epilogue | None = None, seen: dict[Any, Any] | None = None
 ) -> Any:
     """The call of a head's program; with `seen`, structures that come at run time are checked, each once."""
+    indptr = None if head.arguments is None else _checked(builder, head.arguments, seen)
     lowered = head.make(epilogue)
-    if seen is not None and head.arguments is not None and "indptr" in lowered.given:
-        lowered.given["indptr"] = _checked(builder, head.arguments, seen)
+    if indptr is not None and "indptr" in lowered.given:
+        lowered.given["indptr"] = indptr
     for n, operand in enumerate(epilogue.operands if epilogue is not None else ()):
         lowered.given[f"e{n}_data"] = operand.value
     return lowered.emit(builder)
@@ -364,4 +359,4 @@ def LowerSparse(target: Any = None, database: Any = None, *, checked: bool = Tru
     return lower
 
 
-__all__ = ["Head", "LowerSparse", "Lowered", "head_of", "lower_call", "register"]
+__all__ = ["LowerSparse", "head_of", "lower_call", "register"]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,9 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, tirx
 
-from sparsetir.relax.operators import constant
-from sparsetir.relax.programs import Program
+from sparsetir.relax.epilogues import Result
+from sparsetir.relax.operators import Arguments, constant
+from sparsetir.relax.programs import Epilogue, Program
 
 
 @dataclass
@@ -56,6 +57,15 @@ class Lowered:
         return relax.op.reshape(builder.emit(result), self.wanted)
 
 
+@dataclass(frozen=True)
+class Head:
+    """A call that becomes a program: its result, how an epilogue sees that, and what makes the program."""
+
+    result: Result
+    make: Callable[[Epilogue | None], Lowered]
+    arguments: Arguments | None = None
+
+
 def _same(size: Any, other: Any) -> bool:
     both = (size, other)
     return int(size) == int(other) if known(both) else tvm_ffi.structural_equal(size, other)
@@ -93,4 +103,4 @@ def product(size: Sequence[Any]) -> Any:
     return tvm.sym.Analyzer().simplify(total)
 
 
-__all__ = ["Lowered", "known", "product"]
+__all__ = ["Head", "Lowered", "known", "product"]

@@ -11,7 +11,7 @@ after::
     lv1 = R.sparse.linear(x, data, indptr, indices)
 
 Taken are matrix products with a constant matrix on either side, transposed or not, and 1 x 1 convolutions. Nothing is
-rounded to zero: results differ by the order of sums only.
+rounded to zero: results differ by the order of sums, and where an input is not finite, as zero times that is left out.
 """
 
 from __future__ import annotations
@@ -192,13 +192,18 @@ class Times:
     agree: bool
 
 
+def arguments_of(operator: str, x: np.ndarray) -> dict[str, np.ndarray]:
+    """Rows that a weight is multiplied with, as the dense argument of the operator's program."""
+    return {"linear": {"X": x}, "spmv": {"x": x[0]}, "spmm": {"B": np.ascontiguousarray(x.T)}}[operator]
+
+
 def timed(operator: str, matrix: sp.csr_array, weight: np.ndarray, rows: int, target: Any) -> Times:
     """Time both kernels on random numbers, in turns."""
     rng = np.random.default_rng(0)
     dtype = str(weight.dtype)
     x = rng.standard_normal((rows, weight.shape[1])).astype(dtype)
     kernel = sparsetir.build(tunable(operator, dtype, "int32"), target, calls=CALLS).bind(A=matrix)
-    taken = {"linear": {"X": x}, "spmv": {"x": x[0]}, "spmm": {"B": np.ascontiguousarray(x.T)}}[operator]
+    taken = arguments_of(operator, x)
     got = kernel(**taken)
     want = {"linear": x @ weight.T, "spmv": weight @ x[0], "spmm": weight @ x.T}[operator]
     agree = np.allclose(got, want, rtol=RTOL, atol=RTOL * float(np.abs(want).max(initial=1.0)))
@@ -307,7 +312,7 @@ class SparsifyWeights:
 
     def transform_module(self, mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
         """The module with sparse products where they win."""
-        rewriter = _rewriter(mod, self)
+        rewriter = Rewriter(mod, self)
         for var, func in mod.functions.items():
             if isinstance(func, relax.Function):
                 rewriter.builder_.update_func(var, rewriter.run(func))
@@ -318,7 +323,7 @@ class SparsifyWeights:
     def decided(self, name: str, found: Found) -> tuple[Any, Any, Any] | None:
         """The arrays of a weight that becomes sparse, None for one that stays; notes why."""
         weight = found.weight
-        if weight.size < LEAST_SIZE and weight.size:
+        if weight.size < LEAST_SIZE:
             return None
         if found.density > self.most_dense:
             reason = f"more than {self.most_dense:.0%} of it is not zero"
@@ -367,14 +372,10 @@ class SparsifyWeights:
             if share <= 0:
                 break
             dtype = str(matrix.data.dtype)
-            shape = {"spmm": (matrix.shape[1], layer.rows), "spmv": (matrix.shape[1],)}.get(
-                layer.operator, (layer.rows, matrix.shape[1])
-            )
-            other = {"spmm": "B", "spmv": "x", "linear": "X"}[layer.operator]
-            x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+            x = np.random.default_rng(0).standard_normal((layer.rows, matrix.shape[1])).astype(dtype)
             result = tune_sparse(
                 tunable(layer.operator, dtype, "int32"),
-                {"A": matrix, other: x},
+                {"A": matrix, **arguments_of(layer.operator, x)},
                 max_seconds=share,
                 database=self.database,
                 progress=False,
@@ -384,10 +385,6 @@ class SparsifyWeights:
                     f"{layer.name}: tuned, {result.speedup:.2f} times faster with {result.best.candidate}", flush=True
                 )
         self._chosen = {}
-
-
-def _rewriter(mod: ir.IRModule, owner: Any) -> Any:
-    return Rewriter(mod, owner)
 
 
 @relax.expr_functor.mutator
