@@ -479,10 +479,9 @@ def test_entries_that_repeat_add_up() -> None:
 
 def test_row_pointers_of_nothing_are_refused() -> None:
     make = lambda b, x, indptr: srelax.segment_reduce(x, indptr)  # noqa: E731
-    vm = relax.VirtualMachine(
-        srelax.build(module(make, {"x": dense(3), "indptr": np.zeros(5, "int32")}, set(), True)), tvm.cpu()
-    )
-    with pytest.raises(Exception, match="one element more than there are rows|shape|size"):
+    mod = module(make, {"x": dense(3), "indptr": np.zeros(5, "int32")}, set(), True)
+    vm = relax.VirtualMachine(srelax.build(mod), tvm.cpu())
+    with pytest.raises(RuntimeError, match="segment_sum: indptr must have one element more than there are rows"):
         vm["main"](tvm.runtime.tensor(dense(3)), tvm.runtime.tensor(np.zeros(0, "int32")))
 
 
