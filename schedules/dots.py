@@ -29,12 +29,12 @@ from sparsetir.ir import const
 from sparsetir.lower.insert_prefetch import PREFETCH
 from sparsetir.lower.promote_halves import HALVES
 from sparsetir.lower.rewriting import collect, mentions, substitute
-from sparsetir.lower.vectorize_dots import COMBINERS, DOT
+from sparsetir.lower.hold_rows import HELD
+from sparsetir.lower.vectorize_dots import COMBINERS, DOT, VECTORS
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import REDUCE, tile_of
 
-VECTORS = 2  # of each sum: with four sums they hide the latency of the multiply-add units
 LEAST_BITS = 32  # of a sum: 16-bit floats are summed in float32
 LEAST_LANES = 2
 
@@ -68,10 +68,19 @@ def tile_dot(
     lanes = tile_of(extent, (1 if is_ragged else VECTORS) * registers.bits // bits)
     if lanes < LEAST_LANES:
         return False
+    tile = 0 if is_ragged else held(extent, registers.tile(bits) if choices is None else choices.tile, registers, bits)
+    lanes = min(lanes, tile) if tile >= LEAST_LANES else lanes
     sch.annotate(loop, DOT, lanes)
+    if tile >= lanes and len(sch.get_loops(block)) > 1:
+        sch.annotate(loop, HELD, tile)
     if choices is not None and choices.prefetch and len(sch.get_loops(block)) > 1 and not is_ragged:
         sch.annotate(sch.get_loops(block)[-2], PREFETCH, choices.prefetch)
     return True
+
+
+def held(extent: Any, tile: int, registers: Registers, bits: int) -> int:
+    """Elements of a row of `extent` that stay in registers, at most `tile`: half of the registers have other uses."""
+    return tile_of(extent, min(tile, registers.count // 2 * registers.bits // bits))
 
 
 def is_contiguous(load: ir.TensorLoad, var: Any) -> bool:

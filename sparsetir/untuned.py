@@ -10,6 +10,7 @@
 * Rows are split among threads where one has clearly more than its share of the work: whole, it would keep one thread
   busy while the others wait.
 * Long rows that are summed into one number each are summed in vectors where the processor cannot foresee their ends.
+* Dense rows that are summed are kept in registers as a whole if they are shorter than what is usually kept.
 
 Each rule looks at no more than a few thousand elements.
 """
@@ -36,6 +37,8 @@ ROWS = 1024  # looked at in a window
 UNFORESEEN = 0.5  # of the rows: their length is another than that of the row before
 LONG, MANY = 18, 1 << 18  # entries of a row on average, and of all rows
 LANES = 8
+USUAL = 128  # elements of a dense row that are kept in registers
+SHORT = 16  # not worth keeping
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -60,16 +63,19 @@ class Suited:
         Where the rows of a loop over dense rows begin.
     sums : sequence of str
         Where the rows begin that an iteration sums into one number each.
+    rows : sequence of (str, int)
+        Dense arrays that are summed, and along which dimension.
     """
 
     gathers: Sequence[Gather]
     pointers: Sequence[str]
     sums: Sequence[str]
+    rows: Sequence[tuple[str, int]]
 
     @classmethod
     def of(cls, program: Program) -> Suited:
         """That of a program."""
-        return cls(gathers(program), row_pointers(program), ragged_sums(program))
+        return cls(gathers(program), row_pointers(program), ragged_sums(program), dense_sums(program))
 
     def changes(self, arrays: Arrays, results: Iterable[np.ndarray], threads: int) -> dict[str, int]:
         """The choices that suit these arguments better than the usual ones."""
@@ -80,6 +86,7 @@ class Suited:
             **({"stream": 1} if suits_streaming(results) else {}),
             **({"carry": 1} if suits_carry(self.pointers, arrays, threads) else {}),
             **({"lanes": lanes} if (lanes := suitable_lanes(self.sums, arrays)) else {}),
+            **({"tile": tile} if (tile := suitable_tile(self.rows, arrays)) else {}),
         }
 
 
@@ -252,10 +259,40 @@ def share_of_changes(indptr: np.ndarray) -> float:
     return float(np.mean(changes)) if changes[0].size else 0.0
 
 
+# ------------------------------------------------------------------ sums along dense rows
+
+
+def dense_sums(program: Program) -> list[tuple[str, int]]:
+    """The dense operands of every iteration that ends in a sum along a dense axis, and their dimension of it."""
+    found: dict[tuple[str, int], None] = {}
+    for iteration in program.iterations:
+        last = iteration.axes[-1] if iteration.axes else None
+        if last is None or last.indptr is not None or last.indices is not None or iteration.kinds[-1] != "R":
+            continue
+        for view, subscripts, _ in accesses(iteration.block):
+            buffer = program.buffers.get(view)
+            if not isinstance(buffer, SparseBuffer) or not buffer.is_dense or buffer.allocated:
+                continue
+            for d, subscript in enumerate(subscripts):
+                if iteration.vars[-1].same_as(subscript):
+                    found[str(buffer.storage.name), d] = None
+    return list(found)
+
+
+def suitable_tile(rows: Sequence[tuple[str, int]], arrays: Arrays) -> int:
+    """How much of dense rows that are summed to keep in registers where that is less than usual; else 0."""
+    for name, dimension in rows:
+        array = arrays.get(name)
+        if array is not None and array.ndim > dimension and SHORT <= array.shape[dimension] < USUAL:
+            return 1 << (array.shape[dimension].bit_length() - 1)
+    return 0
+
+
 __all__ = [
     "PREFETCH",
     "Gather",
     "Suited",
+    "dense_sums",
     "gathers",
     "has_longer_row",
     "ragged_sums",
@@ -263,6 +300,7 @@ __all__ = [
     "share_of_changes",
     "share_of_new",
     "suitable_lanes",
+    "suitable_tile",
     "suits_carry",
     "suits_panels",
     "suits_prefetch",

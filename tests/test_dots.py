@@ -41,6 +41,40 @@ def test_dots_of_every_length(dtype: str, prefetch: int) -> None:
         np.testing.assert_allclose(kernel(S=S, X=X, Y=Y).toarray(), want, rtol=0, atol=tolerance, err_msg=str(feat))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("tile", "prefetch"), [(16, 0), (64, 4), (256, 0)])
+def test_rows_that_sums_share_are_kept_in_parts(dtype: str, tile: int, prefetch: int) -> None:
+    kernel = sparsetir.build(sparsetir.ops.sddmm(dtype=dtype), schedule=Choices(tile=tile, prefetch=prefetch))
+    S, rng = pattern(dtype), np.random.default_rng(3)
+    for feat in (1, 15, 16, 17, 63, 64, 65, 100, 128, 130, 255, 256, 300, 513):
+        X, Y = rng.standard_normal((11, feat)).astype(dtype), rng.standard_normal((20, feat)).astype(dtype)
+        want = S.multiply(X.astype("float64") @ Y.T.astype("float64")).toarray()
+        tolerance = 20 * feat * np.finfo(dtype).eps
+        np.testing.assert_allclose(kernel(S=S, X=X, Y=Y).toarray(), want, rtol=0, atol=tolerance, err_msg=str(feat))
+
+
+def test_rows_without_columns_give_zeros() -> None:
+    S = pattern()
+    found = sparsetir.build(sparsetir.ops.sddmm())(S=S, X=np.ones((11, 0), np.float32), Y=np.ones((20, 0), np.float32))
+    np.testing.assert_array_equal(found.data, np.zeros_like(S.data))
+
+
+def test_short_rows_are_kept_as_a_whole() -> None:
+    kernel, S = sparsetir.build(sparsetir.ops.sddmm()), pattern()
+    for feat, tile in ((8, 0), (16, 16), (60, 32), (64, 64), (127, 64), (128, 0), (500, 0)):
+        args = kernel._prepare({"S": S, "X": np.ones((11, feat), np.float32), "Y": np.ones((20, feat), np.float32)})
+        assert kernel.suited.changes(args.arrays, [], 2).get("tile", 0) == tile
+        bound, X = kernel.bind(S=S), np.ones((11, feat), np.float32)
+        for _ in range(3):
+            np.testing.assert_allclose(bound(X=X, Y=np.ones((20, feat), np.float32)).data, S.data * feat, rtol=1e-6)
+
+
+def test_the_shared_row_is_loaded_once_for_all_sums() -> None:
+    func = sparsetir.build(sparsetir.ops.sddmm(), schedule=Choices(tile=64)).compiled.stage(3)
+    rows = [b for b in collect(func.body, tirx.AllocBuffer) if str(b.buffer.name).startswith("row")]
+    assert [[int(n) for n in b.buffer.ty.shape] for b in rows] == [[64]]
+
+
 def test_dots_are_vectors() -> None:
     func = sparsetir.build(sparsetir.ops.sddmm()).compiled.stage(3)
     loops = [f for f in collect(func.body, tirx.For) if f.kind == VECTORIZED]

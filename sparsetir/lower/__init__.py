@@ -27,6 +27,7 @@ from sparsetir.lower.factor_sums import FactorSums
 from sparsetir.lower.fuse_rows import FuseRows
 from sparsetir.lower.guard_copies import GuardCopies
 from sparsetir.lower.guard_domains import GuardDomains
+from sparsetir.lower.hold_rows import HoldRows
 from sparsetir.lower.hoist_guards import HoistGuards
 from sparsetir.lower.hoist_scratch import HoistScratch
 from sparsetir.lower.insert_prefetch import InsertPrefetch
@@ -81,6 +82,7 @@ TO_STAGE_3 = [
     VersionEdges,  # rows whose blocks lie inside without bounds checks
     LiftTiles,  # tiles of a row around all the sums that it collects
     PeelTiles,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
+    HoldRows,  # rows that annotated sums share -> registers, part by part
     VectorizeDots,  # annotated sums along rows -> vectors, several at once
     VectorizeMaps,  # annotated functions along rows -> arithmetic in vectors
     FactorSums,  # annotated sums -> fixed factors once, and sums of the rest

@@ -39,6 +39,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
+from tvm.runtime import DataType
 
 from sparsetir.ir import const
 from sparsetir.lower.insert_prefetch import PREFETCH, ahead, fetch, gathers
@@ -47,6 +48,8 @@ from sparsetir.lower.rewriting import all_same, alloc, cell, get, mentions, put,
 
 DOT = "sparsetir.dot"
 GROUP = 4  # results at once
+VECTORS = 2  # of each sum: with four sums they hide the latency of the multiply-add units
+REGISTER_BITS = 128  # within which lanes are moved at least cost
 COMBINERS = (tirx.Add, tirx.Max, tirx.Min)
 SERIAL, UNROLLED, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
 
@@ -73,15 +76,17 @@ class Dot:
         return const(0, str(self.store.buffer.ty.dtype)) if self.combine is tirx.Add else self.start
 
 
-def _factors(expr: ir.Expr) -> list[ir.Expr]:
+def factors(expr: ir.Expr) -> list[ir.Expr]:
+    """What a product is made of."""
     if isinstance(expr, tirx.Mul):
-        return [*_factors(expr.a), *_factors(expr.b)]
+        return [*factors(expr.a), *factors(expr.b)]
     return [expr]
 
 
-def product(factors: list[ir.Expr]) -> ir.Expr:
-    out = factors[0]
-    for factor in factors[1:]:
+def product(terms: list[ir.Expr]) -> ir.Expr:
+    """All of them multiplied."""
+    out = terms[0]
+    for factor in terms[1:]:
         out = out * factor
     return out
 
@@ -96,9 +101,9 @@ def match(loop: tirx.For, before: tirx.Stmt | None, note: str = DOT) -> Dot | No
         return None
     if mentions(value.b, [store.buffer]):
         return None
-    factors = _factors(value.b) if isinstance(value, tirx.Add) else [value.b]
-    moving = [f for f in factors if mentions(f, own)]
-    fixed = [f for f in factors if not mentions(f, own)]
+    terms = factors(value.b) if isinstance(value, tirx.Add) else [value.b]
+    moving = [f for f in terms if mentions(f, own)]
+    fixed = [f for f in terms if not mentions(f, own)]
     if not moving:
         return None
     start: ir.Expr = tirx.BufferLoad(store.buffer, store.indices)
@@ -124,6 +129,7 @@ def _emit(
     lanes, stored = dot.lanes, str(dot.store.buffer.ty.dtype)
     kind = "float32" if stored in HALVES else stored
     acc = tirx.decl_buffer([group * lanes], kind, name="acc", scope="local", layout=None)
+    whole = tirx.decl_buffer([group], kind, name="total", scope="local", layout=None)
     member, block, lane, rest = (Var(n, k.ty) for n in ("g", "k_0", "k_1", "k_rest"))
     of_member = {} if outer is None or base is None else {outer: base + member.astype(str(outer.ty.dtype))}
     element = lambda at: [member * const(lanes, dtype) + at]  # noqa: E731
@@ -146,7 +152,7 @@ def _emit(
     left = tirx.floormod(dot.loop.extent, width)
     behind = cell("rest", kind)
     tail = tirx.For(rest, zero, left, SERIAL, put(behind, dot.combine(get(behind), term(full * width + rest))))
-    total = dot.combine(get(behind), reduced(acc, member * width, lanes, dot.combine))
+    total = dot.combine(get(behind), tirx.BufferLoad(whole, [member]))
     if dot.factors:
         total = product([substitute(widened(f), of_member) for f in dot.factors]) * total
     indices = [substitute(i, of_member) for i in dot.store.indices]
@@ -156,7 +162,54 @@ def _emit(
     ahead = [each(UNROLLED, substitute(f, {k: block * width, **of_member})) for f in fetches]
     sums = tirx.For(block, zero, full, SERIAL, seq(*ahead, each(UNROLLED, inner)))
     ends = seq(*alloc(behind), put(behind, neutral), tail, finish)
-    return seq(*alloc(acc), each(UNROLLED, clear), sums, each(UNROLLED, ends))
+    joined = totals(acc, whole, group, lanes, dot.combine)
+    return seq(*alloc(acc, whole), each(UNROLLED, clear), sums, joined, each(UNROLLED, ends))
+
+
+def totals(acc: Var, total: Var, group: int, lanes: int, combine: Any = tirx.Add) -> tirx.Stmt:
+    """Set `total` to what each of `group` neighbouring vectors of `acc` comes to.
+
+    Taken together, pair by pair: half of a shuffle's lanes are of one vector, half of another. For four vectors of four
+    lanes each: ``a0+a2 b0+b2 a1+a3 b1+b3`` and the same of c and d, then ``a b c d``.
+    """
+    kind = str(acc.ty.dtype)
+    if group == 1 or lanes < VECTORS * group:
+        stores = [tirx.BufferStore(total, reduced(acc, const(g * lanes), lanes, combine), [const(g)]) for g in range(group)]
+        return seq(*stores)
+    names: list[tuple[Var, ir.Expr]] = []
+
+    def named(value: ir.Expr, width: int) -> Var:
+        names.append((Var("lanes", ir.PrimType(f"{kind}x{width}")), value))
+        return names[-1][0]
+
+    def halved(whole: Var, width: int) -> Var:
+        halves = (range(width // 2), range(width // 2, width))
+        return named(combine(*(tirx.Shuffle([whole], [const(n) for n in half]) for half in halves)), width // 2)
+
+    loads = (tirx.BufferLoad(acc, [tirx.Ramp(const(g * lanes), const(1), lanes)]) for g in range(group))
+    vectors = [halved(named(load, lanes), lanes) for load in loads]
+    width, unit, least = lanes // VECTORS, 1, REGISTER_BITS // int(DataType(kind).bits)
+    while len(vectors) > 1:
+        low, high = interleaved(width, unit, max(least, 2 * unit))
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [named(combine(tirx.Shuffle(p, low), tirx.Shuffle(p, high)), width) for p in map(list, pairs)]
+        unit *= 2
+    while width > group:
+        vectors, width = [halved(vectors[0], width)], width // 2
+    value: ir.Expr = vectors[0]
+    for name, meaning in reversed(names):
+        value = tirx.Let(name, meaning, value)
+    return tirx.BufferStore(total, value, [tirx.Ramp(const(0), const(1), group)])
+
+
+def interleaved(width: int, unit: int, piece: int) -> tuple[list[ir.Expr], list[ir.Expr]]:
+    """Lanes of two vectors' lower and upper halves of each `piece` lanes, `unit` lanes of each in turn."""
+    found: list[list[ir.Expr]] = [[], []]
+    for half, lanes in enumerate(found):
+        for begin in range(0, width, piece):
+            for first in range(begin + half * piece // 2, begin + (half + 1) * piece // 2, unit):
+                lanes += [const(n + side) for side in (0, width) for n in range(first, first + unit)]
+    return found[0], found[1]
 
 
 def reduced(acc: Var, begin: ir.Expr, lanes: int, combine: Any = tirx.Add) -> ir.Expr:
@@ -182,8 +235,8 @@ def _parts(body: tirx.Stmt) -> tuple[tirx.Stmt | None, tirx.Stmt]:
     return None, body
 
 
-def vectorize(outer: tirx.For) -> tirx.Stmt | None:
-    """A loop around an annotated sum in groups; None where it is something else."""
+def around(outer: tirx.For) -> Dot | None:
+    """The annotated sum that a loop consists of, another one in each step; None where it is something else."""
     before, inner = _parts(outer.body)
     if outer.kind != SERIAL or not isinstance(inner, tirx.For):
         return None
@@ -191,6 +244,14 @@ def vectorize(outer: tirx.For) -> tirx.Stmt | None:
     if dot is None or (before is not None and not dot.is_whole):
         return None
     if mentions(inner.extent, [outer.loop_var]) or not mentions(dot.store.indices, [outer.loop_var]):
+        return None
+    return dot
+
+
+def vectorize(outer: tirx.For) -> tirx.Stmt | None:
+    """A loop around an annotated sum in groups; None where it is something else."""
+    dot = around(outer)
+    if dot is None:
         return None
     var, dtype = outer.loop_var, str(outer.loop_var.ty.dtype)
     group, rest = Var(f"{var.name}_0", var.ty), Var(str(var.name), var.ty)
@@ -238,4 +299,18 @@ def _joined(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
     return out
 
 
-__all__ = ["COMBINERS", "DOT", "Dot", "VectorizeDots", "match", "product", "reduced", "vectorize"]
+__all__ = [
+    "COMBINERS",
+    "DOT",
+    "GROUP",
+    "VECTORS",
+    "Dot",
+    "VectorizeDots",
+    "around",
+    "factors",
+    "match",
+    "product",
+    "reduced",
+    "totals",
+    "vectorize",
+]
