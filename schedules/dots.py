@@ -26,10 +26,10 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.runtime import DataType
 
 from sparsetir.ir import const
+from sparsetir.lower.hold_rows import HELD
 from sparsetir.lower.insert_prefetch import PREFETCH
 from sparsetir.lower.promote_halves import HALVES
 from sparsetir.lower.rewriting import collect, mentions, substitute
-from sparsetir.lower.hold_rows import HELD
 from sparsetir.lower.vectorize_dots import COMBINERS, DOT, VECTORS
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.registers import Registers

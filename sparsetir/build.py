@@ -32,6 +32,7 @@ from sparsetir.lower.balance_loops import INDPTR
 from sparsetir.threads import get_num_threads
 from sparsetir.verify import verify
 
+SLOW_GATHERS = "znver"
 CACHE_VARIABLE = "SPARSETIR_CACHE"
 EXIT_SECONDS = 5.0
 REASSOCIATE = "fast-math-reassoc"
@@ -198,8 +199,16 @@ def _renamed(mod: ir.IRModule, names: list[str]) -> ir.IRModule:
 
 @cache
 def native_target() -> Any:
-    """The LLVM target of this machine."""
-    return tvm.target.Target.from_device(tvm.cpu())
+    """The LLVM target of this machine.
+
+    AMD's vector gathers are slower than as many loads (Fog, "Instruction tables", vgatherdps of Zen 3 and 4): LLVM is
+    told to leave them to programs that ask for vectors of subscripts.
+    """
+    found = tvm.target.Target.from_device(tvm.cpu())
+    if not str(found.attrs.get("mcpu", "")).startswith(SLOW_GATHERS):
+        return found
+    config = dict(found.export())
+    return tvm.target.Target({**config, "mattr": [*config.get("mattr", []), "+prefer-no-gather"]})
 
 
 def make_target(target: Any, func: tirx.PrimFunc) -> Any:

@@ -144,10 +144,10 @@ class Kernel:
 
     def suitable(self, args: Arguments) -> dict[str, int]:
         """The choices that suit these arguments better than the usual ones."""
-        if is_small(args):
-            return {"chunks": 0}
         written = [args.arrays[name] for name in self.signature.effects.written]
-        return self.suited.changes(args.arrays, written, get_num_threads())
+        threads = 1 if is_small(args) else get_num_threads()
+        changes = self.suited.changes(args.arrays, written, threads)
+        return {**changes, "chunks": 0} if is_small(args) else changes
 
     @staticmethod
     def _remember(plans: dict[Any, Any], key: Any, plan: Any) -> None:
@@ -261,7 +261,7 @@ class Kernel:
 class BoundKernel:
     """A kernel with some arguments fixed; a call costs microseconds on top of the loops.
 
-    A large result that nobody has any more gives its memory to the next one.
+    A result that nobody has any more gives its memory to the next one.
     """
 
     def __init__(self, kernel: Kernel, arguments: dict[str, Any]) -> None:

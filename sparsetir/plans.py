@@ -29,8 +29,7 @@ def key_of(arguments: dict[str, Any]) -> Any:
     key: list[Any] = []
     for name, value in arguments.items():
         if type(value) is np.ndarray:
-            flags = value.flags
-            if not (flags.c_contiguous and flags.aligned and flags.writeable) or value.size == 0:
+            if not value.flags.carray or value.size == 0:  # contiguous, aligned and writeable
                 return None
             key.append((name, value.shape, value.dtype))
         elif isinstance(value, (sp.sparray, sp.spmatrix)) and value.format in COMPRESSED:
@@ -135,31 +134,62 @@ def make_plan(
     separation = _Separation(fixed, written, passed)
     # What every call brings or gets anew is not kept.
     template = [None if at in changing else _ready(value) for at, value in enumerate(template)]
-    left, waiting = after, [fit] if fit is not None else []
-    empty = np.empty if spare is None else spare.empty
+    results = _Results(made, spare)
+    current = _Function(function, fit, after)
 
     def run(values: dict[str, Any]) -> Any:
-        nonlocal function, left
-        if waiting:
-            left -= 1
-            if left < 0:
-                mine = None
-                with contextlib.suppress(IndexError):  # another thread took it
-                    mine = waiting.pop()
-                function = function if mine is None else mine()
         ready = list(template)
         for name, at in dense:
             ready[at] = values[name]
         for entry in sparse:
             entry.fill(values[entry.name], ready)
-        for at, shape, dtype, covered in made:
-            ready[at] = empty(shape, dtype) if covered else np.zeros(shape, dtype)
+        found = results.fill(ready)
         if written:
             separation.check(ready)
-        function(*ready)
+        current.next()(*ready)
+        for at, array in found:
+            ready[at] = array
         return finish(ready, values)
 
     return run
+
+
+class _Function:
+    """The compiled function, until after so many calls the one that `fit` makes takes over."""
+
+    def __init__(self, function: Callable[..., Any], fit: Callable[[], Callable[..., Any]] | None, after: int) -> None:
+        self.function, self.left = function, after
+        self.waiting = [fit] if fit is not None else []
+
+    def next(self) -> Callable[..., Any]:
+        """What to call now."""
+        if self.waiting:
+            self.left -= 1
+            if self.left < 0:
+                fit = None
+                with contextlib.suppress(IndexError):  # another thread took it
+                    fit = self.waiting.pop()
+                self.function = self.function if fit is None else fit()
+        return self.function
+
+
+class _Results:
+    """New arrays for the results of a call."""
+
+    def __init__(self, made: list[tuple[int, tuple[int, ...], Any, bool]], spare: Spare | None) -> None:
+        self.take = None if spare is None else spare.take
+        self.made = made
+
+    def fill(self, ready: list[Any]) -> list[tuple[int, np.ndarray]]:
+        """Pass them on; those that were passed in another guise come back with their place."""
+        found = []
+        for at, shape, dtype, covered in self.made:
+            if covered and self.take is not None:
+                array, ready[at] = self.take(shape, dtype)
+                found.append((at, array))
+            else:
+                ready[at] = np.empty(shape, dtype) if covered else np.zeros(shape, dtype)
+        return found
 
 
 def _plain(signature: Signature, args: Arguments, place: dict[str, int]) -> Callable[..., Any] | None:

@@ -9,7 +9,8 @@
 * Results larger than every cache are written past them.
 * Rows are split among threads where one has clearly more than its share of the work: whole, it would keep one thread
   busy while the others wait.
-* Long rows that are summed into one number each are summed in vectors where the processor cannot foresee their ends.
+* Rows that are summed into one number each are summed in vectors where they are long, or where nearly all of them fit
+  in one vector and the processor cannot foresee their ends.
 * Dense rows that are summed are kept in registers as a whole if they are shorter than what is usually kept.
 
 Each rule looks at no more than a few thousand elements.
@@ -35,8 +36,9 @@ OFTEN = 32  # entries of a row, and uses of each gathered row, from which on pac
 TIMES_SHARE = 1.5  # of a thread's share of the work, from which on a row is split
 ROWS = 1024  # looked at in a window
 UNFORESEEN = 0.5  # of the rows: their length is another than that of the row before
-LONG, MANY = 18, 1 << 18  # entries of a row on average, and of all rows
-LANES = 8
+LONG = 8  # entries of a row on average
+NEARLY_ALL = 0.95  # of the rows
+LANES = 4
 USUAL = 128  # elements of a dense row that are kept in registers
 SHORT = 16  # not worth keeping
 
@@ -230,33 +232,42 @@ def ragged_sums(program: Program) -> list[str]:
 def suitable_lanes(sums: Sequence[str], arrays: Arrays) -> int:
     """How many entries of a ragged row to sum side by side.
 
-    0 where its length is no surprise: it is that of the row before, or the processor has seen all of the rows often
-    enough to know them, or a row is done sooner than vectors are set up.
+    0 where most rows are done sooner than vectors are set up.
     """
     for name in sums:
         indptr = arrays.get(name)
-        if indptr is not None and len(indptr) > 1 and share_of_changes(indptr) > UNFORESEEN:
-            count = int(indptr[-1])
-            return LANES if count >= max(MANY, LONG * (len(indptr) - 1)) else 0
+        if indptr is None or len(indptr) < 2:
+            continue
+        is_long = int(indptr[-1]) >= LONG * (len(indptr) - 1)
+        lengths = some_lengths(indptr)
+        is_short = np.mean(lengths <= LANES) >= NEARLY_ALL and share_of_changes(lengths) > UNFORESEEN
+        return LANES if is_long or is_short else 0
     return 0
 
 
-def share_of_changes(indptr: np.ndarray) -> float:
-    """The share of rows in a few windows that are not as long as the row before.
-
-    Parameters
-    ----------
-    indptr : ndarray
+def some_lengths(indptr: np.ndarray) -> np.ndarray:
+    """The lengths of the rows in a few windows, a window a line.
 
     Examples
     --------
-    >>> share_of_changes(np.array([0, 2, 4, 7, 10]))
-    0.3333333333333333
+    >>> some_lengths(np.array([0, 2, 4, 7, 10])).tolist()
+    [[2, 2, 3, 3]]
     """
     length = min(ROWS + 1, len(indptr))
     starts = np.linspace(0, len(indptr) - length, WINDOWS if length < len(indptr) else 1).astype(np.int64)
-    changes = [np.diff(indptr[s : s + length], n=2) != 0 for s in starts]
-    return float(np.mean(changes)) if changes[0].size else 0.0
+    return np.stack([np.diff(indptr[s : s + length]) for s in starts])
+
+
+def share_of_changes(lengths: np.ndarray) -> float:
+    """The share of rows that are not as long as the row before, of neighbouring rows along the last dimension.
+
+    Examples
+    --------
+    >>> share_of_changes(np.array([[2, 2, 3, 3]]))
+    0.3333333333333333
+    """
+    changes = np.diff(lengths) != 0
+    return float(np.mean(changes)) if changes.size else 0.0
 
 
 # ------------------------------------------------------------------ sums along dense rows
@@ -299,6 +310,7 @@ __all__ = [
     "row_pointers",
     "share_of_changes",
     "share_of_new",
+    "some_lengths",
     "suitable_lanes",
     "suitable_tile",
     "suits_carry",

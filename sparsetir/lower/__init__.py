@@ -27,9 +27,9 @@ from sparsetir.lower.factor_sums import FactorSums
 from sparsetir.lower.fuse_rows import FuseRows
 from sparsetir.lower.guard_copies import GuardCopies
 from sparsetir.lower.guard_domains import GuardDomains
-from sparsetir.lower.hold_rows import HoldRows
 from sparsetir.lower.hoist_guards import HoistGuards
 from sparsetir.lower.hoist_scratch import HoistScratch
+from sparsetir.lower.hold_rows import HoldRows
 from sparsetir.lower.insert_prefetch import InsertPrefetch
 from sparsetir.lower.keep_accumulators import KeepAccumulators
 from sparsetir.lower.lift_tiles import LiftTiles

@@ -174,8 +174,8 @@ def totals(acc: Var, total: Var, group: int, lanes: int, combine: Any = tirx.Add
     """
     kind = str(acc.ty.dtype)
     if group == 1 or lanes < VECTORS * group:
-        stores = [tirx.BufferStore(total, reduced(acc, const(g * lanes), lanes, combine), [const(g)]) for g in range(group)]
-        return seq(*stores)
+        alone = [reduced(acc, const(g * lanes), lanes, combine) for g in range(group)]
+        return seq(*(tirx.BufferStore(total, value, [const(g)]) for g, value in enumerate(alone)))
     names: list[tuple[Var, ir.Expr]] = []
 
     def named(value: ir.Expr, width: int) -> Var:
