@@ -12,6 +12,7 @@ from tvm.runtime import DataType
 
 from sparsetir.lower.balance_loops import INDPTR
 from sparsetir.lower.rewriting import collect
+from sparsetir.schedules.blocks import tile_block
 from sparsetir.schedules.carry import split_rows
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import tile_dot
@@ -38,6 +39,7 @@ __all__ = [
     "share_rows",
     "split_rows",
     "template",
+    "tile_block",
     "tile_dot",
     "tile_map",
     "tile_panels",
@@ -50,6 +52,7 @@ CHOICES = "sparsetir.choices"  # of a function, where nothing else is said when 
 SKETCHES = [
     tile_panels,  # columns that are not the last dimension somewhere, or panels that were asked for
     tile_row,  # rows of a result in registers
+    tile_block,  # sums over blocks in vectors
     tile_dot,  # sums, maxima and minima along rows in vectors
     tile_sum,  # sums along rows of nonzeros in vectors
     tile_map,  # elementwise functions along rows in vectors

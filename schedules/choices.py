@@ -23,7 +23,7 @@ class Choices:
     Parameters
     ----------
     tile : int
-        Elements of a row kept in registers; a power of two.
+        Elements of a row kept in registers, of the result or of what several sums share; a power of two.
     chunks : int
         Parallel pieces with equal numbers of nonzeros; 0 runs on one core. By default one for each thread: TVM gives
         every thread the same number of pieces.

@@ -9,10 +9,12 @@ before::
 after::
 
     for j in range(indptr[i + 1] - indptr[i]):
-        for k in T.serial(feat, annotations={"sparsetir.dot": 16}):
+        for k in T.serial(feat, annotations={"sparsetir.dot": 32, "sparsetir.held": 128}):
             o[indptr[i] + j] = o[indptr[i] + j] + s[indptr[i] + j] * x[i, k] * y[indices[indptr[i] + j], k]
 
 The positions of a sparse row are contiguous too: ``total[i] = total[i] + s[indptr[i] + j]``, or the maximum of these.
+
+A tile of ``x`` is kept in registers for all results of its row.
 
 Wins wherever the innermost loop reduces along rows that are contiguous, and the order of the reduction is open: that of
 a maximum always is.
@@ -44,8 +46,8 @@ def tile_dot(
 ) -> bool:
     """Annotate the innermost loop of a reduction block; False (and no change) where the sketch does not fit.
 
-    args: the schedule, an innermost block, how many results ahead gathered rows are fetched, the target's registers,
-    whether sums may be taken in another order.
+    args: the schedule, an innermost block, the tile and how many results ahead gathered rows are fetched, the target's
+    registers, whether sums may be taken in another order.
     rewrite: see the module's before and after.
     """
     node = sch.get(block)

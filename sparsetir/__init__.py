@@ -16,6 +16,7 @@ from sparsetir._autoload import load as _register_dialect
 
 if TYPE_CHECKING:
     from sparsetir import errors, formats, ir, ops, relax
+    from sparsetir.alignment import aligned
     from sparsetir.build import build
     from sparsetir.errors import SparseTIRError
     from sparsetir.files import read
@@ -49,6 +50,7 @@ _PUBLIC = {
     "SparseTIRError": "sparsetir.errors",
     "SparseTensor": "sparsetir.formats.tensor",
     "TuneResult": "sparsetir.tuning",
+    "aligned": "sparsetir.alignment",
     "autotune": "sparsetir.tuning",
     "build": "sparsetir.build",
     "decompose_format": "sparsetir.transform.decompose",
@@ -83,6 +85,7 @@ __all__ = [
     "SparseTIRError",
     "SparseTensor",
     "TuneResult",
+    "aligned",
     "autotune",
     "build",
     "decompose_format",

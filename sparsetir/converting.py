@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which format a matrix is worth converting to before many products with it.
 
-* Dense blocks: `bsr`, whose loops load a row of the dense operand once for all rows of a block.
+* Dense blocks: `bsr`, whose loops load a row of the dense operand, or a few elements of a vector, once for all rows of
+  a block.
 * Short rows that are summed into one number each: `sell`, whose loops sum several rows side by side.
 
 The rules look at a sample of the rows. Converting has to pay within the calls that were announced
@@ -38,7 +39,9 @@ CACHES = 4  # private caches that a gathered vector may fill
 # Rough seconds for each entry on one machine (AMD Zen 3): converting it, and what a call saves for each number that is
 # computed with it. `python -m sparsetir.bench.formats` prints both for a matrix.
 CONVERSION, SAVED = 80e-9, 0.02e-9
-SAVED_ON_SHORT = 0.4e-9
+SAVED_ON_SHORT, SAVED_IN_BLOCKS = 0.4e-9, 0.1e-9
+# How many times faster sums over full blocks of so many rows and columns are than over rows (AMD Zen 4).
+SUMMED = {4: 2.0, 3: 1.4, 2: 1.0}
 
 
 @dataclass(frozen=True)
@@ -86,13 +89,17 @@ def suited(program: Program, matrix: Any, shapes: Mapping[str, tuple[int, ...]])
         return None
     indptr, indices, columns = source.indptr, source.indices, matrix.shape[1]
     feat = max((shape[-1] for shape in shapes.values() if len(shape) > 1), default=1)
+    fills = {size: block_fill(indptr, indices, size) for size in BLOCKS}
     if ragged_sums(program):
+        gain, size = max((SUMMED[size] * fill, size) for size, fill in fills.items())
+        if gain >= LEAST_GAIN:
+            return Conversion(BSR(size, size), CONVERSION / SAVED_IN_BLOCKS)
         length = indices.size / max(len(indptr) - 1, 1)
         fits = 4 * columns <= CACHES * private_cache()
         if length <= SHORT and indices.size >= MANY and fits:
             return Conversion(SELL(8, 64), CONVERSION / SAVED_ON_SHORT)
         return None
-    gain, size = max((block_gain(r, block_fill(indptr, indices, r)), r) for r in BLOCKS)
+    gain, size = max((block_gain(size, fill), size) for size, fill in fills.items())
     return None if gain < LEAST_GAIN or feat < 8 else Conversion(BSR(size, size), CONVERSION / (SAVED * feat))
 
 

@@ -19,10 +19,10 @@ from sparsetir.errors import ArgumentError, TuningError
 from sparsetir.formats.pattern import pattern
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.schedules import Choices
-from sparsetir.tuning import Candidate, Database, Key, Record, collect, pretrain, tune_sparse
+from sparsetir.tuning import Candidate, Database, Key, Record, collect, evaluate, pretrain, tune_sparse
 from sparsetir.tuning import session as sessions
 from sparsetir.tuning.analytic import Structure, terms
-from sparsetir.tuning.cases import load
+from sparsetir.tuning.cases import Case, load
 from sparsetir.tuning.encoding import Encoding, matrix_names, pattern_names
 from sparsetir.tuning.estimate import Estimates
 from sparsetir.tuning.evaluate import pairs_in_order, ranking, safe_margin
@@ -465,6 +465,35 @@ def test_a_collection_goes_on_where_it_was(tmp_path: Path, capsys: pytest.Captur
     assert [case.matrix for case in cases] == ["pruned_50-600"]
     assert all(case.untuned is not None and case.names == matrix_names() for case in cases)
     assert "9 new trials" in capsys.readouterr().err
+
+
+def test_a_collection_is_measured_again(tmp_path: Path) -> None:
+    out = tmp_path / "space.jsonl"
+    command = ["--out", str(out), "--suite", "pruned_50", "--sizes", "600", "--ops", "spmm:8", "--trials", "12"]
+    assert collect.main(command) == 0
+    once = load(out)
+    assert all(held == {} for case in once for held in case.passes)
+    assert evaluate.repeated(once) == []
+    assert collect.main([*command, "--again"]) == 0
+    for case, before in zip(load(out), once, strict=True):
+        first, second = case.passes
+        ran = {c for c, seconds in before.seconds.items() if np.isfinite(seconds)}
+        assert set(first) == set(second) == ran
+        assert all(first[c] == before.seconds[c] and case.seconds[c] == min(first[c], second[c]) for c in ran)
+    assert len(evaluate.repeated(load(out))) == 1
+    assert collect.main([*command, "--again"]) == 0
+    assert [case.passes[0] for case in load(out)] == [case.passes[0] for case in load(out)]
+    assert len(out.read_text().splitlines()) == 12 + 2 * sum(len(case.passes[0]) for case in load(out))
+
+
+def test_a_second_measurement_is_ranked_like_a_model() -> None:
+    made = [Candidate(Choices(tile=8 << n)) for n in range(8)]
+    first = {c: 1.0 + n for n, c in enumerate(made)}
+    second = {c: 1.0 + (n + 1) % 8 for n, c in enumerate(made)}
+    case = Case("one", first, {}, passes=(first, second))
+    (found,) = evaluate.repeated([case])
+    assert found.pairs == pytest.approx(1 - 7 / 28)
+    assert (found.top_1, found.top_5) == (1 / 8, 1.0)
 
 
 def test_wrong_collections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,7 @@ choices = st.builds(
     unroll=st.sampled_from(UNROLLS),
     prefetch=st.sampled_from(PREFETCHES),
     lanes=st.sampled_from(LANES),
+    carry=st.sampled_from((0, 1)),
 )
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,9 @@ class Case:
         What the matrix is called, what kind it is, and the operation; "" where nobody said it.
     untuned : (float, ndarray) or None
         Seconds and features of the kernel that is built without tuning.
+    passes : sequence of mapping of Candidate to float
+        The first and the second measurement of those that were measured more than once and ran; `seconds` has the least
+        of all.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Case:
     family: str = ""
     op: str = ""
     untuned: tuple[float, np.ndarray] | None = field(default=None, repr=False)
+    passes: tuple[Mapping[Candidate, float], ...] = field(default=(), repr=False)
 
     @property
     def best(self) -> float:
@@ -63,8 +67,9 @@ class Case:
 def load(path: Path, *, spread: float = float("inf")) -> list[Case]:
     """The cases of a database, those of at least `LEAST` trials.
 
-    Records that say which matrix they are of belong together whatever version measured them; others by their key. The
-    untuned kernel is no candidate of a search of knobs, and templates are told apart by their text.
+    Of several measurements of one candidate the least counts. Records that say which matrix they are of belong together
+    whatever version measured them; others by their key. The untuned kernel is no candidate of a search of knobs, and
+    templates are told apart by their text.
 
     Parameters
     ----------
@@ -96,7 +101,7 @@ def load(path: Path, *, spread: float = float("inf")) -> list[Case]:
         if line["features"].get(SPECIALISED) == 0.0:
             case["untuned"] = case["untuned"] or (seconds, row)
         else:
-            case["trials"].setdefault(record.candidate, (seconds, row))
+            case["trials"].setdefault(record.candidate, ([], row))[0].append(seconds)
     cases = [_case(name, held) for name, held in found.items() if len(held["trials"]) >= LEAST]
     cases = [case for case in cases if np.isfinite(case.best)]
     if not cases:
@@ -108,14 +113,20 @@ def _case(name: str, held: dict[str, Any]) -> Case:
     trials = held["trials"]
     return Case(
         name,
-        {c: seconds for c, (seconds, _) in trials.items()},
+        {c: min(seconds) for c, (seconds, _) in trials.items()},
         dict(zip(trials, of_width([row for _, row in trials.values()], len(held["names"])), strict=True)),
         tuple(held["names"]),
         held["matrix"] or name,
         held["family"] or name,
         held["op"] or name.partition(" ")[0],
         held["untuned"],
+        tuple({c: ran(seconds)[n] for c, (seconds, _) in trials.items() if len(ran(seconds)) > 1} for n in range(2)),
     )
+
+
+def ran(seconds: Sequence[float]) -> list[float]:
+    """The measurements that are numbers."""
+    return [value for value in seconds if np.isfinite(value)]
 
 
 __all__ = ["LEAST", "Case", "load"]

@@ -2,7 +2,9 @@
 """Records of many candidates for many matrices: what cost models are trained on and searches are compared over.
 
 ``python -m sparsetir.tuning.collect --out space.jsonl`` measures generated matrices of every family, or files, with
-the portfolio, random candidates and, at the end, a search. It goes on where it was stopped.
+the portfolio, random candidates and, at the end, a search. It goes on where it was stopped. With ``--again`` it
+measures what the file holds once more, in another order: a shared machine has slow minutes, and how far two
+measurements agree says how much a model can be asked for.
 """
 
 from __future__ import annotations
@@ -18,13 +20,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sparsetir.bench import suite
 from sparsetir.bench.inputs import find_files, from_files, say
 from sparsetir.errors import ArgumentError, SparseTIRError
+from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database, Key, Record
 from sparsetir.tuning.operands import DENSE, make_case
+from sparsetir.tuning.search import BATCH
 from sparsetir.tuning.session import Session
-from sparsetir.tuning.trials import Budget
+from sparsetir.tuning.trials import Budget, is_untuned
 from sparsetir.tuning.tune import full_cost, trials
 
 SIZES, OPS = "20000,200000,1000000", "spmm:32,spmm:128,sddmm:64,spmv"
@@ -134,6 +140,50 @@ def measured(records: Labelled, matrix: Any, op: str, feat: int, *, most: int, s
     return len(records.trials()) - before
 
 
+@dataclass
+class Again:
+    """Asks for given candidates, like a search.
+
+    Parameters
+    ----------
+    waiting : list of Candidate
+    seed : int
+    """
+
+    waiting: list[Candidate]
+    seed: int
+
+    def ask(self) -> list[Candidate]:
+        """The next few."""
+        batch, self.waiting = self.waiting[:BATCH], self.waiting[BATCH:]
+        return batch
+
+    def predicted(self, candidates: Sequence[Candidate]) -> list[None]:
+        """Nothing is."""
+        return [None] * len(candidates)
+
+    def tell(self, candidate: Candidate, seconds: float | None) -> None:
+        """Nothing is learnt."""
+
+
+def measured_again(records: Labelled, matrix: Any, op: str, feat: int, *, seed: int) -> int:
+    """Measure the candidates of a case that ran once more; returns how many there are."""
+    held = records.trials()
+    ran = [record for record in held if record.seconds is not None and not is_untuned(record)]
+    waiting = list(dict.fromkeys(record.candidate for record in ran))
+    if not waiting:
+        return 0
+    order = np.random.default_rng(seed + len(held)).permutation(len(waiting))
+    search, budget = Again([waiting[n] for n in order], seed), Budget(len(held) + len(waiting))
+    case = make_case(op, matrix, feat=feat)
+    formats = list(dict.fromkeys(c.format for c in waiting if c.format is not None))
+    with closing(Session(case.program, case.inputs, None, formats, isolate=True)) as session:
+        _, interrupted = trials(session, search, budget, records, cost=full_cost, progress=False)
+    if interrupted:
+        raise KeyboardInterrupt
+    return len(records.trials()) - len(held)
+
+
 def collect(
     sources: Sequence[Source],
     ops: Sequence[tuple[str, int]],
@@ -143,6 +193,7 @@ def collect(
     seconds: float | None = None,
     budget: float | None = None,
     seed: int = 0,
+    again: bool = False,
 ) -> None:
     """Measure every operation on every matrix; what fails is said and left out.
 
@@ -159,6 +210,8 @@ def collect(
     budget : float, optional
         Seconds after which no further case is begun.
     seed : int
+    again : bool
+        Whether to measure what is recorded once more instead.
     """
     begun = time.perf_counter()
     for number, source in enumerate(sources):
@@ -172,7 +225,10 @@ def collect(
             start = time.perf_counter()
             try:
                 matrix = source.load() if matrix is None else matrix
-                new = measured(records, matrix, op, feat, most=most, seconds=seconds, seed=seed)
+                if again:
+                    new = measured_again(records, matrix, op, feat, seed=seed)
+                else:
+                    new = measured(records, matrix, op, feat, most=most, seconds=seconds, seed=seed)
             except (SparseTIRError, MemoryError, RuntimeError) as error:
                 say(f"without {source.name} {named}: {' '.join(str(error).split())[:200]}")
                 continue
@@ -193,6 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--case-seconds", type=float, help="for each half of a case")
     parser.add_argument("--seconds", type=float, help="after which no further case is begun")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--again", action="store_true", help="measure what the file holds once more")
     args = parser.parse_args(argv)
     try:
         sizes = [int(size) for size in args.sizes.split(",")]
@@ -202,9 +259,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     records = Labelled(args.out)
-    limits = {"most": args.trials, "seconds": args.case_seconds, "budget": args.seconds, "seed": args.seed}
+    limits: dict[str, Any] = {"most": args.trials, "seconds": args.case_seconds, "budget": args.seconds}
     try:
-        collect(sources, ops, records, **limits)
+        collect(sources, ops, records, seed=args.seed, again=args.again, **limits)
     except KeyboardInterrupt:
         say("interrupted; the same command goes on")
         return 130

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from sparsetir.tuning.cases import Case
+from sparsetir.tuning.cases import LEAST, Case
 from sparsetir.tuning.model import Model
 
 Trainer: TypeAlias = Callable[[Sequence[Case]], Model]
@@ -71,6 +71,19 @@ def ranking(model: Model, case: Case) -> Ranking:
     return Ranking(case, pairs_in_order(scores, seconds), float(top[0]), float(top[1]), gain, actual)
 
 
+def repeated(cases: Sequence[Case]) -> list[Ranking]:
+    """How a second measurement ranks what was measured first: what noise leaves to be known."""
+    found = []
+    for case in cases:
+        first, second = (np.array(list(held.values())) for held in case.passes) if case.passes else ((), ())
+        if len(first) < LEAST:
+            continue
+        order = np.argsort(second, kind="stable")
+        top = [first.min() / first[order[:count]].min() for count in (1, 5)]
+        found.append(Ranking(case, pairs_in_order(-np.log(second), first), float(top[0]), float(top[1])))
+    return found
+
+
 def folds(cases: Sequence[Case], by: str) -> Iterator[tuple[list[Case], list[Case]]]:
     """For each matrix or family (`by`) the cases of all others, and its own."""
     for name in dict.fromkeys(getattr(case, by) for case in cases):
@@ -110,6 +123,9 @@ HEADING = ["pairs in order", "top 1", "5th percentile", "top 5"]
 def by_model(rankings: dict[str, list[Ranking]], title: str) -> list[list[str]]:
     """A row for each model, and one for the untuned kernel."""
     rows = [[title, *HEADING], *([name, *summary(found)] for name, found in rankings.items())]
+    twice = repeated([r.case for r in next(iter(rankings.values()))])
+    if twice:
+        rows.append(["a second measurement of the first", *summary(twice)])
     some = next(iter(rankings.values()))
     known = [r.case for r in some if r.case.untuned is not None and np.isfinite(r.case.untuned[0])]
     shares = [min(1.0, case.best / case.untuned[0]) for case in known if case.untuned is not None]
@@ -151,4 +167,15 @@ def safe_margin(found: Sequence[Ranking], most: float = 0.05) -> float:
     return MARGINS[-1]
 
 
-__all__ = ["Ranking", "Trainer", "by_margin", "by_model", "by_op", "folds", "held_out", "pairs_in_order", "safe_margin"]
+__all__ = [
+    "Ranking",
+    "Trainer",
+    "by_margin",
+    "by_model",
+    "by_op",
+    "folds",
+    "held_out",
+    "pairs_in_order",
+    "repeated",
+    "safe_margin",
+]

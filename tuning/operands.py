@@ -11,6 +11,7 @@ import scipy.sparse as sp
 from tvm import tirx
 
 from sparsetir import ops
+from sparsetir.alignment import aligned
 from sparsetir.errors import ArgumentError
 from sparsetir.interop import CooTensor
 from sparsetir.ir import decode
@@ -63,7 +64,7 @@ def make_case(op: str, sparse: Any, *, feat: int = 128, seed: int = 0) -> Case:
     feat : int
         Number of columns of the dense operands; spmv has none.
     seed : int
-        Of the dense operands, which are normally distributed.
+        Of the dense operands, which are normally distributed and begin at a cache line.
 
     Raises
     ------
@@ -88,7 +89,7 @@ def make_case(op: str, sparse: Any, *, feat: int = 128, seed: int = 0) -> Case:
     inputs = {name: as_float32(sparse)}
     for dense, (dim, has_columns) in DENSE[op].items():
         size = (shape[dim], feat) if has_columns else (shape[dim],)
-        inputs[dense] = rng.standard_normal(size, np.float32)
+        inputs[dense] = aligned(rng.standard_normal(size, np.float32))
     return Case(op, program, inputs)
 
 

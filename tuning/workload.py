@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir.alignment import aligned
 from sparsetir.kernel import Kernel, _passed
 
 Function = Callable[..., Any]
@@ -36,6 +37,10 @@ class Workload:
         self.before: dict[str, np.ndarray] = {}
         results = like.written if like is not None else None
         self.args = kernel._prepare({**inputs, **self._new(kernel, results)})
+        # Where an operand begins decides more than most choices, and is not the same in two processes.
+        written, arrays = self.signature.effects.written, self.args.arrays
+        moved = {name: aligned(array) for name, array in arrays.items() if name not in written}
+        self.args = replace(self.args, arrays={**arrays, **moved})
         if results is None:
             self._take({name: self.args.arrays[name].copy() for name in self.signature.effects.written})
         else:

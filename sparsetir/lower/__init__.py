@@ -42,6 +42,7 @@ from sparsetir.lower.serialize_lanes import SerializeLanes
 from sparsetir.lower.split_locals import SplitLocals
 from sparsetir.lower.stack_locals import StackLocals
 from sparsetir.lower.stream_stores import StreamStores
+from sparsetir.lower.sum_blocks import SumBlocks
 from sparsetir.lower.sum_ragged import SumRagged
 from sparsetir.lower.unroll_ragged import UnrollRagged
 from sparsetir.lower.vectorize_dots import VectorizeDots
@@ -80,6 +81,7 @@ TO_STAGE_3 = [
     CarryRows,  # annotated rows -> parallel chunks of the same number of entries
     BalanceLoops,  # annotated rows -> parallel chunks of equal work
     VersionEdges,  # rows whose blocks lie inside without bounds checks
+    SumBlocks,  # annotated sums over blocks -> a running sum for each element, in vectors
     LiftTiles,  # tiles of a row around all the sums that it collects
     PeelTiles,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
     HoldRows,  # rows that annotated sums share -> registers, part by part

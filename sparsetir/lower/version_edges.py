@@ -44,7 +44,7 @@ def _lanes(loop: tirx.For) -> dict[Var, int]:
     return {f.loop_var: int(f.extent) for f in loops if isinstance(f.extent, tirx.IntImm)}
 
 
-def _hull(bound: ir.Expr, lanes: dict[Var, int]) -> ir.Expr | None:
+def hull(bound: ir.Expr, lanes: dict[Var, int]) -> ir.Expr | None:
     """`bound` in the lane where it is hardest to meet; None if that is not the same lane everywhere."""
     if not isinstance(bound, (tirx.LT, tirx.LE)):
         return None
@@ -74,9 +74,9 @@ def _edges(loop: tirx.For) -> list[tuple[ir.Expr, ir.Expr]]:
             is_own = mentions(bound, [loop.loop_var]) and mentions(bound, list(lanes))
             if not is_own or mentions(bound, [*inner, *written]) or any(same(bound, b) for b, _ in found):
                 continue
-            hull = _hull(bound, lanes)
-            if hull is not None:
-                found.append((bound, hull))
+            hardest = hull(bound, lanes)
+            if hardest is not None:
+                found.append((bound, hardest))
     return found
 
 

