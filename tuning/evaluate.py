@@ -75,9 +75,9 @@ def repeated(cases: Sequence[Case]) -> list[Ranking]:
     """How a second measurement ranks what was measured first: what noise leaves to be known."""
     found = []
     for case in cases:
-        first, second = (np.array(list(held.values())) for held in case.passes) if case.passes else ((), ())
-        if len(first) < LEAST:
+        if not case.passes or len(case.passes[0]) < LEAST:
             continue
+        first, second = (np.array(list(held.values())) for held in case.passes)
         order = np.argsort(second, kind="stable")
         top = [first.min() / first[order[:count]].min() for count in (1, 5)]
         found.append(Ranking(case, pairs_in_order(-np.log(second), first), float(top[0]), float(top[1])))

@@ -4,18 +4,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from sparsetir.schedules import Choices
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Record
 from sparsetir.tuning.measure import Measurement
-from sparsetir.tuning.search import Search
 
 Measure = Callable[[list[Candidate]], Iterable[tuple[Candidate, Measurement]]]
 Cost = Callable[[Record], float]
+
+
+class Asks(Protocol):
+    """What decides which candidates are measured, such as `sparsetir.tuning.search.Search`."""
+
+    seed: int
+
+    def ask(self) -> list[Candidate]:
+        """The next few."""
+
+    def predicted(self, candidates: Sequence[Candidate], /) -> Iterable[float | None]:
+        """Seconds that are expected of each, where any are."""
+
+    def tell(self, candidate: Candidate, seconds: float | None, /) -> None:
+        """What was measured."""
 
 
 @dataclass
@@ -103,7 +117,7 @@ def with_best(record: Record, history: list[Record]) -> Record:
 
 
 def explore(
-    search: Search,
+    search: Asks,
     measure: Measure,
     log: Log,
     *,
@@ -115,7 +129,7 @@ def explore(
 
     Parameters
     ----------
-    search : Search
+    search : Asks
         It was told the trials that the log begins with.
     measure : callable
         Yields a measurement for each candidate of a list.

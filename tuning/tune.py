@@ -22,7 +22,7 @@ from sparsetir.tuning.progress import Progress
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.session import Session, shown
-from sparsetir.tuning.trials import Budget, Cost, Log, explore, is_untuned, with_best
+from sparsetir.tuning.trials import Asks, Budget, Cost, Log, explore, is_untuned, with_best
 
 # The fastest candidates of a search are compared again, interleaved with the untuned kernel.
 FINALISTS = 4
@@ -189,7 +189,7 @@ def full_cost(record: Record, amortize_over: float | None = None) -> float:
 
 
 def trials(
-    session: Session, search: Search, budget: Budget, records: Database, *, cost: Cost, progress: bool | None
+    session: Session, search: Asks, budget: Budget, records: Database, *, cost: Cost, progress: bool | None
 ) -> tuple[list[Record], bool]:
     """Trials of a session, those in the database first, and whether Ctrl-C ended them."""
     history: list[Record] = []
