@@ -11,6 +11,7 @@ The rules look at a sample of the rows. Converting has to pay within the calls t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,12 +28,12 @@ from sparsetir.interop import is_sparse
 from sparsetir.interop.sources import Compressed, open_source
 from sparsetir.ir import Program
 from sparsetir.kernel import Kernel
-from sparsetir.machine import private_cache
+from sparsetir.machine import last_cache, private_cache
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.untuned import ragged_sums
 
 SAMPLED, WINDOWS = 1 << 16, 16  # entries that are looked at, and in how many places
-BLOCKS = (4, 3, 2)
+SQUARES = (4, 3, 2)  # rows and columns of blocks
 LEAST_GAIN = 1.07  # of blocks, see `block_gain`
 SHORT, MANY = 6.0, 1 << 18  # entries of a row on average, and of all rows
 CACHES = 4  # private caches that a gathered vector may fill
@@ -41,7 +42,8 @@ CACHES = 4  # private caches that a gathered vector may fill
 CONVERSION, SAVED = 80e-9, 0.02e-9
 SAVED_ON_SHORT, SAVED_IN_BLOCKS = 0.4e-9, 0.1e-9
 # How many times faster sums over full blocks of so many rows and columns are than over rows (AMD Zen 4).
-SUMMED = {4: 2.0, 3: 1.4, 2: 1.0}
+SUMMED = {(3, 3): 1.4, (4, 4): 2.1, (8, 1): 2.7, (16, 1): 4.3, (8, 8): 4.7}
+INDEX, VALUE = 4, 4  # bytes
 
 
 @dataclass(frozen=True)
@@ -89,17 +91,16 @@ def suited(program: Program, matrix: Any, shapes: Mapping[str, tuple[int, ...]])
         return None
     indptr, indices, columns = source.indptr, source.indices, matrix.shape[1]
     feat = max((shape[-1] for shape in shapes.values() if len(shape) > 1), default=1)
-    fills = {size: block_fill(indptr, indices, size) for size in BLOCKS}
     if ragged_sums(program):
-        gain, size = max((SUMMED[size] * fill, size) for size, fill in fills.items())
+        gain, size = max((sum_gain(size, block_fill(indptr, indices, *size), indices.size), size) for size in SUMMED)
         if gain >= LEAST_GAIN:
-            return Conversion(BSR(size, size), CONVERSION / SAVED_IN_BLOCKS)
+            return Conversion(BSR(*size), CONVERSION / SAVED_IN_BLOCKS)
         length = indices.size / max(len(indptr) - 1, 1)
         fits = 4 * columns <= CACHES * private_cache()
         if length <= SHORT and indices.size >= MANY and fits:
             return Conversion(SELL(8, 64), CONVERSION / SAVED_ON_SHORT)
         return None
-    gain, size = max((block_gain(size, fill), size) for size, fill in fills.items())
+    gain, size = max((block_gain(size, block_fill(indptr, indices, size, size)), size) for size in SQUARES)
     return None if gain < LEAST_GAIN or feat < 8 else Conversion(BSR(size, size), CONVERSION / (SAVED * feat))
 
 
@@ -116,25 +117,40 @@ def block_gain(size: int, fill: float) -> float:
     return fill * 2 * size / (size + 1)
 
 
-def block_fill(indptr: np.ndarray, indices: np.ndarray, size: int) -> float:
-    """How full blocks of ``size x size`` are in a sample of the rows.
+def sum_gain(size: tuple[int, int], fill: float, nnz: int) -> float:
+    """How many times faster sums over blocks should be than over rows, for a matrix with so many entries.
+
+    Where it comes from memory, not more than there is less to read.
 
     Examples
     --------
-    >>> block_fill(np.array([0, 2, 4]), np.array([0, 1, 0, 1]), 2)
+    >>> sum_gain((4, 4), 0.5, 1000), sum_gain((4, 4), 0.5, 10**9)
+    (1.05, 0.9411764705882353)
+    """
+    gain = SUMMED[size] * fill
+    in_rows, in_blocks = INDEX + VALUE, (INDEX / math.prod(size) + VALUE) / max(fill, 1e-9)
+    return gain if nnz * in_rows <= last_cache() else min(gain, in_rows / in_blocks)
+
+
+def block_fill(indptr: np.ndarray, indices: np.ndarray, rows_each: int, columns_each: int) -> float:
+    """How full blocks of so many rows and columns are in a sample of the rows.
+
+    Examples
+    --------
+    >>> block_fill(np.array([0, 2, 4]), np.array([0, 1, 0, 1]), 2, 2)
     1.0
     """
     rows = len(indptr) - 1
-    each = max(1, rows * SAMPLED // max(indices.size, 1) // (WINDOWS * size)) * size
-    starts = np.unique(np.linspace(0, max(rows - each, 0), WINDOWS).astype(np.int64) // size * size)
+    each = max(1, rows * SAMPLED // max(indices.size, 1) // (WINDOWS * rows_each)) * rows_each
+    starts = np.unique(np.linspace(0, max(rows - each, 0), WINDOWS).astype(np.int64) // rows_each * rows_each)
     held = blocks = 0
     for start in starts:
         bounds = indptr[start : start + each + 1].astype(np.int64)
         row = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         columns = indices[bounds[0] : bounds[-1]].astype(np.int64)
         held += columns.size
-        blocks += np.unique(row // size * (1 << 40) + columns // size).size
-    return held / (blocks * size * size) if blocks else 0.0
+        blocks += np.unique(row // rows_each * (1 << 40) + columns // columns_each).size
+    return held / (blocks * rows_each * columns_each) if blocks else 0.0
 
 
 __all__ = ["Conversion", "block_fill", "block_gain", "bound_over_another", "suited"]

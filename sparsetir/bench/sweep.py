@@ -24,7 +24,7 @@ from sparsetir.schedules import Choices, untuned
 from sparsetir.tuning.formats import dense_rows, promising
 from sparsetir.tuning.operands import Case
 
-MOST_VALUES = 2.0  # stored for each entry
+MOST_VALUES = 2.5  # stored for each entry
 BURST = 0.03  # seconds of calls
 REFINED = 2  # formats that are tried with several choices
 FINALISTS = 4  # options that are measured again, in turn

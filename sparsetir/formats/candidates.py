@@ -90,9 +90,10 @@ def by_length(p: MatrixPattern) -> Iterator[Sized]:
 def by_block(p: MatrixPattern) -> Iterator[Sized]:
     """Dense blocks, those that are full enough with the rest apart, and blocks that are one column wide."""
     for (r, c), found in p.blocks.items():
+        if c in (1, r):
+            yield BSR(r, c), found.count * r * c
         if r != c:
             continue
-        yield BSR(r, c), found.count * r * c
         if p.rows.empty >= EMPTY * p.rows.count:
             yield DBSR(r, c), found.count * r * c
         if WORTHWHILE <= found.share < 1:
