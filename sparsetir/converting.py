@@ -92,9 +92,9 @@ def suited(program: Program, matrix: Any, shapes: Mapping[str, tuple[int, ...]])
     indptr, indices, columns = source.indptr, source.indices, matrix.shape[1]
     feat = max((shape[-1] for shape in shapes.values() if len(shape) > 1), default=1)
     if ragged_sums(program):
-        gain, size = max((sum_gain(size, block_fill(indptr, indices, *size), indices.size), size) for size in SUMMED)
-        if gain >= LEAST_GAIN:
-            return Conversion(BSR(*size), CONVERSION / SAVED_IN_BLOCKS)
+        best, shape = max((sum_gain(s, block_fill(indptr, indices, *s), indices.size), s) for s in SUMMED)
+        if best >= LEAST_GAIN:
+            return Conversion(BSR(*shape), CONVERSION / SAVED_IN_BLOCKS)
         length = indices.size / max(len(indptr) - 1, 1)
         fits = 4 * columns <= CACHES * private_cache()
         if length <= SHORT and indices.size >= MANY and fits:
