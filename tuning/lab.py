@@ -8,7 +8,7 @@ returns what can be sent to another process, and whatever a candidate does wrong
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx
@@ -21,7 +21,7 @@ from sparsetir.schedules import Template
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.features import Stored
 from sparsetir.tuning.forms import Forms
-from sparsetir.tuning.measure import BURST_SECONDS, HOPELESS, Measurement, burst, fastest, reason, summary
+from sparsetir.tuning.measure import BURST_SECONDS, HOPELESS, PACE_SECONDS, Measurement, burst, fastest, reason, summary
 from sparsetir.tuning.reference import KnownOp, Reference, recognise
 from sparsetir.tuning.space import Values
 from sparsetir.tuning.workload import Call, Workload
@@ -147,7 +147,8 @@ class Lab:
             wrong = self.reference.disagreement(workload.fresh(call))
             if wrong is not None:
                 return Measurement(error=f"wrong result: {wrong}")
-            return summary(burst(call, BURST_SECONDS, hopeless=HOPELESS * best))
+            found = summary(burst(call, BURST_SECONDS, hopeless=HOPELESS * best))
+            return found if candidate is None else replace(found, usual=fastest(self.untuned, PACE_SECONDS))
         except Exception as error:
             return Measurement(error=reason(error))
 
@@ -157,6 +158,10 @@ class Lab:
             return fastest(self.untuned if candidate is None else self.call(candidate), seconds)
         except Exception:
             return float("inf")
+
+    def beside(self, candidate: Candidate, seconds: float) -> tuple[float, float]:
+        """`fastest`, and that of the untuned kernel right after it."""
+        return self.fastest(candidate, seconds), self.fastest(None, seconds)
 
     def disagreement(
         self, function: Callable[..., Any], names: list[str], format: Format | None

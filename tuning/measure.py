@@ -13,7 +13,7 @@ from sparsetir.tuning.workload import Call
 
 Fastest = Callable[[float], float]
 
-BURST_SECONDS = 0.015
+BURST_SECONDS, PACE_SECONDS = 0.015, 0.006
 # Two calls of a candidate this many times slower than the best are enough.
 HOPELESS = 3.0
 ROUNDS, FEWEST_ROUNDS, DUEL_SECONDS = 5, 2, 2.0
@@ -21,20 +21,43 @@ ROUNDS, FEWEST_ROUNDS, DUEL_SECONDS = 5, 2, 2.0
 
 @dataclass(frozen=True)
 class Measurement:
-    """Seconds of a candidate, or the reason why there are none."""
+    """Seconds of a candidate, or the reason why there are none.
+
+    Parameters
+    ----------
+    seconds, median, spread : float, optional
+    error : str, optional
+    usual : float, optional
+        Seconds of the untuned kernel right after it, in the same process.
+    turns : tuple of float
+        Seconds of each burst, if the machine was as fast in all of them.
+    """
 
     seconds: float | None = None
     median: float | None = None
     spread: float | None = None
     error: str | None = None
+    usual: float | None = None
+    turns: tuple[float, ...] = ()
+
+    def paced(self, usual: float) -> Measurement:
+        """What it would be if the untuned kernel took its usual time meanwhile.
+
+        A shared machine has slow and fast seconds, and what one process finds in memory may lie worse than what
+        another does: both kernels see the same of it.
+        """
+        if self.seconds is None or not self.usual:
+            return self
+        seconds = self.seconds * usual / self.usual
+        return replace(self, seconds=seconds, turns=(seconds,))
 
     def again(self, seconds: float) -> Measurement:
-        """With the fastest call of another burst; the spread is at least what the bursts differ by."""
-        if self.seconds is None:
+        """With another burst: the median of all, and a spread that is at least what they differ by."""
+        if self.seconds is None or seconds == float("inf"):
             return self
-        best, worst = sorted((self.seconds, seconds))
-        differ = worst / best - 1 if worst < float("inf") else 0.0
-        return replace(self, seconds=best, spread=max(self.spread or 0.0, differ))
+        turns = (*(self.turns or (self.seconds,)), seconds)
+        differ = max(turns) / min(turns) - 1
+        return replace(self, seconds=median(turns), spread=max(self.spread or 0.0, differ), turns=turns)
 
 
 def burst(call: Call, seconds: float, *, hopeless: float = float("inf")) -> list[float]:
