@@ -62,7 +62,8 @@ def tile_block(
     is_last = mentions([store.indices[-1]], [node.iter_vars[n].var for n in rows])
     bits = int(DataType(str(store.buffer.ty.dtype)).bits)
     count = math.prod(int(extent) for extent in extents)
-    if bits < LEAST_BITS or count < LEAST or (rows and not is_last):
+    is_listed = bool(collect(store.indices, ir.TensorLoad))  # rows in an order of their own have other loops
+    if bits < LEAST_BITS or count < LEAST or is_listed or (rows and not is_last):
         return False
     width = math.prod(int(extents[n - below[0]]) for n in columns)
     vectors = count // width * -(-width * bits // registers.bits) if width > 1 else -(-count * bits // registers.bits)

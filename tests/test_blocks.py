@@ -66,6 +66,13 @@ def test_blocks_are_summed_in_vectors() -> None:
     assert not vectors(over_blocks((64, 64)))  # more running sums than there are registers
 
 
+def test_slices_of_rows_keep_their_own_loops() -> None:
+    for format in (formats.sell(8, 64), formats.narrow_sell(8, 64)):
+        kernel = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmv(), {"A": format}))
+        assert BLOCK not in kernel.script(2)
+        assert 8 in vectors(kernel)
+
+
 def test_what_is_not_finite_outside_a_matrix_is_not_read() -> None:
     A = sp.csr_array(np.ones((5, 5), np.float32))
     x = np.concatenate([np.ones(5), np.full(3, np.nan)]).astype("float32")[:5]

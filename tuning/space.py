@@ -27,7 +27,7 @@ PORTFOLIO: tuple[dict[str, int], ...] = (
     {},
     {"prefetch": 8},
     {"panel": 64, "prefetch": 8},
-    {"lanes": 8},
+    {"lanes": 4},
     {"stream": 1, "prefetch": 8},
     {"tile": 32},
 )
