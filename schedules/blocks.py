@@ -66,11 +66,12 @@ def tile_block(
     if bits < LEAST_BITS or count < LEAST or is_listed or (rows and not is_last):
         return False
     width = math.prod(int(extents[n - below[0]]) for n in columns)
-    vectors = count // width * -(-width * bits // registers.bits) if width > 1 else -(-count * bits // registers.bits)
+    beside = width if width > 1 else count  # elements of a vector: of a row, or a row each
+    vectors = count // beside * -(-beside * bits // registers.bits)
     if not columns or vectors > registers.count - OTHERS:
         return False
     sch.reorder(*(own[n] for n in [*rows, *columns]))
-    sch.annotate(own[(columns or rows)[-1]], BLOCK, 1)
+    sch.annotate(own[columns[-1]], BLOCK, 1)
     return True
 
 

@@ -36,9 +36,8 @@ class Choices:
     carry : int
         1 splits rows that reach into several chunks, where sums may be reordered; 0 keeps rows whole.
     panel : int
-        Columns, a power of two, of a gathered operand that are packed for all rows before the
-        next; 0 packs only operands whose columns are not their last dimension. Tiles
-        are cut to it.
+        Columns, a power of two, of a gathered operand that are packed for all rows before the next; 0 packs only
+        operands whose columns are not their last dimension. Tiles are cut to it.
     lanes : int
         Nonzeros of a ragged row that are summed side by side, the last of them under a mask; a power of two. 0 leaves
         the loop to LLVM.

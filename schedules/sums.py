@@ -11,9 +11,8 @@ after::
     for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.sum": 4}):
         y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
 
-Wins for rows of eight entries or more on average (1.1 to 1.4 times on Zen 4, where four lanes are better than eight and
-than LLVM's own loop), and for shorter ones that fit in one vector where the lengths of neighbouring rows differ, so
-that the processor cannot foresee the end of a loop.
+Wins for rows of eight entries or more on average (on Zen 4 with four lanes), and for shorter ones that fit in one
+vector where the lengths of neighbouring rows differ, so that the processor cannot foresee the end of a loop.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,11 @@ from tvm import tirx
 
 import sparsetir
 from sparsetir import converting, formats
-from sparsetir.errors import SparseTIRError
 from sparsetir.ir import decode
+from sparsetir.lower import TO_STAGE_2, as_module, run
 from sparsetir.lower.rewriting import collect
 from sparsetir.lower.sum_blocks import BLOCK
-from sparsetir.schedules import Choices
+from sparsetir.schedules import Choices, schedule
 
 SIZES = [(1, 4), (2, 2), (3, 3), (4, 4), (2, 5), (4, 1), (8, 1), (6, 6), (8, 8), (16, 16), (32, 4)]
 SHAPES = [(40, 40), (37, 41), (1, 1), (7, 100), (100, 7), (16, 0)]
@@ -42,7 +43,7 @@ def vectors(kernel: Any) -> list[int]:
 @pytest.mark.parametrize("size", SIZES)
 def test_blocks_of_every_size(size: tuple[int, int], dtype: str) -> None:
     kernel = over_blocks(size, dtype)
-    assert BLOCK not in kernel.script(3)
+    assert BLOCK in kernel.script(2) or math.prod(size) > 16  # more than some processors have registers for
     for shape in SHAPES:
         for density in (0.0, 0.1, 0.7):
             A, x = scattered(shape, density, dtype), np.random.default_rng(0).standard_normal(shape[1]).astype(dtype)
@@ -79,15 +80,13 @@ def test_what_is_not_finite_outside_a_matrix_is_not_read() -> None:
     np.testing.assert_array_equal(over_blocks((4, 4))(A=A, x=x), np.full(5, 5, np.float32))
 
 
-def test_sums_that_stay_in_order_are_left_alone() -> None:
-    program = decode(sparsetir.ops.spmv())
-    assert program is not None
-    parts = sparsetir.decompose_format(sparsetir.ops.spmv("bfloat16"), {"A": formats.bsr(4, 4)})
-    try:
-        kernel = sparsetir.build(parts)
-    except SparseTIRError:
-        pytest.fail("blocks of 16-bit floats")
-    assert BLOCK not in kernel.script(3)
+@pytest.mark.parametrize(
+    ("dtype", "reorders", "fits"), [("float32", True, True), ("float32", False, False), ("bfloat16", True, False)]
+)
+def test_only_sums_in_any_order_become_vectors(dtype: str, reorders: bool, fits: bool) -> None:
+    parts = sparsetir.decompose_format(sparsetir.ops.spmv(dtype), {"A": formats.bsr(4, 4)})
+    second = run(TO_STAGE_2, as_module(parts.func))
+    assert (BLOCK in schedule(second, reorders=reorders).mod.script()) == fits
 
 
 def test_a_matrix_of_blocks_is_converted_for_many_products_with_a_vector() -> None:
