@@ -2,15 +2,15 @@
 """Arrays that begin at a cache line.
 
 numpy's arrays begin at any multiple of 16 bytes. A vector of 64 bytes then lies across two cache lines, and where rows
-of an operand are gathered from the caches, each load of one costs two: on a Zen 4 SpMM and SDDMM take up to 1.6 times
-as long. Arrays of torch and of Relax begin at a line.
+of an operand are gathered from the caches, each load of one costs two. Arrays of torch and of Relax begin at a line.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-LINE = 64  # bytes
+from sparsetir.errors import ArgumentTypeError
+from sparsetir.machine import LINE
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
@@ -27,6 +27,11 @@ def aligned(array: np.ndarray) -> np.ndarray:
     ndarray
         Of the same shape and dtype.
 
+    Raises
+    ------
+    ArgumentTypeError
+        `array` is no numpy array, or one of Python objects.
+
     Examples
     --------
     >>> import numpy as np, sparsetir
@@ -34,7 +39,10 @@ def aligned(array: np.ndarray) -> np.ndarray:
     >>> B.ctypes.data % 64, B.shape
     (0, (999,))
     """
-    if array.flags.c_contiguous and array.ctypes.data % LINE == 0:
+    if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+        found = f"{type(array).__name__} of objects" if isinstance(array, np.ndarray) else type(array).__name__
+        raise ArgumentTypeError(f"aligned takes a numpy array of numbers, found {found}")
+    if array.flags.c_contiguous and (array.ctypes.data % LINE == 0 or not array.size):
         return array
     memory = np.empty(array.nbytes + LINE, np.uint8)
     start = -memory.ctypes.data % LINE
@@ -43,4 +51,4 @@ def aligned(array: np.ndarray) -> np.ndarray:
     return copy
 
 
-__all__ = ["LINE", "aligned"]
+__all__ = ["aligned"]

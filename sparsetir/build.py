@@ -32,7 +32,7 @@ from sparsetir.lower.balance_loops import INDPTR
 from sparsetir.threads import get_num_threads
 from sparsetir.verify import verify
 
-SLOW_GATHERS = "znver"
+SLOW_GATHERS = "znver"  # how the names of processors begin whose gathers are slow
 CACHE_VARIABLE = "SPARSETIR_CACHE"
 EXIT_SECONDS = 5.0
 REASSOCIATE = "fast-math-reassoc"
@@ -201,8 +201,8 @@ def _renamed(mod: ir.IRModule, names: list[str]) -> ir.IRModule:
 def native_target() -> Any:
     """The LLVM target of this machine.
 
-    AMD's vector gathers are slower than as many loads (Fog, "Instruction tables", vgatherdps of Zen 3 and 4): LLVM is
-    told to leave them to programs that ask for vectors of subscripts.
+    AMD's vector gathers are slower than as many loads, which LLVM 22 does not know (llvm/llvm-project, issue 91370 and
+    pull request 198850): it is told to prefer loads.
     """
     found = tvm.target.Target.from_device(tvm.cpu())
     if not str(found.attrs.get("mcpu", "")).startswith(SLOW_GATHERS):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 CPUS = Path("/sys/devices/system/cpu")
 L2_BYTES, LAST_BYTES = 1 << 20, 32 << 20  # where the system does not tell
+LINE = 64  # bytes of a cache line
 
 
 @dataclass(frozen=True)
@@ -66,4 +67,4 @@ def last_cache() -> int:
     return max((level.size for level in levels()), default=LAST_BYTES)
 
 
-__all__ = ["Level", "count_cpus", "last_cache", "levels", "private_cache"]
+__all__ = ["LINE", "Level", "count_cpus", "last_cache", "levels", "private_cache"]

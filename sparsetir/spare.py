@@ -60,6 +60,7 @@ class Spare:
         except IndexError:
             found = [_made(shape, dtype)]
         array = found[0][0]
+        # One more than alone: `array`.
         if references(found) != ALONE + 1 or array.shape != shape or array.dtype != dtype:
             found = [_made(shape, dtype)]
         self.held[:] = found

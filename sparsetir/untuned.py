@@ -20,14 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from sparsetir.ir import Program, SparseBuffer, accesses
-from sparsetir.machine import last_cache, private_cache
+from sparsetir.ir import Program, SparseBuffer, SpIter, accesses
+from sparsetir.machine import LINE, last_cache, private_cache
 
 WINDOWS = 16
-LINE = 64  # bytes; shorter rows are not worth an instruction
 TIMES_CACHE = 2.0  # operands up to so many times the cache are left to the hardware
 NEW = 0.4  # of the rows in a window
 PREFETCH = 8  # entries ahead
@@ -101,14 +101,19 @@ def gathers(program: Program) -> list[Gather]:
     for iteration in program.iterations:
         pairs = zip(iteration.vars, iteration.axes, strict=True)
         listed = {v: str(a.indices.name) for v, a in pairs if a.indices is not None}
-        for view, subscripts, _ in accesses(iteration.block):
-            buffer = program.buffers.get(view)
-            if not isinstance(buffer, SparseBuffer) or not buffer.is_dense or buffer.allocated:
-                continue
+        for storage, subscripts in dense_accesses(program, iteration):
             for d, subscript in enumerate(subscripts):
                 if subscript in listed:
-                    found[Gather(listed[subscript], str(buffer.storage.name), d)] = None
+                    found[Gather(listed[subscript], storage, d)] = None
     return list(found)
+
+
+def dense_accesses(program: Program, iteration: SpIter) -> Iterator[tuple[str, list[Any]]]:
+    """The dense parameters that an iteration reads or writes, with the subscripts."""
+    for view, subscripts, _ in accesses(iteration.block):
+        buffer = program.buffers.get(view)
+        if isinstance(buffer, SparseBuffer) and buffer.is_dense and not buffer.allocated:
+            yield str(buffer.storage.name), subscripts
 
 
 def known(gathers: Sequence[Gather], arrays: Arrays) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
@@ -125,6 +130,7 @@ def suits_prefetch(gathers: Sequence[Gather], arrays: Arrays, *, panel: int = 0)
     for indices, operand, rows in known(gathers, arrays):
         row = panel * operand.itemsize or operand.nbytes // rows
         least = cache if panel else TIMES_CACHE * cache
+        # Shorter rows are not worth an instruction.
         if row >= LINE and rows * row > least and share_of_new(indices, cache // row) > NEW:
             return True
     return False
@@ -280,13 +286,10 @@ def dense_sums(program: Program) -> list[tuple[str, int]]:
         last = iteration.axes[-1] if iteration.axes else None
         if last is None or last.indptr is not None or last.indices is not None or iteration.kinds[-1] != "R":
             continue
-        for view, subscripts, _ in accesses(iteration.block):
-            buffer = program.buffers.get(view)
-            if not isinstance(buffer, SparseBuffer) or not buffer.is_dense or buffer.allocated:
-                continue
+        for storage, subscripts in dense_accesses(program, iteration):
             for d, subscript in enumerate(subscripts):
                 if iteration.vars[-1].same_as(subscript):
-                    found[str(buffer.storage.name), d] = None
+                    found[storage, d] = None
     return list(found)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import array
 import copy
 import itertools
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sparsetir
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.interop import (
     CooTensor,
@@ -997,3 +999,25 @@ def test_writable_alias():
     assert alias.flags.writeable
     assert (alias.dtype, alias.shape, alias.ctypes.data) == (held.dtype, held.shape, held.ctypes.data)
     np.from_dlpack(alias)
+
+
+# --- arrays that begin at a cache line -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (3, 4), (2, 3, 4)])
+def test_aligned_arrays_hold_the_same(shape: tuple[int, ...]) -> None:
+    for dtype in ("float32", "float64", "int8", "bool", "complex64"):
+        memory = np.arange(math.prod(shape) + 1).astype(dtype)
+        for source in (memory[1:].reshape(shape), memory[1:].reshape(shape).T):
+            found = sparsetir.aligned(source)
+            assert found.ctypes.data % 64 == 0 or not found.size
+            assert found.flags.c_contiguous
+            assert found.flags.writeable
+            np.testing.assert_array_equal(found, source, strict=True)
+            assert sparsetir.aligned(found) is found
+
+
+@pytest.mark.parametrize(("wrong", "found"), [([1.0], "list"), (np.array([None]), "ndarray of objects")])
+def test_only_arrays_of_numbers_are_aligned(wrong: object, found: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=f"found {found}"):
+        sparsetir.aligned(wrong)

@@ -33,7 +33,6 @@ rounded once a part. The note is for sums that may be reordered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,10 +40,9 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
-from tvm.runtime import DataType
 
 from sparsetir.ir import const
-from sparsetir.lower.insert_prefetch import LINE_BYTES, PREFETCH, ahead, fetch, gathers
+from sparsetir.lower.insert_prefetch import PREFETCH, ahead, fetch, gathers, line_starts
 from sparsetir.lower.promote_halves import HALVES
 from sparsetir.lower.rewriting import mentions, renewed, seq, substitute
 from sparsetir.lower.vectorize_dots import GROUP, Dot, around, factors, product, totals
@@ -130,8 +128,7 @@ def _fetches(shared: Shared, part: Var, distance: int, of: Any) -> list[tirx.Stm
     found = []
     for load in gathers(shared.gathered, shared.outer.loop_var):
         further = ahead(load, shared.outer.loop_var, distance)
-        step = max(1, LINE_BYTES * 8 // int(DataType(str(load.source.ty.dtype)).bits))
-        for start in range(0, shared.size, step):
+        for start in line_starts(load, shared.size):
             at = part * const(shared.size, str(k.ty.dtype)) + const(start, str(k.ty.dtype))
             found.append(fetch(load, [of(i, at) for i in further]))
     return found
@@ -192,4 +189,4 @@ def HoldRows(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
 
-__all__: Sequence[str] = ["HELD", "HoldRows", "hold"]
+__all__ = ["HELD", "HoldRows", "hold"]

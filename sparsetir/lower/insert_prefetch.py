@@ -26,9 +26,9 @@ from tvm.ir import Var
 
 from sparsetir.ir import cast, const
 from sparsetir.lower.rewriting import all_same, collect, mentions, seq, substitute
+from sparsetir.machine import LINE
 
 PREFETCH = "sparsetir.prefetch"
-LINE_BYTES = 64
 MOST_LINES = 16
 
 
@@ -70,6 +70,16 @@ def fetch(load: ir.TensorLoad, indices: list[ir.Expr]) -> tirx.Stmt:
     return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *flags))
 
 
+def per_line(load: ir.TensorLoad) -> int:
+    """Elements of an array in a line of the cache."""
+    return max(1, 8 * LINE // max(8, int(tvm.runtime.DataType(str(load.source.ty.dtype)).bits)))
+
+
+def line_starts(load: ir.TensorLoad, width: int) -> range:
+    """Where the lines of `width` neighbouring elements begin."""
+    return range(0, width, per_line(load))
+
+
 def prefetch(loop: tirx.For) -> tirx.Stmt:
     """`loop` with a prefetch of each gathered tile at the head of its body."""
     distance = int(loop.annotations[PREFETCH])
@@ -82,8 +92,7 @@ def prefetch(loop: tirx.For) -> tirx.Stmt:
         if len(used) > 1 or any(not isinstance(lanes[v], tirx.IntImm) for v in used):
             continue
         width = int(lanes[used[0]]) if used else 1
-        per_line = max(1, LINE_BYTES // max(1, int(tvm.runtime.DataType(str(load.source.ty.dtype)).bits) // 8))
-        for start in range(0, min(width, MOST_LINES * per_line), per_line):
+        for start in line_starts(load, min(width, MOST_LINES * per_line(load))):
             at = {v: const(start, str(v.ty.dtype)) for v in used}
             fetches.append(fetch(load, [substitute(i, at) for i in further]))
     body = seq(*fetches, loop.body)
@@ -102,4 +111,4 @@ def InsertPrefetch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
 
-__all__ = ["PREFETCH", "InsertPrefetch", "ahead", "fetch", "gathers", "prefetch"]
+__all__ = ["PREFETCH", "InsertPrefetch", "ahead", "fetch", "gathers", "line_starts", "prefetch"]

@@ -42,7 +42,7 @@ from tvm.ir import Var
 from tvm.runtime import DataType
 
 from sparsetir.ir import const
-from sparsetir.lower.insert_prefetch import PREFETCH, ahead, fetch, gathers
+from sparsetir.lower.insert_prefetch import PREFETCH, ahead, fetch, gathers, line_starts
 from sparsetir.lower.promote_halves import HALVES, widened
 from sparsetir.lower.rewriting import all_same, alloc, cell, get, mentions, put, renewed, same, seq, substitute
 
@@ -259,7 +259,12 @@ def vectorize(outer: tirx.For) -> tirx.Stmt | None:
     groups = tirx.floordiv(outer.extent, size)
     notes = {k: v for k, v in outer.annotations.items() if k != PREFETCH}
     distance = int(outer.annotations.get(PREFETCH, 0))
-    fetches = [fetch(load, ahead(load, var, distance)) for load in gathers(dot.term, var) if distance]
+    k = dot.loop.loop_var
+    fetches = [
+        substitute(fetch(load, ahead(load, var, distance)), {k: k + const(start, str(k.ty.dtype))})
+        for load in (gathers(dot.term, var) if distance else [])
+        for start in line_starts(load, dot.lanes)
+    ]
     main = tirx.For(group, const(0, dtype), groups, SERIAL, _emit(dot, var, group * size, GROUP, fetches), None, notes)
     single = _emit(dot, var, groups * size + rest, 1, fetches)
     return tirx.SeqStmt([main, tirx.For(rest, const(0, dtype), tirx.floormod(outer.extent, size), SERIAL, single)])
