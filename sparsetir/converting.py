@@ -43,7 +43,6 @@ CONVERSION, SAVED = 80e-9, 0.02e-9
 SAVED_ON_SHORT, SAVED_IN_BLOCKS = 0.4e-9, 0.1e-9
 # How many times faster sums over full blocks of so many rows and columns are than over rows (AMD Zen 4).
 SUMMED = {(3, 3): 1.4, (4, 4): 2.1, (8, 1): 2.7, (16, 1): 4.3, (8, 8): 4.7}
-INDEX, VALUE = 4, 4  # bytes
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,9 @@ def suited(program: Program, matrix: Any, shapes: Mapping[str, tuple[int, ...]])
     indptr, indices, columns = source.indptr, source.indices, matrix.shape[1]
     feat = max((shape[-1] for shape in shapes.values() if len(shape) > 1), default=1)
     if ragged_sums(program):
-        best, shape = max((sum_gain(s, block_fill(indptr, indices, *s), indices.size), s) for s in SUMMED)
+        fills = {size: block_fill(indptr, indices, *size) for size in SUMMED}
+        sizes = indices.size, indices.itemsize, source.values.dtype.itemsize
+        best, shape = max((sum_gain(size, fill, *sizes), size) for size, fill in fills.items())
         if best >= LEAST_GAIN:
             return Conversion(BSR(*shape), CONVERSION / SAVED_IN_BLOCKS)
         length = indices.size / max(len(indptr) - 1, 1)
@@ -117,18 +118,18 @@ def block_gain(size: int, fill: float) -> float:
     return fill * 2 * size / (size + 1)
 
 
-def sum_gain(size: tuple[int, int], fill: float, nnz: int) -> float:
-    """How many times faster sums over blocks should be than over rows, for a matrix with so many entries.
+def sum_gain(size: tuple[int, int], fill: float, nnz: int, index: int, value: int) -> float:
+    """How many times faster sums over blocks should be than over rows, for so many entries of so many bytes.
 
-    Where it comes from memory, not more than there is less to read.
+    Where they come from memory, not more than there is less to read.
 
     Examples
     --------
-    >>> sum_gain((4, 4), 0.5, 1000), sum_gain((4, 4), 0.5, 10**9)
+    >>> sum_gain((4, 4), 0.5, 1000, 4, 4), sum_gain((4, 4), 0.5, 10**9, 4, 4)
     (1.05, 0.9411764705882353)
     """
     gain = SUMMED[size] * fill
-    in_rows, in_blocks = INDEX + VALUE, (INDEX / math.prod(size) + VALUE) / max(fill, 1e-9)
+    in_rows, in_blocks = index + value, (index / math.prod(size) + value) / max(fill, 1e-9)
     return gain if nnz * in_rows <= last_cache() else min(gain, in_rows / in_blocks)
 
 
