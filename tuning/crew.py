@@ -31,7 +31,7 @@ from sparsetir.threads import get_num_threads
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.features import Stored
 from sparsetir.tuning.lab import Lab, Prepared
-from sparsetir.tuning.measure import HOPELESS, Measurement, duel
+from sparsetir.tuning.measure import HOPELESS, Measurement, at_pace, duel
 from sparsetir.tuning.space import Values
 
 MOST_WORKERS = 4
@@ -335,8 +335,8 @@ class Crew:
         for candidate, lane in lanes.items():
             lane.post("beside", candidate, TURN_SECONDS)
             *_, found = lane.result()
-            seconds, usual = (float("inf"), 1.0) if isinstance(found, Lost) else found
-            timed[candidate] = timed[candidate].again(seconds * (self.usual or usual) / usual)
+            seconds, untuned = (float("inf"), float("inf")) if isinstance(found, Lost) else found
+            timed[candidate] = timed[candidate].again(at_pace(seconds, untuned, self.usual or untuned))
             self.best = min(self.best, timed[candidate].seconds or self.best)
 
     def time(self, candidate: Candidate | None, lane: Lane | None = None) -> Measurement:

@@ -41,14 +41,10 @@ class Measurement:
     turns: tuple[float, ...] = ()
 
     def paced(self, usual: float) -> Measurement:
-        """What it would be if the untuned kernel took its usual time meanwhile.
-
-        A shared machine has slow and fast seconds, and what one process finds in memory may lie worse than what
-        another does: both kernels see the same of it.
-        """
-        if self.seconds is None or not self.usual:
+        """What it would be if the untuned kernel took its usual time meanwhile."""
+        if self.seconds is None or self.usual is None:
             return self
-        seconds = self.seconds * usual / self.usual
+        seconds = at_pace(self.seconds, self.usual, usual)
         return replace(self, seconds=seconds, turns=(seconds,))
 
     def again(self, seconds: float) -> Measurement:
@@ -58,6 +54,20 @@ class Measurement:
         turns = (*(self.turns or (self.seconds,)), seconds)
         differ = max(turns) / min(turns) - 1
         return replace(self, seconds=median(turns), spread=max(self.spread or 0.0, differ), turns=turns)
+
+
+def at_pace(seconds: float, untuned: float, usual: float) -> float:
+    """Seconds of a call if the untuned kernel, which took `untuned` right after it, had taken its usual time.
+
+    A shared machine has slow and fast seconds, and what one process finds in memory may lie worse than what another
+    does: both kernels see the same of it.
+
+    Examples
+    --------
+    >>> at_pace(3.0, 2.0, 1.0), at_pace(3.0, float("inf"), 1.0)
+    (1.5, 3.0)
+    """
+    return seconds * usual / untuned if 0 < untuned < float("inf") else seconds
 
 
 def burst(call: Call, seconds: float, *, hopeless: float = float("inf")) -> list[float]:
@@ -117,4 +127,4 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1]}"[:300]
 
 
-__all__ = ["Measurement", "burst", "duel", "fastest", "reason", "summary"]
+__all__ = ["Measurement", "at_pace", "burst", "duel", "fastest", "reason", "summary"]

@@ -206,6 +206,8 @@ def trials(
 
         try:
             log = Log(budget, search.seed, history, note)
+            # What is measured now must be comparable with what was recorded.
+            session.crew.usual = next((r.seconds for r in history if is_untuned(r)), None)
             if not any(is_untuned(record) for record in history):
                 log.add(Candidate(), {}, session.crew.time(None))
             explore(search, session.crew.measure, log, fixed=session.fixed, conversion=session.conversion, cost=cost)

@@ -38,9 +38,9 @@ class Workload:
         results = like.written if like is not None else None
         self.args = kernel._prepare({**inputs, **self._new(kernel, results)})
         # Where an operand begins decides more than most choices, and is not the same in two processes.
-        written, arrays = self.signature.effects.written, self.args.arrays
-        moved = {name: aligned(array) for name, array in arrays.items() if name not in written}
-        self.args = replace(self.args, arrays={**arrays, **moved})
+        arrays, dense = self.args.arrays, {str(b.storage.name) for b in self.signature.buffers.values() if b.is_dense}
+        read = (dense & set(arrays)) - set(self.signature.effects.written)
+        self.args = replace(self.args, arrays={**arrays, **{name: aligned(arrays[name]) for name in read}})
         if results is None:
             self._take({name: self.args.arrays[name].copy() for name in self.signature.effects.written})
         else:
