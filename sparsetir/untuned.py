@@ -5,8 +5,8 @@
   cache anyway: a few windows of the array, as many entries long as that cache holds rows, tell how often a row comes
   again.
 * Where many rows of such an operand are gathered for each result, and each is used many times, a panel of its columns
-  is packed first: its rows lie close together then, and do not compete for the same lines of the cache.
-* Results larger than every cache are written past them.
+  is packed first, which a cache holds: after fewer uses if the operand as a whole does not fit into the last one.
+* Results that take much of the last cache are written past it.
 * Rows are split among threads where one has clearly more than its share of the work: whole, it would keep one thread
   busy while the others wait.
 * Rows that are summed into one number each are summed in vectors where they are long, or where nearly all of them fit
@@ -28,11 +28,14 @@ from sparsetir.ir import Program, SparseBuffer, SpIter, accesses
 from sparsetir.machine import LINE, last_cache, private_cache
 
 WINDOWS = 16
-TIMES_CACHE = 2.0  # operands up to so many times the cache are left to the hardware
+TIMES_CACHE = 4.0  # operands up to so many times the cache are left to the hardware
 NEW = 0.4  # of the rows in a window
 PREFETCH = 8  # entries ahead
-PANEL = 64  # columns
-OFTEN = 32  # entries of a row, and uses of each gathered row, from which on packing pays
+PANEL = 256  # bytes of a row
+OFTEN = 32  # entries of a row, and uses of each gathered row, from which on packing pays if rows come from memory
+VERY_OFTEN = 128  # if they come from the last cache, and those of a panel from the core's own
+SHARE = 0.25  # of the last cache for a result, and for a panel
+MEMORY = 0.5  # of the last cache: larger operands are taken to come from memory
 TIMES_SHARE = 1.5  # of a thread's share of the work, from which on a row is split
 ROWS = 1024  # looked at in a window
 UNFORESEEN = 0.5  # of the rows: their length is another than that of the row before
@@ -81,7 +84,7 @@ class Suited:
 
     def changes(self, arrays: Arrays, results: Iterable[np.ndarray], threads: int) -> dict[str, int]:
         """The choices that suit these arguments better than the usual ones."""
-        panel = PANEL if suits_panels(self.gathers, self.pointers, arrays) else 0
+        panel = suitable_panel(self.gathers, self.pointers, arrays)
         return {
             **({"panel": panel} if panel else {}),
             **({"prefetch": PREFETCH} if suits_prefetch(self.gathers, arrays, panel=panel) else {}),
@@ -136,16 +139,17 @@ def suits_prefetch(gathers: Sequence[Gather], arrays: Arrays, *, panel: int = 0)
     return False
 
 
-def suits_panels(gathers: Sequence[Gather], pointers: Sequence[str], arrays: Arrays) -> bool:
-    """Whether some gather takes many rows for each result, uses each many times, and they fill the core's cache."""
+def suitable_panel(gathers: Sequence[Gather], pointers: Sequence[str], arrays: Arrays) -> int:
+    """Columns of a panel that a cache holds, of an operand whose rows are used so often that packing pays; or 0."""
     lengths = [indptr[-1] / max(len(indptr) - 1, 1) for name in pointers if (indptr := arrays.get(name)) is not None]
-    if not lengths or min(lengths) < OFTEN:
-        return False
     for indices, operand, rows in known(gathers, arrays):
-        is_wide = operand.size // rows >= 2 * PANEL
-        if is_wide and operand.nbytes >= private_cache() and indices.size >= OFTEN * rows:
-            return True
-    return False
+        uses = min([indices.size / rows, *lengths]) if lengths else 0
+        is_far = operand.nbytes > MEMORY * last_cache()
+        pays = uses >= OFTEN if is_far else uses >= VERY_OFTEN and rows * PANEL <= private_cache() <= operand.nbytes
+        panel = (PANEL if rows * PANEL <= SHARE * last_cache() else PANEL // 2) // operand.itemsize
+        if pays and operand.size // rows >= 2 * panel:
+            return panel
+    return 0
 
 
 def share_of_new(indices: np.ndarray, window: int) -> float:
@@ -173,8 +177,8 @@ def share_of_new(indices: np.ndarray, window: int) -> float:
 
 
 def suits_streaming(results: Iterable[np.ndarray]) -> bool:
-    """Whether some result is so large that nothing of it is left in any cache when it is read."""
-    return any(result.ndim > 1 and result.nbytes > last_cache() for result in results)
+    """Whether some result takes much of the last cache, where it competes with the operands and with other programs."""
+    return any(result.ndim > 1 and result.nbytes > SHARE * last_cache() for result in results)
 
 
 # ------------------------------------------------------------------ splitting rows
@@ -315,9 +319,9 @@ __all__ = [
     "share_of_new",
     "some_lengths",
     "suitable_lanes",
+    "suitable_panel",
     "suitable_tile",
     "suits_carry",
-    "suits_panels",
     "suits_prefetch",
     "suits_streaming",
 ]

@@ -48,7 +48,7 @@ def test_gathers_of_ready_programs(name: str, wanted: list[tuple[str, str, int]]
 
 def test_only_scattered_rows_of_large_operands_are_prefetched() -> None:
     gathers = untuned.gathers(decode(sparsetir.ops.spmm()))
-    rows = 4 * private_cache() // 256 + 1
+    rows = 5 * private_cache() // 256 + 1
     large = np.zeros((rows, 64), np.float32)
     for matrix, operand, wanted in [
         (scattered(rows, rows, 5 * rows), large, True),
@@ -60,8 +60,31 @@ def test_only_scattered_rows_of_large_operands_are_prefetched() -> None:
         assert untuned.suits_prefetch(gathers, {"indices": matrix.indices, "b": operand}) is wanted
 
 
-def test_only_results_larger_than_the_caches_are_streamed() -> None:
-    rows = last_cache() // 256 + 1
+def test_panels_of_what_is_used_often_enough() -> None:
+    program = decode(sparsetir.ops.spmm())
+    gathers, pointers = untuned.gathers(program), untuned.row_pointers(program)
+    whole, own = last_cache(), private_cache()
+    for rows, length, features, wanted in [
+        (own // 256, 128, 128, 64),  # used so often that it pays though the operand is near
+        (own // 256, 127, 128, 0),
+        (own // 256 + 1, 128, 128, 0),  # a panel is no nearer
+        (own // 256, 128, 64, 0),  # all columns are one panel
+        (own // 1024, 128, 128, 0),
+        (whole // 1024, 32, 256, 64),  # more than half the last cache
+        (whole // 1024, 31, 256, 0),
+        (whole // 512, 32, 512, 32),
+    ]:
+        indptr = np.array([0, length])
+        arrays = {
+            "indptr": indptr,
+            "indices": np.broadcast_to(np.int32(0), rows * length),
+            "b": np.broadcast_to(np.float32(0), (rows, features)),
+        }
+        assert untuned.suitable_panel(gathers, pointers, arrays) == wanted, (rows, length, features)
+
+
+def test_only_results_that_take_much_of_the_last_cache_are_streamed() -> None:
+    rows = last_cache() // 4 // 256 + 1
     assert untuned.suits_streaming([np.empty((rows, 64), np.float32)])
     assert not untuned.suits_streaming([np.empty((rows // 2, 64), np.float32), np.empty(rows * 64, np.float32)])
 
