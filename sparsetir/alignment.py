@@ -7,6 +7,9 @@ of an operand are gathered from the caches, each load of one costs two. Arrays o
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 
 from sparsetir.errors import ArgumentTypeError
@@ -44,11 +47,21 @@ def aligned(array: np.ndarray) -> np.ndarray:
         raise ArgumentTypeError(f"aligned takes a numpy array of numbers, found {found}")
     if array.flags.c_contiguous and (array.ctypes.data % LINE == 0 or not array.size):
         return array
-    memory = np.empty(array.nbytes + LINE, np.uint8)
-    start = -memory.ctypes.data % LINE
-    copy: np.ndarray = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy = empty(array.shape, array.dtype)
     np.copyto(copy, array)
     return copy
 
 
-__all__ = ["aligned"]
+class _Memory(np.ndarray):
+    """What an array lies in. Views of the array hold the array, not this: numpy passes by bases of one class only."""
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """An array with whatever the memory holds; views of it hold it, as they hold one of `numpy.empty`."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.ndarray.__new__(_Memory, size + LINE, np.uint8)
+    start = -memory.ctypes.data % LINE
+    return memory[start : start + size].view(dtype).reshape(shape).view(np.ndarray)
+
+
+__all__ = ["aligned", "empty"]

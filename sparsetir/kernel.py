@@ -19,7 +19,7 @@ from tvm import tirx
 from sparsetir import interop
 from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
-from sparsetir.plans import key_of, make_plan
+from sparsetir.plans import fits, is_of_arrays, key_of, make_plan
 from sparsetir.signature import Arguments, Signature
 from sparsetir.spare import Spare
 from sparsetir.threads import get_num_threads
@@ -278,6 +278,7 @@ class BoundKernel:
             if param is None or param.is_array:
                 signature._array(self.args, name, value)
         self.plans: dict[Any, Callable[[dict[str, Any]], Any]] = {}
+        self.last: tuple[Any, Callable[[dict[str, Any]], Any] | None] = (None, None)  # the key of a call, and its plan
         self.over_another: Any = None  # a BoundComposedKernel
         self.spare = Spare()
         self.is_open = kernel.calls is not None and kernel.compiled.schedule is None
@@ -289,13 +290,20 @@ class BoundKernel:
 
     def __call__(self, **arguments: Any) -> Any:
         """Run with the open arguments; see `Kernel.__call__`."""
+        key, plan = self.last
+        if plan is not None and fits(key, arguments):
+            return plan(arguments)
         if self.is_open:
             self._choose_format(arguments)
         if self.over_another is not None:
             return self.over_another(**arguments)
         key = key_of(arguments)
         plan = self.plans.get(key) if key is not None else None
-        return plan(arguments) if plan is not None else self._first(arguments, key)
+        if plan is None:
+            return self._first(arguments, key)
+        if is_of_arrays(key):
+            self.last = key, plan
+        return plan(arguments)
 
     def _choose_format(self, arguments: dict[str, Any]) -> None:
         """Convert the bound matrix if that pays within the calls that were announced."""

@@ -21,6 +21,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.signature import Arguments, Signature, checks_are_on
 from sparsetir.spare import Spare
 
+ndarray = np.ndarray
 COMPRESSED = ("csr", "csc", "bsr")
 
 
@@ -28,7 +29,7 @@ def key_of(arguments: dict[str, Any]) -> Any:
     """What decides whether a plan fits; None where every call must take the long way."""
     key: list[Any] = []
     for name, value in arguments.items():
-        if type(value) is np.ndarray:
+        if type(value) is ndarray:
             if not value.flags.carray or value.size == 0:  # contiguous, aligned and writeable
                 return None
             key.append((name, value.shape, value.dtype))
@@ -42,6 +43,22 @@ def key_of(arguments: dict[str, Any]) -> Any:
         else:
             return None
     return tuple(key)
+
+
+def fits(key: Any, arguments: dict[str, Any]) -> bool:
+    """Whether a key of nothing but arrays is that of these arguments; in half the time that making theirs takes."""
+    if len(key) != len(arguments):
+        return False
+    for name, shape, dtype in key:
+        value = arguments.get(name)
+        if type(value) is not ndarray or value.shape != shape or value.dtype is not dtype or not value.flags.carray:
+            return False
+    return True
+
+
+def is_of_arrays(key: Any) -> bool:
+    """Whether a key is of nothing but arrays."""
+    return all(len(entry) == 3 for entry in key)
 
 
 class _Compressed:
@@ -126,7 +143,8 @@ def make_plan(
         for n in signature.outputs
         if n not in args.given
     ]
-    finish = _plain(signature, args, place) or finish  # the other one holds the arrays of this call
+    plain = _plain(signature, args, place)
+    finish = plain or finish  # the other one holds the arrays of this call
 
     changing = {*(at for _, at in dense), *(at for e in sparse for at in e.places), *(at for at, *_ in made)}
     passed = [*(at for _, at in dense), *(at for e in sparse for at in e.places)]
@@ -136,20 +154,46 @@ def make_plan(
     template = [None if at in changing else _ready(value) for at, value in enumerate(template)]
     results = _Results(made, spare)
     current = _Function(function, fit, after)
+    if spare is not None and len(made) == 1 and made[0][3] and not sparse and not written and plain is not None:
+        return _one_result(template, dense, made[0], spare, current)
+
+    next_function = current.next
 
     def run(values: dict[str, Any]) -> Any:
-        ready = list(template)
+        ready = template.copy()
         for name, at in dense:
             ready[at] = values[name]
         for entry in sparse:
             entry.fill(values[entry.name], ready)
-        found = results.fill(ready)
+        found = results.fill(ready) if made else ()
         if written:
             separation.check(ready)
-        current.next()(*ready)
+        next_function()(*ready)
         for at, array in found:
             ready[at] = array
         return finish(ready, values)
+
+    return run
+
+
+def _one_result(
+    template: list[Any],
+    dense: list[tuple[str, int]],
+    made: tuple[int, tuple[int, ...], Any, bool],
+    spare: Spare,
+    current: _Function,
+) -> Callable[[dict[str, Any]], Any]:
+    """The same for dense arguments and one dense result, with nothing else to do: a microsecond less."""
+    place, shape, dtype, _ = made
+    take, function = spare.take, current.next
+
+    def run(values: dict[str, Any]) -> Any:
+        ready = template.copy()
+        for name, at in dense:
+            ready[at] = values[name]
+        array, ready[place] = take(shape, dtype)
+        function()(*ready)
+        return array
 
     return run
 
@@ -211,14 +255,18 @@ class _Separation:
 
     def __init__(self, fixed: list[np.ndarray], written: list[int], passed: list[int]) -> None:
         self.fixed, self.written, self.passed = fixed, written, passed
-        self.last: list[weakref.ref[Any]] = []
+        self.last: list[tuple[int, weakref.ref[Any]]] = []
 
     def check(self, ready: list[Any]) -> None:
         """Raise if one does not."""
-        if self.last and all(ref() is ready[at] for ref, at in zip(self.last, self.passed, strict=True)):
-            return
+        for at, ref in self.last:
+            if ref() is not ready[at]:
+                break
+        else:
+            if self.last:
+                return
         for at in self.written:
             others = [*self.fixed, *(ready[n] for n in self.passed if n != at)]
             if any(np.may_share_memory(ready[at], other) for other in others):
                 raise ArgumentError("an output shares memory with another argument: pass a separate array")
-        self.last = [weakref.ref(ready[at]) for at in self.passed]
+        self.last = [(at, weakref.ref(ready[at])) for at in self.passed]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from sparsetir import interop, sizes
+from sparsetir import alignment, interop, sizes
 from sparsetir.effects import Effects, analyse
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.ir import Axis, Program, SparseBuffer
@@ -335,8 +335,8 @@ class Signature:
     def new_output(self, storage: str, known: dict[str, int]) -> np.ndarray:
         """Memory for one output; zeroed unless every element is surely written."""
         shape = tuple(size.at(known) for size in self.by_name[storage].shape or ())
-        make = np.empty if storage in self.effects.covered else np.zeros
-        return make(shape, dtype=numpy_dtype(self.by_name[storage].dtype))
+        dtype = numpy_dtype(self.by_name[storage].dtype)
+        return alignment.empty(shape, dtype) if storage in self.effects.covered else np.zeros(shape, dtype)
 
     def _missing(self, param: Param) -> ArgumentTypeError:
         name = self.shown(param.name)

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
+from sparsetir import alignment
+
 Held = tuple[np.ndarray, Any]
 
 
@@ -23,7 +25,7 @@ def references(held: list[Held]) -> int:
 
 
 def _made(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Held:
-    array = np.empty(shape, dtype)
+    array = alignment.empty(shape, dtype)
     return array, tvm_ffi.from_dlpack(array)
 
 

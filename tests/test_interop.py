@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetir
+from sparsetir import alignment
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.interop import (
     CooTensor,
@@ -1021,3 +1022,11 @@ def test_aligned_arrays_hold_the_same(shape: tuple[int, ...]) -> None:
 def test_only_arrays_of_numbers_are_aligned(wrong: object, found: str) -> None:
     with pytest.raises(ArgumentTypeError, match=f"found {found}"):
         sparsetir.aligned(wrong)
+
+
+def test_views_of_aligned_arrays_hold_them() -> None:
+    """Who reuses the memory of an array that nobody has must not take that of a view."""
+    array = alignment.empty((4, 5), np.dtype("float32"))
+    assert array[1:].base is array
+    assert array.reshape(-1)[::2].T.base is array
+    assert type(array) is np.ndarray

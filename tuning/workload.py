@@ -42,7 +42,7 @@ class Workload:
         read = (dense & set(arrays)) - set(self.signature.effects.written)
         self.args = replace(self.args, arrays={**arrays, **{name: aligned(arrays[name]) for name in read}})
         if results is None:
-            self._take({name: self.args.arrays[name].copy() for name in self.signature.effects.written})
+            self._take({name: aligned(self.args.arrays[name].copy()) for name in self.signature.effects.written})
         else:
             self._take({name: results[name] for name in self.signature.effects.written})
         if like is not None:  # runs have changed the arrays meanwhile

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import sparsetir
+from sparsetir.alignment import aligned
 from sparsetir.bench.inputs import reason, say
 from sparsetir.bench.sweep import best_of
 from sparsetir.kernel import Kernel
@@ -117,7 +118,7 @@ def our_call(kernel: Any, case: Case) -> Callable[[], np.ndarray]:
     bound, dense = kernel.bind(**{name: sparse}), dict(rest)
     if case.op == "sddmm" and not isinstance(kernel, Kernel):
         return lambda: bound(**dense).data
-    out = np.full(output_shape(case), np.nan, np.float32)
+    out = aligned(np.full(output_shape(case), np.nan, np.float32))
     target = kernel.signature.outputs[0] if case.op == "sddmm" else OUTPUTS[case.op]
 
     def call() -> np.ndarray:
