@@ -98,6 +98,9 @@ class ComposedKernel:
         }
         if compile is not None:
             self.kernel = compile(decomposition.func)
+            # The pieces together set what the original sets: with the sizes that conversion gives them, every element.
+            effects = self.kernel.signature.effects
+            effects.covered |= self.signature.effects.covered & set(effects.outputs)
 
     @property
     def name(self) -> str:

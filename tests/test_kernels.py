@@ -21,6 +21,7 @@ import scipy.sparse as sp
 import sparsetir
 from corpus import BY_NAME, CASES, LARGE_KIND, SMALL_KINDS, Case
 from corpus.running import check, copied, draw, run
+from sparsetir import formats
 from sparsetir.interpret import interpret
 
 IDTYPES = ("int32", "int64")
@@ -107,6 +108,27 @@ def test_half_precision_rounds_once(dtype: str, kind: str) -> None:
 
 def test_names_are_unique() -> None:
     assert len(BY_NAME) == len(CASES)
+
+
+@pytest.mark.parametrize(
+    "format",
+    [formats.bsr(4, 4), formats.bsr(3, 1), formats.dcsr(), formats.ell(20), formats.hyb(2), formats.sell(8, 64)],
+    ids=str,
+)
+def test_results_over_formats_keep_nothing_of_the_last_one(format: formats.Format) -> None:
+    """Rows without entries and the last, cut block of rows are set too."""
+    A = sp.random_array((103, 50), density=0.1, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    A.data[A.indptr[40] : A.indptr[60]] = 0
+    A.eliminate_zeros()
+    B = np.random.default_rng(1).standard_normal((50, 33)).astype("float32")
+    bound = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": format})).bind(A=A)
+    for _ in range(2):
+        first = bound(B=B)
+    held, first[:] = weakref.ref(first), np.nan
+    del first
+    found = bound(B=B)
+    assert found is held()
+    np.testing.assert_allclose(found, A @ B, rtol=1e-4, atol=1e-5)
 
 
 def test_a_bound_kernel_writes_to_memory_that_nobody_has() -> None:
