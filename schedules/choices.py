@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from sparsetir.errors import ScheduleError
 from sparsetir.threads import get_num_threads
 
-TILES = (8, 16, 32, 64, 128, 256)
+TILES = (8, 16, 32, 64, 128)
 CHUNKS_PER_THREAD = (1, 2, 4, 8, 16, 32)
 UNROLLS = (1, 2, 4, 8)
 PREFETCHES = (0, 4, 8, 16, 32)

@@ -34,6 +34,7 @@ from sparsetir.lower.balance_loops import CHUNKS, PARALLEL_MARK
 from sparsetir.lower.decompose_init import keeps_old
 from sparsetir.lower.insert_prefetch import PREFETCH
 from sparsetir.lower.rewriting import all_same, collect, mentions
+from sparsetir.lower.stack_locals import MOST_BYTES
 from sparsetir.lower.stream_stores import STREAM
 from sparsetir.lower.unroll_ragged import UNROLL
 from sparsetir.schedules.carry import split_rows
@@ -119,7 +120,8 @@ def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices | None,
     is_long = tile_of(sch.get(vector).extent, choices.tile) * bits >= PAIR * registers.bits
     groups, rows = _grouped(sch, rows, registers.most_rows(PAIR if is_long else 1))
     held = math.prod(int(sch.get(lp).extent) for lp in rows)
-    wanted = min(choices.tile, registers.lanes(held, bits=bits)) if rows else choices.tile
+    room = registers.lanes(held, bits=bits) if rows else MOST_BYTES * 8 // max(bits, 32) // 2  # else it is not on the stack
+    wanted = min(choices.tile, room)
     tile = tile_of(sch.get(vector).extent, wanted)
     if tile < 2:
         return None
