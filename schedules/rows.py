@@ -120,7 +120,8 @@ def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices | None,
     is_long = tile_of(sch.get(vector).extent, choices.tile) * bits >= PAIR * registers.bits
     groups, rows = _grouped(sch, rows, registers.most_rows(PAIR if is_long else 1))
     held = math.prod(int(sch.get(lp).extent) for lp in rows)
-    room = registers.lanes(held, bits=bits) if rows else MOST_BYTES * 8 // max(bits, 32) // 2  # else it is not on the stack
+    # A single row may be as long as the stack allows.
+    room = registers.lanes(held, bits=bits) if rows else MOST_BYTES * 8 // max(bits, 32) // 2
     wanted = min(choices.tile, room)
     tile = tile_of(sch.get(vector).extent, wanted)
     if tile < 2:
