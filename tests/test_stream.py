@@ -68,3 +68,11 @@ def test_results_that_are_read_again_are_stored_as_always() -> None:
     parts = sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": sparsetir.formats.hyb(2)})
     kernel = sparsetir.build(parts, schedule=STREAMED)
     np.testing.assert_allclose(kernel(A=A, B=B), product(A, B), rtol=1e-3, atol=1e-3)
+
+
+def test_rows_of_blocks_stay_in_registers() -> None:
+    """Together they are a kilobyte, which TVM would take from its runtime."""
+    parts = sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": sparsetir.formats.bsr(4, 4)})
+    target = {"kind": "llvm", "mcpu": "x86-64-v4"}
+    kernel = sparsetir.build(parts, schedule=Choices(tile=64, stream=1), target=tvm.target.Target(target))
+    assert "acc_3[T.Ramp(0, 1, 64)])" in kernel.script(stage=3)

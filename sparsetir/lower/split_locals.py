@@ -55,6 +55,11 @@ def _unrolled(stmt: tirx.Stmt, buffer: Var) -> tirx.Stmt:
     return tvm_ffi.structural_mutate(stmt, [(tirx.For, on_for)])
 
 
+def _past(vector: tirx.Ramp) -> ir.Expr:
+    """The subscript behind the last one of a vector."""
+    return vector.base + (vector.lanes - const(1, "int32")) * vector.stride + const(1, str(vector.base.ty.dtype))
+
+
 class _Parts:
     """The arrays that stand for parts of `width` elements of one."""
 
@@ -68,15 +73,19 @@ class _Parts:
     def at(self, indices: Any) -> tuple[Var, list[ir.Expr]]:
         """An element's array, and its subscript there; `fits` is false afterwards if it is in several."""
         (index,) = indices
-        if isinstance(index, tirx.Ramp):
+        first, past = (index.base, _past(index)) if isinstance(index, tirx.Ramp) else (index, None)
+        width = const(self.width, str(first.ty.dtype))
+        number = self.analyzer.simplify(tirx.floordiv(first, width))
+        if not isinstance(number, tirx.IntImm) or not self._reaches(past, number):
             self.fits = False
             return self.buffer, list(indices)
-        width = const(self.width, str(index.ty.dtype))
-        number = self.analyzer.simplify(tirx.floordiv(index, width))
-        if not isinstance(number, tirx.IntImm):
-            self.fits = False
-            return self.buffer, list(indices)
-        return self._array(int(number)), [self.analyzer.simplify(index - number * width)]
+        inside = self.analyzer.simplify(first - number * width)
+        return self._array(int(number)), [inside if past is None else tirx.Ramp(inside, index.stride, index.lanes)]
+
+    def _reaches(self, past: ir.Expr | None, number: tirx.IntImm) -> bool:
+        """Whether a part holds the elements of a vector to its end, if there is one."""
+        end = const((int(number) + 1) * self.width, str(number.ty.dtype))
+        return past is None or bool(self.analyzer.can_prove(past <= end))
 
     def _array(self, number: int) -> Var:
         if number not in self.arrays:
