@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm.script import tirx as tir
 
 import sparsetir
+from sparsetir import formats
 from sparsetir.lower import as_module
 from sparsetir.lower.rewriting import collect
 from sparsetir.lower.vectorize_dots import VectorizeDots
@@ -51,6 +52,15 @@ def test_rows_that_sums_share_are_kept_in_parts(dtype: str, tile: int, prefetch:
         want = S.multiply(X.astype("float64") @ Y.T.astype("float64")).toarray()
         tolerance = 20 * feat * np.finfo(dtype).eps
         np.testing.assert_allclose(kernel(S=S, X=X, Y=Y).toarray(), want, rtol=0, atol=tolerance, err_msg=str(feat))
+
+
+@pytest.mark.parametrize("format", [formats.bsr(2, 2), formats.bsr(4, 1), formats.ell(20), formats.sell(4, 8)], ids=str)
+def test_rows_of_other_formats_are_fetched_where_they_are_gathered(format: formats.Format) -> None:
+    parts = sparsetir.decompose_format(sparsetir.ops.sddmm(), {"S": format})
+    kernel, S, rng = sparsetir.build(parts, schedule=Choices(tile=32, prefetch=4)), pattern(), np.random.default_rng(3)
+    X, Y = rng.standard_normal((11, 70)).astype("float32"), rng.standard_normal((20, 70)).astype("float32")
+    found = kernel(S=S, X=X, Y=Y)
+    np.testing.assert_allclose(found.toarray(), S.multiply(X @ Y.T).toarray(), rtol=1e-4, atol=1e-4)
 
 
 def test_rows_without_columns_give_zeros() -> None:

@@ -117,7 +117,8 @@ def _sums(shared: Shared, row: Var, part: Var, base: ir.Expr, group: int, distan
     if dot.factors:
         value = product([of(f) for f in dot.factors]) * value
     finish = tirx.BufferStore(dot.store.buffer, of(shared.before(part)) + value, [of(i) for i in dot.store.indices])
-    fetches = [each(seq(*_fetches(shared, part, distance, of)))] if distance else []
+    found = _fetches(shared, part, distance, of) if distance else []
+    fetches = [each(seq(*found))] if found else []
     alloc = [tirx.AllocBuffer(acc), tirx.AllocBuffer(total)]
     return seq(*alloc, *fetches, each(seq(renewed(clear), sums)), totals(acc, total, group, lanes), each(finish))
 
