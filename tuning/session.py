@@ -85,7 +85,8 @@ class Session:
             # Raised from here, an error shows the line of the template.
             template.space(self.lab.forms(None).form.second)
         self.crew = crew_of(self.lab, listed, isolate=isolate, timeout=timeout)
-        self.space = Space([None, *listed], self.crew.values, None if template is None else Config())
+        base = self.usual.choices if template is None else Config()
+        self.space = Space([None, *listed], self.crew.values, base)
         self._check_template()
         self.facts = self._facts()
 

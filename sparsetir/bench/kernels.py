@@ -119,10 +119,10 @@ def our_call(kernel: Any, case: Case) -> Callable[[], np.ndarray]:
     if case.op == "sddmm" and not isinstance(kernel, Kernel):
         return lambda: bound(**dense).data
     out = aligned(np.full(output_shape(case), np.nan, np.float32))
-    target = kernel.signature.outputs[0] if case.op == "sddmm" else OUTPUTS[case.op]
+    arguments = {**dense, kernel.signature.outputs[0] if case.op == "sddmm" else OUTPUTS[case.op]: out}
 
     def call() -> np.ndarray:
-        bound(**dense, **{target: out})
+        bound(**arguments)
         return out
 
     return call
