@@ -38,7 +38,9 @@ class Recorded(Space):
         self.width = max(len(c.key) for c in self.listed)
         self.keys = np.array([self._texts(c) for c in self.listed])
         formats = list(dict.fromkeys(c.format for c in self.listed))
-        super().__init__(formats, self._open, Config() if isinstance(self.listed[0].choices, Config) else None)
+        # A search begins with what suits its arguments.
+        first = next((c.choices for c in self.listed if c.format is None), None)
+        super().__init__(formats, self._open, Config() if isinstance(self.listed[0].choices, Config) else first)
 
     def _texts(self, candidate: Candidate) -> list[str]:
         """What a candidate is compared by; formats may have unlike numbers of knobs."""
