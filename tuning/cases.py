@@ -39,8 +39,8 @@ class Case:
     untuned : (float, ndarray) or None
         Seconds and features of the kernel that is built without tuning.
     passes : sequence of mapping of Candidate to float
-        The first and the second measurement of those that were measured more than once and ran; `seconds` has the least
-        of all.
+        The first and the second measurement of those that were measured more than once and ran; `seconds` has the
+        mean of all.
     """
 
     name: str
@@ -67,9 +67,9 @@ class Case:
 def load(path: Path, *, spread: float = float("inf")) -> list[Case]:
     """The cases of a database, those of at least `LEAST` trials.
 
-    Of several measurements of one candidate the least counts. Records that say which matrix they are of belong together
-    whatever version measured them; others by their key. The untuned kernel is no candidate of a search of knobs, and
-    templates are told apart by their text.
+    Of several measurements of one candidate the geometric mean counts. Records that say which matrix they are of belong
+    together whatever version measured them; others by their key. The untuned kernel is no candidate of a search of
+    knobs, and templates are told apart by their text.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def _case(name: str, held: dict[str, Any]) -> Case:
     trials = held["trials"]
     return Case(
         name,
-        {c: min(seconds) for c, (seconds, _) in trials.items()},
+        {c: _mean(seconds) for c, (seconds, _) in trials.items()},
         dict(zip(trials, of_width([row for _, row in trials.values()], len(held["names"])), strict=True)),
         tuple(held["names"]),
         held["matrix"] or name,
@@ -122,6 +122,11 @@ def _case(name: str, held: dict[str, Any]) -> Case:
         held["untuned"],
         tuple({c: ran(seconds)[n] for c, (seconds, _) in trials.items() if len(ran(seconds)) > 1} for n in range(2)),
     )
+
+
+def _mean(seconds: Sequence[float]) -> float:
+    """The geometric mean of the measurements that ran: the least of several would be that of the luckiest."""
+    return float(np.exp(np.mean(np.log(ran(seconds))))) if ran(seconds) else float("inf")
 
 
 def ran(seconds: Sequence[float]) -> list[float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tvm import tirx
 
@@ -25,6 +25,8 @@ from sparsetir.tuning.measure import BURST_SECONDS, HOPELESS, PACE_SECONDS, Meas
 from sparsetir.tuning.reference import KnownOp, Reference, recognise
 from sparsetir.tuning.space import Values
 from sparsetir.tuning.workload import Call, Workload
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,10 @@ class Lab:
             wrong = self.reference.disagreement(workload.fresh(call))
             if wrong is not None:
                 return Measurement(error=f"wrong result: {wrong}")
-            found = summary(burst(call, BURST_SECONDS, hopeless=HOPELESS * best))
-            return found if candidate is None else replace(found, usual=fastest(self.untuned, PACE_SECONDS))
+            if candidate is None:
+                return summary(burst(call, BURST_SECONDS))
+            found, usual = self._between(lambda: summary(burst(call, BURST_SECONDS, hopeless=HOPELESS * best)))
+            return replace(found, usual=usual)
         except Exception as error:
             return Measurement(error=reason(error))
 
@@ -160,8 +164,17 @@ class Lab:
             return float("inf")
 
     def beside(self, candidate: Candidate, seconds: float) -> tuple[float, float]:
-        """`fastest`, and that of the untuned kernel right after it."""
-        return self.fastest(candidate, seconds), self.fastest(None, seconds)
+        """`fastest`, and that of the untuned kernel right before and after it."""
+        return self._between(lambda: self.fastest(candidate, seconds), seconds)
+
+    def _between(self, timed: Callable[[], T], seconds: float = PACE_SECONDS) -> tuple[T, float]:
+        """What is timed, and the fastest call of the untuned kernel before and after it.
+
+        Were it only after, a pause of the machine that hits this kernel alone would make the other one look fast.
+        """
+        before = self.fastest(None, seconds)
+        found = timed()
+        return found, min(before, self.fastest(None, seconds))
 
     def disagreement(
         self, function: Callable[..., Any], names: list[str], format: Format | None

@@ -28,7 +28,7 @@ class Measurement:
     seconds, median, spread : float, optional
     error : str, optional
     usual : float, optional
-        Seconds of the untuned kernel right after it, in the same process.
+        Seconds of the untuned kernel right before and after it, in the same process.
     turns : tuple of float
         Seconds of each burst, if the machine was as fast in all of them.
     """
@@ -57,7 +57,7 @@ class Measurement:
 
 
 def at_pace(seconds: float, untuned: float, usual: float) -> float:
-    """Seconds of a call if the untuned kernel, which took `untuned` right after it, had taken its usual time.
+    """Seconds of a call if the untuned kernel, which took `untuned` beside it, had taken its usual time.
 
     A shared machine has slow and fast seconds, and what one process finds in memory may lie worse than what another
     does: both kernels see the same of it.
