@@ -35,7 +35,7 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
-from sparsetir.lower.rewriting import alloc, collect, mentions, renewed, seq, substitute
+from sparsetir.lower.rewriting import alloc, collect, mentions, renewed, same, seq, substitute
 from sparsetir.lower.stack_locals import MOST_BYTES, bytes_of
 
 UNROLLED, VECTORIZED = tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
@@ -55,11 +55,6 @@ def _unrolled(stmt: tirx.Stmt, buffer: Var) -> tirx.Stmt:
     return tvm_ffi.structural_mutate(stmt, [(tirx.For, on_for)])
 
 
-def _past(vector: tirx.Ramp) -> ir.Expr:
-    """The subscript behind the last one of a vector."""
-    return vector.base + (vector.lanes - const(1, "int32")) * vector.stride + const(1, str(vector.base.ty.dtype))
-
-
 class _Parts:
     """The arrays that stand for parts of `width` elements of one."""
 
@@ -73,19 +68,16 @@ class _Parts:
     def at(self, indices: Any) -> tuple[Var, list[ir.Expr]]:
         """An element's array, and its subscript there; `fits` is false afterwards if it is in several."""
         (index,) = indices
-        first, past = (index.base, _past(index)) if isinstance(index, tirx.Ramp) else (index, None)
+        is_vector = isinstance(index, tirx.Ramp)
+        first = index.base if is_vector else index
+        last = first + (index.lanes - const(1, "int32")) * index.stride if is_vector else first
         width = const(self.width, str(first.ty.dtype))
-        number = self.analyzer.simplify(tirx.floordiv(first, width))
-        if not isinstance(number, tirx.IntImm) or not self._reaches(past, number):
+        number, other = (self.analyzer.simplify(tirx.floordiv(end, width)) for end in (first, last))
+        if not isinstance(number, tirx.IntImm) or not same(number, other):
             self.fits = False
             return self.buffer, list(indices)
         inside = self.analyzer.simplify(first - number * width)
-        return self._array(int(number)), [inside if past is None else tirx.Ramp(inside, index.stride, index.lanes)]
-
-    def _reaches(self, past: ir.Expr | None, number: tirx.IntImm) -> bool:
-        """Whether a part holds the elements of a vector to its end, if there is one."""
-        end = const((int(number) + 1) * self.width, str(number.ty.dtype))
-        return past is None or bool(self.analyzer.can_prove(past <= end))
+        return self._array(int(number)), [tirx.Ramp(inside, index.stride, index.lanes) if is_vector else inside]
 
     def _array(self, number: int) -> Var:
         if number not in self.arrays:
