@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -59,6 +61,18 @@ def test_machine_code_bypasses_the_caches() -> None:
     streamed, plain = (sparsetir.build(sparsetir.ops.spmm(), schedule=Choices(stream=n)) for n in (1, 0))
     assert "vmovntps" in streamed.source("asm") or "movntps" in streamed.source("asm")
     assert "movntps" not in plain.source("asm")
+
+
+@pytest.mark.parametrize(("mcpu", "width"), [("x86-64-v3", 32), ("x86-64-v4", 64)])
+def test_lines_are_finished_one_after_the_other(mcpu: str, width: int) -> None:
+    """Processors have buffers for a few unfinished lines only."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "mtriple": "x86_64-unknown-linux-gnu"})
+    kernel = sparsetir.build(sparsetir.ops.spmm(), schedule=Choices(tile=64, stream=1), target=target)
+    found = re.findall(r"movntps\s+%([xyz])mm\d+, (\d*)\(", kernel.source("asm"))
+    stores = [({"x": 16, "y": 32, "z": 64}[kind], int(offset or 0)) for kind, offset in found]
+    assert max(size for size, _ in stores) == width
+    for (size, offset), (_, following) in itertools.pairwise(stores):
+        assert following in (offset + size, 0)
 
 
 def test_results_that_are_read_again_are_stored_as_always() -> None:

@@ -32,8 +32,8 @@ from sparsetir.ir import const
 from sparsetir.lower.columns import Columns
 from sparsetir.lower.copy_panel import counted
 from sparsetir.lower.rewriting import alloc, collect, mentions, seq, substitute
+from sparsetir.machine import LINE
 
-LINE_BYTES = 64
 SERIAL, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED
 
 
@@ -87,7 +87,7 @@ def group(rows: tirx.For, columns: Columns, results: dict[Var, int], first: ir.E
     """`rows`, already for a panel that begins at column `first` and has `count`, with staged results."""
     index, dtype = rows.loop_var, str(rows.loop_var.ty.dtype)
     least = min(int(DataType(str(b.ty.dtype)).bits) for b in results)
-    size = const(LINE_BYTES * 8 // least, dtype)
+    size = const(LINE * 8 // least, dtype)
     row, zero = counted("row", rows.extent)
     left = rows.extent - index * size
     held = {b: _scratch(b, int(size), columns.panel) for b in results}

@@ -21,7 +21,7 @@ vectors that bypass the caches must not lie across a line; the fence makes them 
 
 One line is finished before the next is begun. The processor has few buffers for lines that are not whole yet, which the
 threads of a core share, and what leaves them unfinished costs a read of the line after all. LLVM itself, given a wide
-vector, writes the first half of each line and then every second half: that is up to 2.5 times slower.
+vector, writes the first half of each line and then every second half, which may take longer than ordinary stores do.
 """
 
 from __future__ import annotations
