@@ -7,13 +7,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from sparsetir import formats, ops
+from sparsetir import formats, ops, untuned
 from sparsetir.bench import suite
 from sparsetir.errors import ArgumentError, TuningError
 from sparsetir.formats.pattern import pattern
@@ -30,6 +31,7 @@ from sparsetir.tuning.features import Operands, Stored, density, of_pattern
 from sparsetir.tuning.formats import promising
 from sparsetir.tuning.forms import own_storage
 from sparsetir.tuning.guess import guess
+from sparsetir.tuning.lab import Lab
 from sparsetir.tuning.model import OBJECTIVES, AnalyticModel, CostModel, RandomModel
 from sparsetir.tuning.nearest import distance, hints, neighbours
 from sparsetir.tuning.pretrained import PATH, pretrained
@@ -465,6 +467,25 @@ def test_a_collection_goes_on_where_it_was(tmp_path: Path, capsys: pytest.Captur
     assert [case.matrix for case in cases] == ["pruned_50-600"]
     assert all(case.untuned is not None and case.names == matrix_names() for case in cases)
     assert "9 new trials" in capsys.readouterr().err
+
+
+def test_every_format_of_a_search_begins_with_what_suits_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(untuned, "SHARE", 0.0)  # every result is large
+    A = sp.random_array((60, 50), density=0.2, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    session = sessions.Session(ops.spmm(), {"A": A, "B": np.ones((50, 16), np.float32)}, None)
+    try:
+        first = list(session.space.first())
+    finally:
+        session.close()
+    assert {c.format for c in first} > {None}
+    assert all(c.choices.stream == 1 for c in first)
+
+
+def test_the_untuned_kernel_is_timed_before_and_after_a_trial() -> None:
+    for times, usual in (([3.0, 1.0], 1.0), ([1.0, 3.0], 1.0)):
+        left = iter(times)
+        lab = SimpleNamespace(fastest=lambda _candidate, _seconds, left=left: next(left))
+        assert Lab._between(lab, lambda: "timed") == ("timed", usual)
 
 
 def test_a_collection_is_measured_again(tmp_path: Path) -> None:
