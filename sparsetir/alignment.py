@@ -33,7 +33,7 @@ def aligned(array: np.ndarray) -> np.ndarray:
     Raises
     ------
     ArgumentTypeError
-        `array` is no numpy array, or one of Python objects.
+        `array` is no numpy array, or one with a mask or of Python objects.
 
     Examples
     --------
@@ -42,8 +42,10 @@ def aligned(array: np.ndarray) -> np.ndarray:
     >>> B.ctypes.data % 64, B.shape
     (0, (999,))
     """
-    if not isinstance(array, np.ndarray) or array.dtype.hasobject:
-        found = f"{type(array).__name__} of objects" if isinstance(array, np.ndarray) else type(array).__name__
+    if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray) or array.dtype.hasobject:
+        found = type(array).__name__ + (
+            " of objects" if isinstance(array, np.ndarray) and array.dtype.hasobject else ""
+        )
         raise ArgumentTypeError(f"aligned takes a numpy array of numbers, found {found}")
     if array.flags.c_contiguous and (array.ctypes.data % LINE == 0 or not array.size):
         return array

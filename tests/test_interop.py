@@ -1018,7 +1018,15 @@ def test_aligned_arrays_hold_the_same(shape: tuple[int, ...]) -> None:
             assert sparsetir.aligned(found) is found
 
 
-@pytest.mark.parametrize(("wrong", "found"), [([1.0], "list"), (np.array([None]), "ndarray of objects")])
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        ([1.0], "list"),
+        (np.array([None]), "ndarray of objects"),
+        (np.ma.array([1.0], mask=[True]), "MaskedArray"),
+        (SimpleNamespace(dtype="float32"), "SimpleNamespace"),
+    ],
+)
 def test_only_arrays_of_numbers_are_aligned(wrong: object, found: str) -> None:
     with pytest.raises(ArgumentTypeError, match=f"found {found}"):
         sparsetir.aligned(wrong)
