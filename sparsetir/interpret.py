@@ -282,7 +282,8 @@ class _Machine:
         if it.block.init is not None:
             spatial = [item for item, kind in zip(items, it.kinds, strict=True) if kind == "S"]
             if str(it.block.annotations.get(INIT, "")) == STORED:
-                self.walk(it.block, spatial, it.block.init)
+                needed = {up for axis, _, _ in spatial for up in (axis, *axis.ancestors)}
+                self.walk(it.block, [item for item in items if item[0] in needed], it.block.init)
             else:
                 self.initialise(it.block, [(axis, var) for axis, var, _ in spatial])
         self.walk(it.block, items, it.block.body)

@@ -101,6 +101,16 @@ class Axis:
         """Whether a stored slot may hold a coordinate outside ``[0, length)``, that is padding."""
         return (self.kind in ("sparse_fixed", "singleton") or self.rule is not None) and not self.full
 
+    def repeats_below(self, up: Axis) -> bool:
+        """Whether every position of an ancestor has the same coordinates below it: a formula that does not use it."""
+        if self.kind != "sparse_fixed" or self.rule is None:
+            return False
+        used: set[int] = set()
+        on_call = lambda c: used.add(int(c.args[0])) if op.is_call(c, "arg") else None  # noqa: E731
+        tvm_ffi.structural_walk(self.rule, (Call, on_call))
+        position = len(self.ancestors) + 1
+        return used.isdisjoint({self.ancestors.index(up), position})
+
     @cached_property
     def ancestors(self) -> tuple[Axis, ...]:
         """The axes above this one, root first."""

@@ -204,10 +204,13 @@ class Walk:
         axes = [a for a in self.rule.buffer.axes if a.name in self.rule.axis_map[0]]
         trees = {a.root: a for a in axes}
         chains = [self.chain([*last.ancestors, last]) for last in trees.values()]
-        if len(chains) == 1:
-            return next(iter(chains[0].coords.values()))[chains[0].present]
-        outer, inner = (next(iter(c.coords.values())) for c in chains)
         of = self.rule.buffer.axes
+        if len(chains) == 1:
+            met, coords = chains[0].present, chains[0].coords
+            for axis in (a for a in coords if a not in axes):  # the rows are the same below each of its slots
+                met = met & (coords[axis] == 0)
+            return np.asarray(self.rule.old_coords([coords.get(a, np.zeros_like(met, int)) for a in of])[0])[met]
+        outer, inner = (next(iter(c.coords.values())) for c in chains)
         new = [outer[:, None] if a is axes[0] else inner[None, :] if a is axes[1] else 0 for a in of]
         return np.asarray(self.rule.old_coords(new)[0]).reshape(-1)
 
@@ -324,6 +327,8 @@ PARTITIONS = {
         "padded_csr",
         "dia",
         "narrow_csr",
+        "sell",
+        "narrow_sell",
     ],
     False: [
         "columns",
@@ -333,8 +338,6 @@ PARTITIONS = {
         "rows of sell",
         "rows of buckets",
         "ell_rest",
-        "sell",
-        "narrow_sell",
     ],
 }
 

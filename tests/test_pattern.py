@@ -145,7 +145,7 @@ def slices(lengths: list[int]) -> int:
     slots = 0
     for begin in range(0, len(lengths), 64):
         window = sorted(lengths[begin : begin + 64], reverse=True)
-        slots += sum(8 * window[k] for k in range(0, len(window), 8))
+        slots += sum(8 * max(window[k], 1) for k in range(0, len(window), 8))
     return slots
 
 

@@ -294,11 +294,58 @@ def lanes_of(kernel: Any) -> list[tirx.For]:
 def test_slices_are_summed_in_vectors(C: int, dtype: str) -> None:
     parts = sparsetir.decompose_format(sparsetir.ops.spmv(dtype=dtype), {"A": formats.sell(C, 4 * C)})
     kernel = sparsetir.build(parts)
-    assert len(lanes_of(kernel)) == 2
+    assert len(lanes_of(kernel)) == 3  # where all lanes hold something, and where some do not
     rng = np.random.default_rng(5)
     for name, A in matrices().items():
         x = rng.random(A.shape[1]).astype(dtype)
         np.testing.assert_allclose(kernel(A=A.astype(dtype), x=x), A @ x, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("format", [formats.sell(8, 16), formats.narrow_sell(8, 16), formats.sell(3, 6)], ids=repr)
+def test_slices_are_initialised_where_they_are_summed(format: Any) -> None:
+    kernel = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmv(), {"A": format}))
+    assert len(parallel_loops(flat(kernel))) == 1
+    assert not re.search(r"= y_data", sparsetir.script(flat(kernel)))  # no result is read
+    for name, A in matrices().items():
+        y = np.full(A.shape[0], np.nan, np.float32)
+        kernel(A=A, x=np.ones(A.shape[1], np.float32), y=y)
+        np.testing.assert_allclose(y, A @ np.ones(A.shape[1], np.float32), rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+SLICES = """
+@T.prim_func
+def slices(
+    a: T.handle, y_data: T.handle, indptr: T.handle, indices: T.handle, rows: T.Buffer(("s * 4",), "int32", align=4),
+    m: T.int32, n: T.int32, s: T.int32, width: T.int32, total: T.int32,
+):
+    S = T.dense_fixed(s)
+    W = T.dense_variable(S, (width, total), indptr, "int32")
+    R = T.sparse_fixed(W, (m, 4), lambda i, w, r: rows[{row}], "int32", sorted=False)
+    J = T.singleton(R, n, indices, "int32")
+    I = T.dense_fixed(m)
+    A = T.match_sparse_buffer(a, (S, W, R, J), "float32")
+    y = T.match_sparse_buffer(y_data, (I,), "float32")
+    with T.sp_iter([S, W, R, J], "SRSR", "slices") as [i, w, r, j]:
+        T.sp_iter_attr({{"init": "stored", "independent": 1}})
+        with T.init():
+            y[r] = T.float32(7)
+        y[r] = y[r] + A[i, w, r, j]
+"""
+
+
+@pytest.mark.parametrize("row", ["i * 4 + r", "i * 4 + r + w % 1"])
+def test_a_slice_without_a_slot_keeps_what_its_rows_hold(row: str) -> None:
+    func = sparsetir.parse(SLICES.format(row=row))
+    arrays = {
+        "a": np.arange(1, 13, dtype=np.float32), "indptr": np.array([0, 1, 1, 3], np.int32),
+        "indices": np.array([0, 1, 2, 9, 0, 1, 2, 0, 9, 9, 1, 2], np.int32),
+        "rows": np.array([3, 1, 4, 0, 2, 5, 7, 8, 9, 6, 12, 10], np.int32),
+    }  # fmt: skip
+    given = {**arrays, "y_data": np.full(11, -1, np.float32), "m": 11, "n": 3, "s": 3, "width": 2, "total": 3}
+    expected = sparsetir.interpret(func, given)["y_data"]
+    assert expected[[2, 5, 7, 8]].tolist() == [-1] * 4
+    sparsetir.build(func)(**given)
+    np.testing.assert_array_equal(given["y_data"], expected)
 
 
 @pytest.mark.parametrize("C", [3, 128])
@@ -342,8 +389,8 @@ def masked(condition: str, term: str) -> list[tirx.For]:
 
 
 def test_tests_of_slots_become_masks() -> None:
-    assert len(masked("at[p * 8 + r] < n", "x[at[p * 8 + r]]")) == 2
-    assert len(masked("at[p * 8 + r] < n and p < 7", "x[p * 8 + r]")) == 2
+    assert len(masked("at[p * 8 + r] < n", "x[at[p * 8 + r]]")) == 3
+    assert len(masked("at[p * 8 + r] < n and p < 7", "x[p * 8 + r]")) == 3
 
 
 @pytest.mark.parametrize(
@@ -361,3 +408,34 @@ def test_tests_of_slots_become_masks() -> None:
 )
 def test_other_tests_stay(condition: str, term: str) -> None:
     assert not masked(condition, term)
+
+
+STORES = """
+@tir.prim_func(s_tir=True)
+def main(y: tir.Buffer((64,), "float32"), at: tir.Buffer((64,), "int32"), n: tir.int32):
+    acc = tir.alloc_buffer((8,), "float32", scope="local")
+    for p in range(n):
+        for r in range(8):
+            if {condition}:
+                y[at[p * 8 + r]] = acc[r]
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("at[p * 8 + r] < n", True),
+        ("p < 7 and at[p * 8 + r] < n", True),
+        ("p < 7", False),  # the same for all
+        ("p * 8 + r < n and at[p * 8 + r] < n", False),  # there may be no such slot to look at
+        ("at[at[r]] < n", False),
+        ("y[r] < 1.0", False),  # asks for what it changes
+    ],
+)
+def test_stores_of_all_lanes_go_without_their_guards(condition: str, expected: bool) -> None:
+    module = as_module(tvm.script.from_source(STORES.format(condition=condition), {"tir": tir}))
+    func = MaskLanes(module)["main"]
+    tests = [i for i in collect(func.body, tirx.IfThenElse) if i.else_case is not None]
+    assert [("p < 7" in str(i.condition), len(collect(i.then_case, tirx.BufferStore))) for i in tests] == (
+        [("p < 7" in condition, 1)] if expected else []
+    )

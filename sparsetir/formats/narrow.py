@@ -134,7 +134,9 @@ class NarrowSELL(SELL):
         )
         axis_map = {0: ["S", "R"], 1: ["W", "D", "J"]}
         coords = lambda s, w, r, d, j: (r, j)  # noqa: E731
-        return FormatRewriteRule("narrow_sell", description, axis_map, inverse=coords, independent=True)
+        return FormatRewriteRule(
+            "narrow_sell", description, axis_map, inverse=coords, partitions_rows=True, independent=True
+        )
 
     def packed(self, entries: Entries) -> Packed:
         _check_sums(self, entries.shape[1])

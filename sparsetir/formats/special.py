@@ -25,7 +25,7 @@ class SELL(Layout):
 
     Rows are sorted by length within windows of `sigma` rows, so that the rows of a slice are about as long. Slot w of
     all rows of a slice lies in C consecutive values. Padding holds column n; the last slice is filled up with row m.
-    A slice of empty rows has no slot, so that no loop over the slots meets its rows.
+    A slice of empty rows has one slot of padding, so that a loop over the slots meets every row.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class SELL(Layout):
         )
         axis_map = {0: ["S", "R"], 1: ["W", "J"]}
         coords = lambda s, w, r, j: (r, j)  # noqa: E731
-        return FormatRewriteRule("sell", description, axis_map, inverse=coords, independent=True)
+        return FormatRewriteRule("sell", description, axis_map, inverse=coords, partitions_rows=True, independent=True)
 
     def packed(self, entries: Entries) -> Packed:
         laid = self.slices(entries)
@@ -97,7 +97,7 @@ class SELL(Layout):
         check_memory(8 * slices * self.C, f"numbers of {slices * self.C} rows")
         held = np.zeros(slices * self.C, np.int64)
         held[:m] = lengths[order]
-        widths = held.reshape(slices, self.C).max(axis=1, initial=0)
+        widths = held.reshape(slices, self.C).max(axis=1, initial=1)
         starts = begins(widths)
         total = int(starts[-1])
         count = self.check_count(total * self.C, indices=total * self.C)
@@ -252,7 +252,7 @@ class SRBCRS(Layout):
         )
         t, axis_map = self.t, {0: ["RO", "RI"], 1: ["G", "J"]}
         coords = lambda ro, g, j, ri: (ro * t + ri, j)  # noqa: E731
-        return FormatRewriteRule("sr_bcrs", description, axis_map, inverse=coords, fills=True, partitions_rows=True)
+        return FormatRewriteRule("sr_bcrs", description, axis_map, inverse=coords, fills=True)
 
     def packed(self, entries: Entries) -> Packed:
         n, indptr = entries.shape[1], entries.indptr

@@ -219,14 +219,15 @@ class Lines:
         return int((np.maximum.reduceat(last, starts) - np.minimum.reduceat(first, starts)).max())
 
     def sliced(self, rows: int, window: int) -> int:
-        """Slots of slices of rows, each as wide as its longest row; rows are sorted by length within windows."""
+        """Slots of slices of rows, each as wide as its longest row, but no less than one; see `SELL`."""
         lengths = np.diff(self.by_row.indptr).astype(np.int64)
         held = np.flatnonzero(lengths)
         windows, lengths = self.label(held) // window, lengths[held]
         order = np.lexsort((-lengths, windows))
         starts = np.flatnonzero(changes([windows[order]]))
         place = np.arange(len(held)) - np.repeat(starts, np.diff(np.append(starts, len(held))))
-        return rows * int(lengths[order][place % rows == 0].sum())
+        widths = lengths[order][place % rows == 0]
+        return rows * int(widths.sum() + max(-(-self.shape[0] // rows) - len(widths), 0))
 
     @property
     def reuse_distance(self) -> float | None:

@@ -62,6 +62,7 @@ from sparsetir.lower.nest import (
     SPATIAL,
     Level,
     extend,
+    first_slot,
     place,
     realize,
     realize_inside,
@@ -244,9 +245,15 @@ class NestEmitter:
         self.scope = outer.child()
         levels = [Level()]
         for entry in iteration.entries[split.prefix :]:
-            if "S" not in entry.kinds:
+            below = split.below(entry)
+            if "S" not in entry.kinds and not below:
                 continue
-            if split.by_position(entry) and self._parent_placed(entry):
+            if below and not entry.is_fused and all(a.repeats_below(entry.axes[0]) for a in below):
+                cursor, exists = first_slot(entry, self.scope)
+                self.scope.add(entry.vars[0], cursor, entry.axes[0].length)
+                levels[-1].predicates += exists
+                continue
+            if below or (split.by_position(entry) and self._parent_placed(entry)):
                 extent, slot, cursors, absent = place(entry, self.scope)
                 extend(levels, extent, slot, absent, SPATIAL)
                 for var, axis, cursor in zip(entry.vars, entry.axes, cursors, strict=True):

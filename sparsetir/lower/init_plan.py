@@ -6,7 +6,7 @@ from __future__ import annotations
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.ir import INIT, STORED, Axis, Entry, Program, SpIter, cast, const
+from sparsetir.ir import INDEPENDENT, INIT, STORED, Axis, Entry, Program, SpIter, cast, const
 from sparsetir.lower.access import Scope
 from sparsetir.lower.independence import injective
 from sparsetir.lower.nest import spatial_pairs
@@ -50,6 +50,13 @@ class InitPlan:
             return True
         return all(self._own(store, v, a) for store in self.stores for v, a in spatial_pairs(entry))
 
+    def below(self, entry: Entry) -> list[Axis]:
+        """The axes whose stored points are initialised and that hang from an entry which is summed over."""
+        if not self.stored_only or "S" in entry.kinds:
+            return []
+        pairs = [pair for e in self.iteration.entries for pair in spatial_pairs(e)]
+        return [axis for _, axis in pairs if not set(entry.axes).isdisjoint(axis.ancestors)]
+
     def _own(self, store: tirx.BufferStore, var: Var, axis: Axis) -> bool:
         """Whether the store subscripts `axis` of its buffer by `var`, and uses `var` nowhere else."""
         buffer = self.program.buffers.get(store.buffer)
@@ -60,6 +67,8 @@ class InitPlan:
 
     def _once(self, entry: Entry) -> bool:
         """Whether different steps of the entry initialise different elements."""
+        if entry is self.iteration.entries[0] and INDEPENDENT in self.iteration.block.annotations:
+            return True
         return all(injective(list(s.indices), list(entry.vars), self.iteration) for s in self.stores)
 
     # ------------------------------------------------------------------ the whole list

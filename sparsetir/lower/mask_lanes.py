@@ -11,11 +11,19 @@ before::
 after::
 
     for w in range(slice_ptr[s + 1] - slice_ptr[s]):
-        if 0 < n:
+        if ...:  # 0 <= indices[...] and indices[...] < n in every lane
+            for r in T.unroll(8):
+                got[r] = x[indices[(slice_ptr[s] + w) * 8 + r]]
+            for r in T.vectorized(8):
+                acc[r] = acc[r] + a[...] * got[r]
+        elif 0 < n:
             for r in T.vectorized(8):
                 term[r] = a[...] * x[T.max(T.min(indices[...], n - 1), 0)]
             for r in T.vectorized(8):
                 acc[r] = acc[r] + T.Select(0 <= indices[...] and indices[...] < n, term[r], 0)
+
+A loop that stores one guarded element a lane, such as ``if rows[...] < m: y[rows[...]] = acc[r]``, goes without its
+guards where they hold in every lane.
 
 Adding zero changes nothing, and a masked lane may hold anything. Gathered subscripts are kept inside their array; other
 arrays are read at the slots that the loops go over, all of which are stored: conditions that say which slots there are
@@ -25,6 +33,8 @@ takes a mask for granted inside of what it selects, and would simplify the subsc
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
@@ -33,10 +43,32 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import cast, const
-from sparsetir.lower.rewriting import all_same, alloc, collect, conjunction, conjuncts, mentions, renewed, same, seq
+from sparsetir.lower.rewriting import (
+    all_same,
+    alloc,
+    collect,
+    conjunction,
+    conjuncts,
+    mentions,
+    renewed,
+    same,
+    seq,
+    substitute,
+)
 
 FEWEST, MOST = 4, 64
-KINDS = (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED)
+UNROLLED, VECTORIZED = tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
+KINDS = (tirx.ForKind.SERIAL, UNROLLED)
+# What takes a number and a vector, unlike the nodes' own constructors.
+OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    tirx.Add: operator.add,
+    tirx.Sub: operator.sub,
+    tirx.Mul: operator.mul,
+    tirx.LT: operator.lt,
+    tirx.LE: operator.le,
+    tirx.GT: operator.gt,
+    tirx.GE: operator.ge,
+}
 
 
 def _is_lane_of(index: ir.Expr, lane: Var) -> bool:
@@ -121,10 +153,97 @@ def mask(loop: tirx.For) -> tirx.Stmt | None:
     held = tirx.decl_buffer([lanes], dtype, name="term", scope="local", layout=None)
     chosen = tirx.Select(conjunction(masks), tirx.BufferLoad(held, [lane]), const(0, dtype))
     steps = [tirx.BufferStore(held, term, [lane]), tirx.BufferStore(store.buffer, own + chosen, indices)]
-    vectors = [renewed(tirx.For(lane, loop.min, loop.extent, tirx.ForKind.VECTORIZED, step)) for step in steps]
+    vectors = [renewed(tirx.For(lane, loop.min, loop.extent, VECTORIZED, step)) for step in steps]
     body = seq(*alloc(held), *vectors)
-    kept += [size > const(0, str(size.ty.dtype)) for size in clamp.sizes]
+    exist = [size > const(0, str(size.ty.dtype)) for size in clamp.sizes]
+    if exist:
+        body = tirx.IfThenElse(conjunction(exist), body, None)
+    every = in_every_lane(masks, lane, lanes)
+    if every is not None:
+        body = tirx.IfThenElse(every, _whole(loop, store), body)
     return tirx.IfThenElse(conjunction(kept), body, None) if kept else body
+
+
+def _whole(loop: tirx.For, store: tirx.BufferStore) -> tirx.Stmt:
+    """A step whose lanes all hold something; gathered elements are taken one by one, as vectors are no faster at it."""
+    lane, lanes = loop.loop_var, int(loop.extent)
+    taken: list[tuple[Var, ir.TensorLoad]] = []
+
+    def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        if not mentions(collect(list(load.indices), ir.TensorLoad), [lane]):
+            return mutator.default_mutate(load)
+        held = tirx.decl_buffer([lanes], str(load.ty.dtype), name="got", scope="local", layout=None)
+        taken.append((held, tirx.BufferLoad(load.source, _reloaded(load.indices, load.source, lane))))
+        return tirx.BufferLoad(held, [lane])
+
+    value = tvm_ffi.structural_mutate(store.value, [(ir.TensorLoad, on_load)])
+    each = [tirx.BufferStore(held, load, [lane]) for held, load in taken]
+    gather = [renewed(tirx.For(lane, loop.min, loop.extent, UNROLLED, step)) for step in each]
+    sums = tirx.For(lane, loop.min, loop.extent, VECTORIZED, tirx.BufferStore(store.buffer, value, store.indices))
+    return seq(*alloc(*(held for held, _ in taken)), *gather, renewed(sums))
+
+
+def _reloaded(indices: Sequence[ir.Expr], array: Var, lane: Var) -> list[ir.Expr]:
+    """Subscripts of an array whose own loads LLVM does not know from the vector that was tested.
+
+    It would take the elements out of that one by one, which takes twice as long as to load them. What is added to
+    their places is the sign bit of a size, zero, which LLVM does not know.
+    """
+    size = array.ty.shape[-1]
+    sign = tirx.shift_right(size, const(tvm.DataType(str(size.ty.dtype)).bits - 1, str(size.ty.dtype)))
+
+    def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        if not mentions(list(load.indices), [lane]):
+            return mutator.default_mutate(load)
+        *others, last = load.indices
+        return tirx.BufferLoad(load.source, [*others, last + cast(sign, str(last.ty.dtype))])
+
+    return [tvm_ffi.structural_mutate(i, [(ir.TensorLoad, on_load)]) for i in indices]
+
+
+def unguarded(loop: tirx.For) -> tirx.Stmt | None:
+    """A loop that stores one guarded element a lane, without the guards where all hold; None for something else."""
+    branch = loop.body
+    if loop.kind not in KINDS or not isinstance(loop.extent, tirx.IntImm) or not isinstance(branch, tirx.IfThenElse):
+        return None
+    lanes, lane = int(loop.extent), loop.loop_var
+    if not FEWEST <= lanes <= MOST or lanes & (lanes - 1) or branch.else_case is not None:
+        return None
+    store, conditions = branch.then_case, conjuncts(branch.condition)
+    if not isinstance(store, tirx.BufferStore) or mentions(branch.condition, [store.buffer]):
+        return None
+    masks = [c for c in conditions if mentions(c, [lane])]
+    every = in_every_lane(masks, lane, lanes) if masks and all(_is_of_slot(c, lane) for c in masks) else None
+    if every is None:
+        return None
+    kept = [c for c in conditions if not mentions(c, [lane])]
+    moved = tirx.BufferStore(store.buffer, store.value, _reloaded(store.indices, store.buffer, lane))
+    whole = tirx.For(lane, loop.min, loop.extent, UNROLLED, moved)
+    return tirx.IfThenElse(conjunction([*kept, every]), renewed(whole), loop)
+
+
+def in_every_lane(conditions: list[ir.Expr], lane: Var, lanes: int) -> ir.Expr | None:
+    """Whether conditions, which differ between lanes, hold in every lane, as one number; None for unusual ones."""
+    try:
+        vector = conjunction([_vector(c, lane, lanes) for c in conditions])
+    except TypeError:
+        return None
+    return tirx.call_llvm_pure_intrin("bool", "llvm.vector.reduce.and", vector)
+
+
+def _vector(x: ir.Expr, lane: Var, lanes: int) -> ir.Expr:
+    """An expression for all lanes at once; a `TypeError` where that takes more than `OPERATORS`."""
+    if not mentions(x, [lane]):
+        return x
+    if isinstance(x, Var):
+        return tirx.Ramp(const(0, str(lane.ty.dtype)), const(1, str(lane.ty.dtype)), lanes)
+    if isinstance(x, ir.TensorLoad) and not mentions(list(x.indices[:-1]), [lane]) and _is_lane_of(x.indices[-1], lane):
+        start = substitute(x.indices[-1], {lane: const(0, str(lane.ty.dtype))})
+        return tirx.BufferLoad(x.source, [*x.indices[:-1], tirx.Ramp(start, const(1, str(start.ty.dtype)), lanes)])
+    for kind, apply in OPERATORS.items():
+        if isinstance(x, kind):
+            return apply(_vector(x.a, lane, lanes), _vector(x.b, lane, lanes))
+    raise TypeError
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.MaskLanes")
@@ -132,8 +251,8 @@ def MaskLanes(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFun
     """Mask every loop over padded lanes of a function."""
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        masked = mask(node)
-        return mutator.default_mutate(node) if masked is None else masked
+        found = mask(node) or unguarded(node)
+        return mutator.default_mutate(node) if found is None else found
 
     body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)

@@ -83,9 +83,10 @@ class Pieces:
         return by_row and all(made.rule.partitions_rows and self._rows_first(made) for made in self.structure.made)
 
     def _rows_first(self, made: Made) -> bool:
-        """Whether no axis that stays hangs from one that is summed over: its points exist without the sum's."""
+        """Whether the points of every axis that stays are there without those of an axis that is summed over."""
         letter = dict(zip(made.spliced.axes, self._letters(made), strict=True))
-        return not any(letter[a] == "S" and letter.get(up) == "R" for a in letter for up in a.ancestors)
+        below = [(a, up) for a in letter if letter[a] == "S" for up in a.ancestors if letter.get(up) == "R"]
+        return all(a.repeats_below(up) for a, up in below)
 
     def _letters(self, made: Made) -> list[str]:
         """S or R for each axis of the piece: what the dimension is that it stands for."""

@@ -39,8 +39,8 @@ class FormatRewriteRule:
         Whether the piece stores slots between the entries (dense blocks): their value is zero, and a program for which
         that is not neutral must leave them out.
     partitions_rows : bool
-        Whether no other piece of the format holds entries of the same first coordinate, and every first coordinate
-        is in some piece, so that each piece can initialise its own results.
+        Whether no other piece of the format holds entries of the same first coordinate, and a loop over the slots of
+        some piece meets it, padding or not, so that each piece can initialise its own results.
     independent : bool
         Whether steps of the first new axis never meet in a first coordinate although its formula does not show it.
     sweep : str, optional
