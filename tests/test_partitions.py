@@ -206,10 +206,10 @@ class Walk:
         chains = [self.chain([*last.ancestors, last]) for last in trees.values()]
         of = self.rule.buffer.axes
         if len(chains) == 1:
-            met, coords = chains[0].present, chains[0].coords
-            for axis in (a for a in coords if a not in axes):  # the rows are the same below each of its slots
-                met = met & (coords[axis] == 0)
-            return np.asarray(self.rule.old_coords([coords.get(a, np.zeros_like(met, int)) for a in of])[0])[met]
+            # Rows may be the same below each slot of an axis between.
+            met = np.unique(np.stack([chains[0].coords[a][chains[0].present] for a in axes]), axis=1)
+            none = np.zeros(met.shape[1], "int64")
+            return np.asarray(self.rule.old_coords([met[axes.index(a)] if a in axes else none for a in of])[0])
         outer, inner = (next(iter(c.coords.values())) for c in chains)
         new = [outer[:, None] if a is axes[0] else inner[None, :] if a is axes[1] else 0 for a in of]
         return np.asarray(self.rule.old_coords(new)[0]).reshape(-1)

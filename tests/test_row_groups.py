@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import cache
 from typing import Any
@@ -212,3 +213,22 @@ def test_an_absent_slot_of_a_full_axis_is_refused() -> None:
     check_level(Level("J", "sparse_fixed", 0, width=2), None, indices, **given)
     with pytest.raises(StructureError, match="hold 3 at position 3, expected one of"):
         check_level(Level("J", "sparse_fixed", 0, width=2, full=True), None, indices, **given)
+
+
+def test_every_row_is_initialised_where_it_is_summed() -> None:
+    text = kernel("spmm", "float32", "int32", 4).script(stage=3)
+    assert "= c_1[" not in text  # no result is read
+    assert len(re.findall("in T.parallel", text)) == 2  # the groups and the other rows
+    same = MATRICES["scattered"]
+    A = sp.csr_array(sp.vstack([same, sp.csr_array((3, same.shape[1])), same[:1]]).astype("float32"))
+    C = np.full((A.shape[0], 5), np.nan, "float32")
+    kernel("spmm", "float32", "int32", 4)(A=A, B=np.ones((A.shape[1], 5), "float32"), C=C)
+    np.testing.assert_allclose(C, A @ np.ones((A.shape[1], 5)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("rest", ["csr", "coo", formats.sell(4, 8)], ids=repr)
+def test_other_formats_of_the_rest(rest: Any) -> None:
+    A = scattered(50, 40, copies=5)
+    parts = sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": formats.row_groups(4, rest=rest)})
+    B = np.random.default_rng(0).random((A.shape[1], 5), dtype="float32")
+    np.testing.assert_allclose(sparsetir.build(parts)(A=A, B=B), A @ B, rtol=1e-5)

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -12,7 +14,8 @@ from sparsetir.formats.arrays import Array, begins, changes, index_dtype, spread
 from sparsetir.formats.blocks import count_blocks, number_blocks
 from sparsetir.formats.description import describe
 from sparsetir.formats.format import Entries, Format, Packed, check_positive, register
-from sparsetir.formats.layouts import Layout
+from sparsetir.formats.layouts import DCSR, Layout
+from sparsetir.formats.memory import check_memory
 from sparsetir.formats.partitions import subset, within
 from sparsetir.formats.pieces import lengths_of
 from sparsetir.formats.splits import Split
@@ -26,7 +29,10 @@ MIX = (0x7FEB352D, 0x846CA68B)  # factors of a hash of 32 bits: every bit of a c
 
 @dataclass(frozen=True, repr=False)
 class Grouped(Layout):
-    """Groups of `r` rows, each with the columns that one of its rows uses, and below each column r values."""
+    """Groups of `r` rows, each with the columns that one of its rows uses, and below each column r values.
+
+    Every group must hold something.
+    """
 
     r: int = 4
     name = "groups"
@@ -47,7 +53,9 @@ class Grouped(Layout):
         )
         axis_map = {0: ["G", "R"], 1: ["J"]}
         coords = lambda g, j, r: (r, j)  # noqa: E731
-        return FormatRewriteRule("groups", description, axis_map, inverse=coords, fills=True, independent=True)
+        return FormatRewriteRule(
+            "groups", description, axis_map, inverse=coords, fills=True, partitions_rows=True, independent=True
+        )
 
     def packed(self, entries: Entries) -> Packed:
         """Neighbours together; rows behind the last whole group must be empty."""
@@ -66,6 +74,22 @@ class Grouped(Layout):
         arrays = self.arrays(indptr=begins(held), indices=columns, rows=rows)
         sizes = {"m": entries.shape[0], "n": entries.shape[1], "groups": len(held), "total": len(columns)}
         return Packed(arrays, sizes, count, index, slots)
+
+
+@dataclass(frozen=True, repr=False)
+class OtherRows(DCSR):
+    """Listed rows, whether they hold something or not."""
+
+    def rule(self) -> FormatRewriteRule:
+        return replace(super().rule(), partitions_rows=True)
+
+    def listed(self, entries: Entries, rows: Array) -> Packed:
+        """The piece of these rows, in ascending order; all others are empty."""
+        (m, n), nnz = entries.shape, self.check_count(entries.nnz)
+        indptr = np.append(entries.indptr[rows], nnz)
+        pointers = np.array([0, len(rows)])
+        arrays = self.arrays(indptr_i=pointers, indices_i=rows, indptr_j=indptr, indices_j=entries.last)
+        return Packed(arrays, {"m": m, "n": n, "rows": len(rows), "nnz": nnz}, nnz)
 
 
 @register("row_groups")
@@ -124,6 +148,15 @@ class RowGroups(Split):
     def main(self) -> Format:
         return Grouped(int(self.r))
 
+    @property
+    def keeps_rows(self) -> bool:  # type: ignore[override]
+        return isinstance(self.parts[1][1], OtherRows)
+
+    @cached_property
+    def parts(self) -> Sequence[tuple[str, Format]]:
+        main, (name, rest) = super().parts
+        return (main, (name, OtherRows(idtype=rest.idtype) if type(rest) is DCSR else rest))
+
     def chosen(self, entries: Entries) -> Array:
         return self._held(entries, groups_of(entries, int(self.r), self.padding))
 
@@ -131,7 +164,7 @@ class RowGroups(Split):
         groups = groups_of(entries, int(self.r), self.padding)
         (_, main), (_, rest) = self.parts
         left, index = subset(entries, ~self._held(entries, groups))
-        others = rest.pack(left)
+        others = [rest.listed(left, _without(groups, entries.shape[0]))] if self.keeps_rows else rest.pack(left)
         grouped = Grouped(int(self.r), idtype=main.index_type).listed(entries, groups.reshape(-1))
         return [grouped, *(others if index is None else (within(piece, index) for piece in others))]
 
@@ -140,6 +173,14 @@ class RowGroups(Split):
         rows = np.zeros(entries.shape[0], np.bool_)
         rows[groups] = True
         return np.repeat(rows, lengths_of(entries))
+
+
+def _without(groups: Array, m: int) -> Array:
+    """The rows that are in no group."""
+    check_memory(9 * m, f"numbers of {m} rows")
+    alone = np.ones(m, np.bool_)
+    alone[groups] = False
+    return np.flatnonzero(alone)
 
 
 def groups_of(entries: Entries, r: int, padding: float) -> Array:

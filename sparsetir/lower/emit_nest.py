@@ -174,8 +174,10 @@ class NestEmitter:
         levels: list[Level] = [Level()]
         init_at: int | None = None
         init: tirx.Stmt | None = None
+        stored: Conditions = []
         for n, entry in enumerate(iteration.entries):
             extent, slot, cursors, absent = place(entry, self.scope)
+            stored += [extent > const(0, str(extent.ty.dtype))] if split.below(entry) else []
             if n == split.prefix:
                 init = self.emit_init(iteration, split)
                 levels += [Level()] if levels[-1].loops else []
@@ -189,7 +191,7 @@ class NestEmitter:
             levels.append(Level())
             init_at = len(levels) - 1
         body = self.rewrite(iteration.block.body)
-        inner_init = self.rewrite(iteration.block.init) if split.inside else None
+        inner_init = where_present(self.rewrite(iteration.block.init), stored, False) if split.inside else None
         if not split.inside and not _may_miss_points(iteration):
             inner_init = old_value(body, levels)
         if self.search == "hoist" and self.depth == 1 and not self.outer_loops:

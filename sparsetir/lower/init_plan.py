@@ -57,6 +57,10 @@ class InitPlan:
         pairs = [pair for e in self.iteration.entries for pair in spatial_pairs(e)]
         return [axis for _, axis in pairs if not set(entry.axes).isdisjoint(axis.ancestors)]
 
+    def _repeats(self, entry: Entry, up: Axis) -> bool:
+        """Whether an entry's points are the same below every slot of an axis, of which the first will do."""
+        return self.stored_only and entry.attached_to is None and all(a.repeats_below(up) for a in entry.axes)
+
     def _own(self, store: tirx.BufferStore, var: Var, axis: Axis) -> bool:
         """Whether the store subscripts `axis` of its buffer by `var`, and uses `var` nowhere else."""
         buffer = self.program.buffers.get(store.buffer)
@@ -139,7 +143,7 @@ class InitPlan:
                     return False
                 group = []
             reduced = {a for e in group if "R" in e.kinds for a in e.axes}
-            if "S" in entry.kinds and any(a in reduced for a in above):
+            if "S" in entry.kinds and any(a in reduced and not self._repeats(entry, a) for a in above):
                 return False
             group.append(entry)
         return True
