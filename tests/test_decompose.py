@@ -62,6 +62,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "dense_rows": {"density": 0.4},
     "dense_columns": {"density": 0.4},
     "row_groups": {"r": 2, "padding": 0.9},
+    "reordered": {},
     "narrow_csr": {},
     "narrow_sell": {"C": 4, "sigma": 8},
 }

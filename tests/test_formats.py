@@ -24,6 +24,7 @@ from sparsetir.formats import format as limits
 from sparsetir.formats.arrays import sorting_order, stable_argsort
 from sparsetir.formats.blocks import number_blocks
 from sparsetir.interop import CooTensor
+from sparsetir.schedules import Choices
 from sparsetir.sizes import evaluator, formula
 
 SparseTensor = sparsetir.SparseTensor
@@ -864,3 +865,40 @@ def test_real_tensors(file):
     found = stored.restore()
     np.testing.assert_array_equal(found.coords, tensor.coords)
     np.testing.assert_array_equal(found.values, tensor.values)
+
+
+# --- rows in another order --------------------------------------------------------------------------------------
+
+
+def shuffled_band(m: int, seed: int = 0) -> Any:
+    """A band matrix whose rows and columns were numbered anew."""
+    rng = np.random.default_rng(seed)
+    band = sp.diags_array([np.ones(m - abs(k)) for k in range(-3, 4)], offsets=range(-3, 4), format="csr")
+    order = rng.permutation(m)
+    return sp.csr_array(band[order][:, order].astype("float32"))
+
+
+def test_rows_that_share_columns_become_neighbours() -> None:
+    A = shuffled_band(200)
+    (piece,) = formats.reordered().pack(formats.Entries.of_rows(A.shape, A.indptr, A.indices))
+    rows = piece.arrays["rows"]
+    assert sorted(rows.tolist()) == list(range(200))
+    shared = [len(np.intersect1d(A.indices[A.indptr[a] : A.indptr[a + 1]], A.indices[A.indptr[b] : A.indptr[b + 1]]))
+              for a, b in itertools.pairwise(rows)]  # fmt: skip
+    assert np.mean(shared) > 4
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 7])
+def test_reordered_rows_keep_their_numbers_in_results(chunks: int) -> None:
+    wide = sp.random_array((40, 90), density=0.1, format="csr", dtype="float32", rng=np.random.default_rng(1))
+    parts = sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": formats.reordered()})
+    kernel = sparsetir.build(parts, schedule=Choices(chunks=chunks))
+    for A in (shuffled_band(97), wide, sp.csr_array(wide.T), sp.csr_array((6, 6), dtype="float32")):
+        B = np.random.default_rng(2).random((A.shape[1], 20), dtype="float32")
+        np.testing.assert_allclose(kernel(A=A, B=B), A @ B, rtol=1e-5, atol=1e-6)
+
+
+def test_chunks_of_listed_rows_have_equal_work() -> None:
+    text = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": formats.reordered()})).script(3)
+    search = text[text.index("while first[0]") :].splitlines()[1]
+    assert "indptr_reordered_1[" in search

@@ -95,6 +95,7 @@ FORMATS: dict[str, Format] = {
     "dense_rows": make("dense_rows", density=0.4),
     "dense_columns": make("dense_columns", density=0.4),
     "ell_rest": make("ell_rest", width=2),
+    "reordered": make("reordered"),
     "row_groups": make("row_groups", r=2, padding=1.0),
     "row_groups of whole rows": make("row_groups", r=3, padding=0, rest="ell"),
     "columns of blocks": make("columns", c=2, each=make("blocks", r=2)),
@@ -329,6 +330,8 @@ PARTITIONS = {
         "narrow_csr",
         "sell",
         "narrow_sell",
+        "reordered",
+        "row_groups",
     ],
     False: [
         "columns",

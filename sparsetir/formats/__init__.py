@@ -25,6 +25,7 @@ from sparsetir.formats.narrow import NarrowCSR as narrow_csr
 from sparsetir.formats.narrow import NarrowSELL as narrow_sell
 from sparsetir.formats.partitions import Columns as columns
 from sparsetir.formats.partitions import Rows as rows
+from sparsetir.formats.reordered import Reordered as reordered
 from sparsetir.formats.row_buckets import Buckets as buckets
 from sparsetir.formats.row_buckets import Hyb as hyb
 from sparsetir.formats.row_groups import RowGroups as row_groups
@@ -67,6 +68,7 @@ __all__ = [
     "padded_csr",
     "ragged",
     "register",
+    "reordered",
     "row_groups",
     "rows",
     "sell",

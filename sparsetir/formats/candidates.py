@@ -16,6 +16,7 @@ from sparsetir.formats.layouts import CSC, CSR, DCSR, ELL, Ragged
 from sparsetir.formats.narrow import FARTHEST, NarrowCSR, NarrowSELL
 from sparsetir.formats.partitions import Columns, Rows
 from sparsetir.formats.pattern import SLICES, MatrixPattern, Pattern
+from sparsetir.formats.reordered import Reordered
 from sparsetir.formats.row_buckets import Buckets, Hyb
 from sparsetir.formats.row_groups import RowGroups
 from sparsetir.formats.special import NM, SELL, SRBCRS, PaddedCSR
@@ -28,6 +29,7 @@ HYPERSPARSE = 64  # rows or columns for each entry from which on nothing is stor
 WORTHWHILE = 0.1  # fraction of the entries for which a piece of their own pays
 UNEVEN = 1.1  # share of the largest of equal ranges of rows, relative to its due
 WIDE = 1024  # columns that a range keeps
+APART_IN_TIME = 1024  # entries between two uses of a column, on average, from which on the order of the rows matters
 SIMILAR = 0.75  # fraction of the entries from which on rows are grouped
 APART = 0.8  # how full neighbours' blocks may be, relative to those of grouped rows
 WINDOWS = 128  # of rows that are sorted together where their lengths differ much
@@ -116,6 +118,12 @@ def by_similarity(p: MatrixPattern) -> Iterator[Sized]:
         yield RowGroups(), round(1.5 * p.nnz)
 
 
+def by_order(p: MatrixPattern) -> Iterator[Sized]:
+    """Rows in another order, if what one gathers is rarely what the next ones need."""
+    if p.reuse_distance is not None and p.reuse_distance * p.rows.mean >= APART_IN_TIME:
+        yield Reordered(), p.nnz
+
+
 def by_diagonal(p: MatrixPattern) -> Iterator[Sized]:
     """Every diagonal, a band, or the diagonals that are full with the rest apart."""
     m, (lower, upper) = p.shape[0], p.bandwidth
@@ -148,6 +156,7 @@ RULES: Sequence[Callable[[MatrixPattern], Iterator[Sized]]] = (
     by_block,
     by_group,
     by_similarity,
+    by_order,
     by_diagonal,
     by_line,
     by_range,

@@ -42,9 +42,11 @@ PARALLEL_MARK = "sparsetir.parallel"
 
 
 def _is_prefix(expr: ir.Expr, row: Var, pointers: set[str]) -> bool:
-    """Whether `expr` is the row, times a number maybe, or row pointers of the dialect applied to it: it never falls."""
+    """Whether `expr` never falls: the row, times a number or behind some, or row pointers of the dialect applied to it."""
     if isinstance(expr, tirx.Cast):
         return _is_prefix(expr.value, row, pointers)
+    if isinstance(expr, tirx.Add) and not (mentions(expr.a, [row]) and mentions(expr.b, [row])):
+        return _is_prefix(expr.a if mentions(expr.a, [row]) else expr.b, row, pointers)
     if isinstance(expr, tirx.Mul) and isinstance(expr.b, tirx.IntImm) and int(expr.b) > 0:
         return _is_prefix(expr.a, row, pointers)
     if isinstance(expr, ir.TensorLoad):
@@ -98,7 +100,8 @@ def _walk_outside_in(node: Any, on_for: Any) -> None:
 
 def _at(work: ir.Expr, row: Var, index: ir.Expr, rows: ir.Expr) -> ir.Expr:
     """`work` before row `index`; all of it before rows that a padded loop has beyond the row pointers."""
-    pointers = next(x for x in collect(work, ir.TensorLoad) if not collect(x.indices, ir.TensorLoad))
+    loads = [x for x in collect(work, ir.TensorLoad) if mentions(x, [row])]
+    pointers = next(x for x in loads if not mentions(collect(x.indices, ir.TensorLoad), [row]))
     last = cast(pointers.source.ty.shape[0], str(row.ty.dtype)) - const(1, str(row.ty.dtype))
     place = pointers.indices[0]
     if sym.Analyzer().can_prove(substitute(place, {row: rows}) <= last):
