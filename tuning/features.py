@@ -25,7 +25,7 @@ BINS = 12  # of the histogram of row lengths
 KINDS = (
     *("", "bsr", "dbsr", "blocks", "row_groups", "sr_bcrs", "buckets", "hyb", "columns", "rows", "sell", "ell"),
     *("ell_rest", "padded_csr", "nm", "dense_rows", "dense_columns", "dia", "dia_rest", "band", "csf"),
-    *("narrow_csr", "narrow_sell"),
+    *("narrow_csr", "narrow_sell", "reordered"),
 )
 
 

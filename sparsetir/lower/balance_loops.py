@@ -42,7 +42,7 @@ PARALLEL_MARK = "sparsetir.parallel"
 
 
 def _is_prefix(expr: ir.Expr, row: Var, pointers: set[str]) -> bool:
-    """Whether `expr` never falls: the row, times a number or behind some, or row pointers of the dialect applied to it."""
+    """Whether `expr` never falls: the row, times a number or behind one, or row pointers of it."""
     if isinstance(expr, tirx.Cast):
         return _is_prefix(expr.value, row, pointers)
     if isinstance(expr, tirx.Add) and not (mentions(expr.a, [row]) and mentions(expr.b, [row])):
