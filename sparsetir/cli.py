@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     tune.add_argument("--trials", type=positive(int), default=64, metavar="N")
     tune.add_argument("--seconds", type=positive(float), metavar="S", help="end the search after this time")
     tune.add_argument(
-        "--strategy", default="evolution", help="evolution, guided, annealing, portfolio, random, exhaustive"
+        "--strategy", default="guided", help="guided, evolution, annealing, portfolio, random, exhaustive"
     )
     tune.add_argument("--amortize-over", type=positive(float), metavar="CALLS", help="that share a conversion")
     tune.add_argument("--against", default="", metavar="PEERS", help="scipy,torch,mkl: time these beside the result")

@@ -3,6 +3,7 @@
 
 * Dense blocks: `bsr`, whose loops load a row of the dense operand, or a few elements of a vector, once for all rows of
   a block.
+* Rows of similar patterns that are no neighbours: `row_groups`, for the same reason.
 * Short rows that are summed into one number each: `sell`, whose loops sum several rows side by side.
 
 The rules look at a sample of the rows. Converting has to pay within the calls that were announced
@@ -22,7 +23,8 @@ from sparsetir.build import build
 from sparsetir.composed import BoundComposedKernel
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.blocks import BSR
-from sparsetir.formats.format import Format
+from sparsetir.formats.format import Entries, Format
+from sparsetir.formats.row_groups import RowGroups, grouped_share
 from sparsetir.formats.special import SELL
 from sparsetir.interop import is_sparse
 from sparsetir.interop.sources import Compressed, open_source
@@ -30,19 +32,24 @@ from sparsetir.ir import Program
 from sparsetir.kernel import Kernel
 from sparsetir.machine import last_cache, private_cache
 from sparsetir.transform.decompose import decompose_format
-from sparsetir.untuned import ragged_sums
+from sparsetir.untuned import ragged_sums, some_lengths
 
 SAMPLED, WINDOWS = 1 << 16, 16  # entries that are looked at, and in how many places
 SQUARES = (4, 3, 2)  # rows and columns of blocks
 LEAST_GAIN = 1.07  # of blocks, see `block_gain`
-SHORT, MANY = 6.0, 1 << 18  # entries of a row on average, and of all rows
+ENOUGH = 1.25  # of blocks: nothing else is looked at
+GROUP, LEAST_GROUP_GAIN = 4, 1.15  # rows of a group, and what groups must gain
+LEAST_FEAT = 8  # elements of a dense row
+SHORT, MANY = 6.0, 1 << 16  # entries of a row on average, and of all rows
+SLICES = (8, 1024)  # rows of a slice, and of those that are sorted by length
 CACHES = 4  # private caches that a gathered vector may fill
 # Rough seconds for each entry on one machine (AMD Zen 3): converting it, and what a call saves for each number that is
 # computed with it. `python -m sparsetir.bench.formats` prints both for a matrix.
-CONVERSION, SAVED = 80e-9, 0.02e-9
-SAVED_ON_SHORT, SAVED_IN_BLOCKS = 0.4e-9, 0.1e-9
+CONVERSION, GROUPING, SAVED = 80e-9, 250e-9, 0.02e-9
+SAVED_ON_SHORT, SAVED_IN_BLOCKS = 0.15e-9, 0.1e-9
 # How many times faster sums over full blocks of so many rows and columns are than over rows (AMD Zen 4).
 SUMMED = {(3, 3): 1.4, (4, 4): 2.1, (8, 1): 2.7, (16, 1): 4.3, (8, 8): 4.7}
+SUMMED_IN_SLICES = 1.6  # the same for full slices, where rows are short
 
 
 @dataclass(frozen=True)
@@ -98,11 +105,18 @@ def suited(program: Program, matrix: Any, shapes: Mapping[str, tuple[int, ...]])
             return Conversion(BSR(*shape), CONVERSION / SAVED_IN_BLOCKS)
         length = indices.size / max(len(indptr) - 1, 1)
         fits = 4 * columns <= CACHES * private_cache()
-        if length <= SHORT and indices.size >= MANY and fits:
-            return Conversion(SELL(8, 64), CONVERSION / SAVED_ON_SHORT)
+        if length <= SHORT and indices.size >= MANY and fits and SUMMED_IN_SLICES * slice_fill(indptr) >= LEAST_GAIN:
+            return Conversion(SELL(*SLICES), CONVERSION / SAVED_ON_SHORT)
+        return None
+    if feat < LEAST_FEAT:
         return None
     gain, size = max((block_gain(size, block_fill(indptr, indices, size, size)), size) for size in SQUARES)
-    return None if gain < LEAST_GAIN or feat < 8 else Conversion(BSR(size, size), CONVERSION / (SAVED * feat))
+    if gain >= ENOUGH:
+        return Conversion(BSR(size, size), CONVERSION / (SAVED * feat))
+    grouped = group_gain(Entries.of_rows(matrix.shape, indptr, indices))
+    if grouped >= max(gain, LEAST_GROUP_GAIN):
+        return Conversion(RowGroups(GROUP), GROUPING / (SAVED * feat))
+    return None if gain < LEAST_GAIN else Conversion(BSR(size, size), CONVERSION / (SAVED * feat))
 
 
 def block_gain(size: int, fill: float) -> float:
@@ -118,6 +132,12 @@ def block_gain(size: int, fill: float) -> float:
     return fill * 2 * size / (size + 1)
 
 
+def group_gain(entries: Entries) -> float:
+    """How many times faster rows in groups should be, of which some are as they were."""
+    share, fill = grouped_share(entries, GROUP, RowGroups.padding)
+    return 1 / (1 - share + share / block_gain(GROUP, fill)) if share else 1.0
+
+
 def sum_gain(size: tuple[int, int], fill: float, nnz: int, index: int, value: int) -> float:
     """How many times faster sums over blocks should be than over rows, for so many entries of so many bytes.
 
@@ -131,6 +151,19 @@ def sum_gain(size: tuple[int, int], fill: float, nnz: int, index: int, value: in
     gain = SUMMED[size] * fill
     in_rows, in_blocks = index + value, (index / math.prod(size) + value) / max(fill, 1e-9)
     return gain if nnz * in_rows <= last_cache() else min(gain, in_rows / in_blocks)
+
+
+def slice_fill(indptr: np.ndarray) -> float:
+    """How full slices of rows that are sorted by length are in a sample of the rows.
+
+    Examples
+    --------
+    >>> slice_fill(np.arange(0, 99, 3)), slice_fill(np.array([0, 8, 8, 8, 8, 8, 8, 8, 8]))
+    (1.0, 0.125)
+    """
+    lengths = np.sort(some_lengths(indptr), axis=1)[:, ::-1]
+    slots = SLICES[0] * np.maximum(lengths[:, :: SLICES[0]], 1).sum()
+    return float(lengths.sum() / max(slots, 1))
 
 
 def block_fill(indptr: np.ndarray, indices: np.ndarray, rows_each: int, columns_each: int) -> float:
@@ -154,4 +187,4 @@ def block_fill(indptr: np.ndarray, indices: np.ndarray, rows_each: int, columns_
     return held / (blocks * rows_each * columns_each) if blocks else 0.0
 
 
-__all__ = ["Conversion", "block_fill", "block_gain", "bound_over_another", "suited"]
+__all__ = ["Conversion", "block_fill", "block_gain", "bound_over_another", "slice_fill", "suited"]

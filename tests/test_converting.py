@@ -40,8 +40,16 @@ def test_short_rows_of_a_matrix_times_a_vector() -> None:
     program, A = decode(sparsetir.ops.spmv()), short_rows()
     found = converting.suited(program, A, {"x": (A.shape[1],)})
     assert found is not None
-    assert found.format == formats.sell(8, 64)
+    assert found.format == formats.sell(8, 1024)
     assert converting.suited(program, families()["uniform"]("small"), {"x": (1250,)}) is None
+    ends = np.cumsum(np.where(np.arange(40_000) % 10 == 0, 40, 0), dtype=np.int32)
+    skewed = sp.csr_array((np.ones(ends[-1], "float32"), np.arange(ends[-1], dtype=np.int32) % 1000, [0, *ends]),
+                          shape=(40_000, 1000))  # fmt: skip
+    assert skewed.nnz / skewed.shape[0] == 4
+    assert converting.suited(program, skewed, {"x": (1000,)}) is not None
+    hub = sp.csr_array((np.ones(70_000, "float32"), np.arange(70_000, dtype=np.int32), [0, 70_000, *[70_000] * 19_999]),
+                       shape=(20_000, 70_000))  # fmt: skip
+    assert converting.suited(program, hub, {"x": (70_000,)}) is None
 
 
 def test_converting_has_to_pay() -> None:

@@ -31,13 +31,14 @@ from sparsetir.threads import get_num_threads
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.features import Stored
 from sparsetir.tuning.lab import Lab, Prepared
-from sparsetir.tuning.measure import HOPELESS, Measurement, at_pace, duel
+from sparsetir.tuning.measure import Measurement, at_pace, duel
 from sparsetir.tuning.space import Values
 
 MOST_WORKERS = 4
 WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
 MOST_BYTES = 1 << 30  # of arguments that are copied to workers
 TURNS, TURN_SECONDS = 3, 0.008  # of the candidates of a batch, and what each takes after the first
+CLOSE = 1.5  # times the best so far: slower candidates get no further turn
 LONG = 5e-3  # seconds of a call; longer ones see their share of whatever else the machine does
 AHEAD = 2  # formats that are prepared while a batch is compiled
 TIMEOUT = 20.0  # seconds of one compilation or measurement
@@ -328,7 +329,7 @@ class Crew:
 
     def _is_close(self, found: Measurement) -> bool:
         """Whether a short burst of other work could decide about a candidate."""
-        return found.seconds is not None and found.seconds < min(LONG, HOPELESS * self.best)
+        return found.seconds is not None and found.seconds < min(LONG, CLOSE * self.best)
 
     def _time_again(self, lanes: Mapping[Candidate, Any], timed: dict[Candidate, Measurement]) -> None:
         """Another turn for candidates, each some time after its last one."""

@@ -57,7 +57,7 @@ def tune_sparse(
     max_trials: int | None = None,
     max_seconds: float | None = None,
     preset: str = "standard",
-    strategy: str = "evolution",
+    strategy: str = "guided",
     formats: Sequence[Format] | None = None,
     schedule: Template | None = None,
     amortize_over: float | None = None,
@@ -91,8 +91,9 @@ def tune_sparse(
         Of the search, everything included; by default that of the preset.
     preset : {"quick", "standard", "thorough"}
         24 trials in 8 seconds, 64 trials, 400 trials in two minutes.
-    strategy : {"evolution", "guided", "annealing", "portfolio", "random", "exhaustive"}
-        How candidates are chosen; "guided" is the evolution led by the shipped cost model.
+    strategy : {"guided", "evolution", "annealing", "portfolio", "random", "exhaustive"}
+        How candidates are chosen; "guided" is the evolution led by the shipped cost model, where that knows the
+        program's features: not with a `schedule`.
     formats : sequence of Format, optional
         The formats that are tried beside the program's own; none searches schedules only. By default those that suit
         the pattern; none with a `schedule`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good a search is: beside a coarse sweep, schedules alone, one led by the shipped model, and other seeds.
+"""How good a search is: beside a coarse sweep, schedules alone, one without the shipped model, and other seeds.
 
 ``python -m sparsetir.bench.search --data FOLDER --ops spmm:128 --seconds 60`` tunes every case from an empty database
 and then times what was found in turn with the other kernels.
@@ -37,7 +37,7 @@ HEAD = (
     "sweep/tuned",
     "after 10 s",
     "schedules/tuned",
-    "guided/tuned",
+    "evolution/tuned",
     "seeds",
     "trials/s",
 )
@@ -51,7 +51,7 @@ class Row:
     ----------
     name : str
     times : mapping of str to Timing
-        Of the kernels: ``"untuned"``, ``"sweep"``, ``"schedules"``, ``"guided"`` and one for each seed.
+        Of the kernels: ``"untuned"``, ``"sweep"``, ``"schedules"``, ``"evolution"`` and one for each seed.
     results : sequence of TuneResult
         One for each seed.
     """
@@ -72,7 +72,7 @@ class Row:
         pace = [result.measured / result.seconds for result in self.results]
         spread = max(self.tuned) / min(self.tuned)
         early = float(np.mean([reached(result, EARLY) for result in self.results]))
-        others = [of(name) / first for name in ("schedules", "guided")]
+        others = [of(name) / first for name in ("schedules", "evolution")]
         return [of("sweep") / first, early, *others, spread, float(np.mean(pace))]
 
     def cells(self) -> list[str]:
@@ -94,11 +94,11 @@ def measure(name: str, case: Case, *, seconds: float, seeds: int, sweep: bool) -
     budget: dict[str, Any] = {"max_trials": MANY_TRIALS, "max_seconds": seconds, "progress": False}
     results = [sparsetir.tune_sparse(case.program, case.inputs, seed=seed, **budget) for seed in range(seeds)]
     alone = sparsetir.tune_sparse(case.program, case.inputs, formats=[], **budget)
-    guided = sparsetir.tune_sparse(case.program, case.inputs, strategy="guided", **budget)
+    unled = sparsetir.tune_sparse(case.program, case.inputs, strategy="evolution", **budget)
     kernels = {
         "untuned": sparsetir.build(case.program, calls=CALLS),
         "schedules": alone.kernel,
-        "guided": guided.kernel,
+        "evolution": unled.kernel,
     }
     kernels |= {f"seed {n}": result.kernel for n, result in enumerate(results)}
     swept = best_of(case) if sweep else None

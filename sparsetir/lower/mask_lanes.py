@@ -240,6 +240,8 @@ def _vector(x: ir.Expr, lane: Var, lanes: int) -> ir.Expr:
     if isinstance(x, ir.TensorLoad) and not mentions(list(x.indices[:-1]), [lane]) and _is_lane_of(x.indices[-1], lane):
         start = substitute(x.indices[-1], {lane: const(0, str(lane.ty.dtype))})
         return tirx.BufferLoad(x.source, [*x.indices[:-1], tirx.Ramp(start, const(1, str(start.ty.dtype)), lanes)])
+    if isinstance(x, tirx.Cast):
+        return tirx.Cast(f"{x.ty.dtype}x{lanes}", _vector(x.value, lane, lanes))
     for kind, apply in OPERATORS.items():
         if isinstance(x, kind):
             return apply(_vector(x.a, lane, lanes), _vector(x.b, lane, lanes))
