@@ -86,7 +86,8 @@ def by_reach(p: MatrixPattern) -> Iterator[Sized]:
 def by_length(p: MatrixPattern) -> Iterator[Sized]:
     """Rows of about one length together: slots are at most twice the entries."""
     yield Buckets(), 2 * p.nnz
-    yield from ((Hyb(c), 2 * p.nnz) for c in (2, 4) if p.shape[1] >= c * WIDE)
+    if p.shape[1] >= 2 * WIDE:
+        yield Hyb(2), 2 * p.nnz
 
 
 def by_block(p: MatrixPattern) -> Iterator[Sized]:
