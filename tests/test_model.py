@@ -365,6 +365,14 @@ def test_a_search_begins_with_what_was_best_nearby(tmp_path: Path) -> None:
     assert again.history[1].candidate == best
 
 
+def test_a_search_is_led_by_the_shipped_model_unless_told_otherwise() -> None:
+    how: dict[str, Any] = {"max_trials": 6, "formats": [], "progress": False}
+    led = tune_sparse(ops.spmm(), inputs_of("uniform", 2000), **how)
+    unled = tune_sparse(ops.spmm(), inputs_of("uniform", 2000), strategy="evolution", **how)
+    assert led.history[-1].predicted is not None
+    assert unled.history[-1].predicted is None  # its own trials are too few
+
+
 # --- without trials -----------------------------------------------------------------------------------------
 
 

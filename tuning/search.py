@@ -27,7 +27,7 @@ MUTATED, CROSSED = 0.6, 0.25  # shares of the children; the others are drawn at 
 STEPS = 12  # trials without a better one, after which the neighbours of the best are tried
 OUTLINED = 256  # candidates of all formats that a pretrained model ranks
 ALIKE = 2  # candidates of one format in a batch, while little is known
-SURE = 2  # places of a batch for the portfolio
+SURE = 2  # places of a batch for what the portfolio still has
 BELIEF = 8  # trials that a prior model is worth
 HEAT, COOLING = 0.3, 0.97  # of annealing: a candidate so much slower is taken with a chance of 1/e; after each batch
 
@@ -100,12 +100,11 @@ def evolution(space: Space, known: Known, score: Score | None, rng: np.random.Ge
 def guided(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
     """What a pretrained model, corrected by the trials, likes best: of all formats, converted or not, and offspring.
 
-    Beside it, at first, the portfolio of the program as it is: a model that errs must not keep a search from it.
+    Beside it, at first, the portfolio and every format once: a model that errs must not keep a search from them.
     """
     if score is None:
         return evolution(space, known, score, rng)
-    own = (space.settle(candidate) for candidate in space.portfolio(None))
-    sure = list(dict.fromkeys(c for c in own if c is not None and c not in known))[:SURE]
+    sure = list(islice((c for c in space.first() if c not in known), SURE))
     best = [c for c, seconds in sorted(known.items(), key=lambda item: item[1]) if np.isfinite(seconds)]
     pool = list(space.outline(rng, OUTLINED))
     if len(known) >= WARMUP and best:

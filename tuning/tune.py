@@ -25,7 +25,7 @@ from sparsetir.tuning.session import Session, shown
 from sparsetir.tuning.trials import Asks, Budget, Cost, Log, explore, is_untuned, with_best
 
 # The fastest candidates of a search are compared again, interleaved with the untuned kernel.
-FINALISTS = 4
+FINALISTS = 8
 # A tuned kernel takes the untuned one's place if it needs at most this share of its time.
 WORTH = 0.98
 ALONE = 16  # candidates for which no worker process is started

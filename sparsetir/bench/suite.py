@@ -28,6 +28,8 @@ RATINGS, USERS_PER_ITEM = 20, 8
 SPARSITIES = (0.5, 0.8, 0.9, 0.95)
 QUADRANTS = (0.57, 0.19, 0.19, 0.05)
 SKEW = 3.0
+COMMUNITY, OUTSIDE = 256, 0.1  # vertices, and the share of the edges that lead elsewhere
+LINKS, COPIES, CHANGED = 40, 16, 0.03  # of a row, the rows of a pattern, and the share of their entries that differ
 
 Maker = Callable[[np.random.Generator, int], Any]
 
@@ -161,6 +163,25 @@ def bipartite(rng: np.random.Generator, nnz: int) -> sp.csr_array:
     return assemble(rng, rng.integers(0, m, nnz), skewed(rng, n, nnz), (m, n))
 
 
+def communities(rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """A graph whose vertices mostly know those of their community; numbers do not show who belongs together."""
+    n = nnz // DEGREE
+    of = rng.permutation(n)  # vertices by community, and those of one are neighbours here
+    rows = rng.integers(0, n, nnz)
+    near = rows // COMMUNITY * COMMUNITY + rng.integers(0, COMMUNITY, nnz)
+    columns = np.where(rng.random(nnz) < OUTSIDE, rng.integers(0, n, nnz), np.minimum(near, n - 1))
+    return assemble(rng, of[rows], of[columns], (n, n))
+
+
+def copied_rows(rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """Rows that copy one of some patterns with changes, in any order, as pages of one kind link to the same places."""
+    n = max(1, nnz // LINKS)
+    patterns = skewed(rng, n, -(-n // COPIES) * LINKS).reshape(-1, LINKS)
+    columns = patterns[rng.integers(0, len(patterns), n)]
+    columns = np.where(rng.random(columns.shape) < CHANGED, rng.integers(0, n, columns.shape), columns)
+    return assemble(rng, np.repeat(np.arange(n), LINKS), columns.reshape(-1), (n, n))
+
+
 def giant_row(rng: np.random.Generator, nnz: int) -> sp.csr_array:
     """One row without a gap; every other row has an entry or two."""
     n = nnz // 2
@@ -214,6 +235,8 @@ MATRICES: dict[str, Maker] = {
     "attention_mask": attention_mask,
     **{f"pruned_{round(100 * s)}": partial(pruned, sparsity=s) for s in SPARSITIES},
     "bipartite": bipartite,
+    "communities": communities,
+    "copied_rows": copied_rows,
     "giant_row": giant_row,
     "empty": empty,
 }
