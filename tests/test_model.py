@@ -289,6 +289,14 @@ def test_a_wrong_prior_is_corrected() -> None:
     assert min(made_up_seconds(c, encoding) for c in found) <= 1.05 * best
 
 
+def test_every_format_is_tried_though_the_model_expects_nothing_of_it() -> None:
+    encoding = encoding_of(suite.generate("uniform", 2_000))
+    unwanted = Wanted(encoding.names)
+    unwanted.blocks = unwanted.tile  # of blocks it thinks as of anything else
+    found = list(explored(new_search(encoding, prior=unwanted), encoding, 8))
+    assert any(c.format == BLOCKS for c in found)
+
+
 def test_a_search_with_a_prior_goes_on_as_it_would_have() -> None:
     encoding = encoding_of(suite.generate("banded", 2_000))
     prior, hint = Wanted(encoding.names), [Candidate(Choices(tile=16, chunks=8, unroll=4))]
