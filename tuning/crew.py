@@ -332,8 +332,8 @@ class Crew:
         return found.seconds is not None and found.seconds < min(LONG, CLOSE * self.best)
 
     def _time_again(self, lanes: Mapping[Candidate, Any], timed: dict[Candidate, Measurement]) -> None:
-        """Another turn for candidates, each some time after its last one."""
-        for candidate, lane in lanes.items():
+        """Another turn for candidates, each some time after its last one, and those of a lane after each other."""
+        for candidate, lane in sorted(lanes.items(), key=lambda item: self.lanes.index(item[1])):
             lane.post("beside", candidate, TURN_SECONDS)
             *_, found = lane.result()
             seconds, untuned = (float("inf"), float("inf")) if isinstance(found, Lost) else found

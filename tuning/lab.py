@@ -7,6 +7,7 @@ returns what can be sent to another process, and whatever a candidate does wrong
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ from sparsetir.tuning.space import Values
 from sparsetir.tuning.workload import Call, Workload
 
 T = TypeVar("T")
+MOMENT = 2e-3  # seconds
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Lab:
         self.name = self._sparse_argument()
         self.forms = Forms(func, target, self.inputs, self.workload, self.name, template)
         self.fixed = self.forms(None).sizes
+        self.paced = float("inf"), float("-inf")  # the last burst of the untuned kernel: its fastest call, and when
         if template is None:
             self.forms.values(None)  # a program that the sketches cannot schedule is an error here, not a failed trial
 
@@ -171,10 +174,15 @@ class Lab:
         """What is timed, and the fastest call of the untuned kernel before and after it.
 
         Were it only after, a pause of the machine that hits this kernel alone would make the other one look fast.
+        What was timed after another candidate a moment ago is not timed again.
         """
-        before = self.fastest(None, seconds)
+        before, at = self.paced
+        if time.perf_counter() - at > MOMENT:
+            before = self.fastest(None, seconds)
         found = timed()
-        return found, min(before, self.fastest(None, seconds))
+        after = self.fastest(None, seconds)
+        self.paced = after, time.perf_counter()
+        return found, min(before, after)
 
     def disagreement(
         self, function: Callable[..., Any], names: list[str], format: Format | None
