@@ -30,7 +30,7 @@ from sparsetir.interop import is_sparse
 from sparsetir.interop.sources import Compressed, open_source
 from sparsetir.ir import Program
 from sparsetir.kernel import Kernel
-from sparsetir.machine import last_cache, private_cache
+from sparsetir.machine import last_cache
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.untuned import ragged_sums, some_lengths
 
@@ -42,7 +42,6 @@ GROUP, LEAST_GROUP_GAIN = 4, 1.15  # rows of a group, and what groups must gain
 LEAST_FEAT = 8  # elements of a dense row
 SHORT, MANY = 6.0, 1 << 16  # entries of a row on average, and of all rows
 SLICES = (8, 1024)  # rows of a slice, and of those that are sorted by length
-CACHES = 4  # private caches that a gathered vector may fill
 # Rough seconds for each entry on one machine (AMD Zen 3): converting it, and what a call saves for each number that is
 # computed with it. `python -m sparsetir.bench.formats` prints both for a matrix.
 CONVERSION, GROUPING, SAVED = 80e-9, 250e-9, 0.02e-9
@@ -95,7 +94,7 @@ def suited(program: Program, matrix: Any, shapes: Mapping[str, tuple[int, ...]])
     source = open_source(matrix, "the matrix")
     if not isinstance(source, Compressed) or source.major or source.block or not source.indices.size:
         return None
-    indptr, indices, columns = source.indptr, source.indices, matrix.shape[1]
+    indptr, indices = source.indptr, source.indices
     feat = max((shape[-1] for shape in shapes.values() if len(shape) > 1), default=1)
     if ragged_sums(program):
         fills = {size: block_fill(indptr, indices, *size) for size in SUMMED}
@@ -104,8 +103,7 @@ def suited(program: Program, matrix: Any, shapes: Mapping[str, tuple[int, ...]])
         if best >= LEAST_GAIN:
             return Conversion(BSR(*shape), CONVERSION / SAVED_IN_BLOCKS)
         length = indices.size / max(len(indptr) - 1, 1)
-        fits = 4 * columns <= CACHES * private_cache()
-        if length <= SHORT and indices.size >= MANY and fits and SUMMED_IN_SLICES * slice_fill(indptr) >= LEAST_GAIN:
+        if length <= SHORT and indices.size >= MANY and SUMMED_IN_SLICES * slice_fill(indptr) >= LEAST_GAIN:
             return Conversion(SELL(*SLICES), CONVERSION / SAVED_ON_SHORT)
         return None
     if feat < LEAST_FEAT:
