@@ -30,7 +30,8 @@ from sparsetir.machine import LINE, last_cache, private_cache
 WINDOWS = 16
 TIMES_CACHE = 4.0  # operands up to so many times the cache are left to the hardware
 NEW = 0.4  # of the rows in a window
-PREFETCH = 8  # entries ahead
+PREFETCH = (8, 32)  # entries ahead, at least and at most
+AHEAD = 4096  # bytes of rows between
 PANEL = 256  # bytes of a row
 OFTEN = 32  # entries of a row, and uses of each gathered row, from which on packing pays if rows come from memory
 VERY_OFTEN = 128  # if they come from the last cache, and those of a panel from the core's own
@@ -87,7 +88,7 @@ class Suited:
         panel = suitable_panel(self.gathers, self.pointers, arrays)
         return {
             **({"panel": panel} if panel else {}),
-            **({"prefetch": PREFETCH} if suits_prefetch(self.gathers, arrays, panel=panel) else {}),
+            **({"prefetch": ahead} if (ahead := suitable_prefetch(self.gathers, arrays, panel=panel)) else {}),
             **({"stream": 1} if suits_streaming(results) else {}),
             **({"carry": 1} if suits_carry(self.pointers, arrays, threads) else {}),
             **({"lanes": lanes} if (lanes := suitable_lanes(self.sums, arrays)) else {}),
@@ -127,16 +128,19 @@ def known(gathers: Sequence[Gather], arrays: Arrays) -> Iterator[tuple[np.ndarra
             yield indices, operand, operand.shape[gather.dimension]
 
 
-def suits_prefetch(gathers: Sequence[Gather], arrays: Arrays, *, panel: int = 0) -> bool:
-    """Whether the rows of some gather, or of a panel of it, are rarely in the core's own cache when they are needed."""
+def suitable_prefetch(gathers: Sequence[Gather], arrays: Arrays, *, panel: int = 0) -> int:
+    """How many entries ahead to fetch the rows of a gather, or of a panel of it; 0 where the core's own cache has them.
+
+    The shorter the rows, the further: as many bytes are on their way.
+    """
     cache = private_cache()
     for indices, operand, rows in known(gathers, arrays):
         row = panel * operand.itemsize or operand.nbytes // rows
         least = cache if panel else TIMES_CACHE * cache
         # Shorter rows are not worth an instruction.
         if row >= LINE and rows * row > least and share_of_new(indices, cache // row) > NEW:
-            return True
-    return False
+            return min(max(1 << max(AHEAD // row, 1).bit_length() - 1, PREFETCH[0]), PREFETCH[1])
+    return 0
 
 
 def suitable_panel(gathers: Sequence[Gather], pointers: Sequence[str], arrays: Arrays) -> int:
@@ -320,8 +324,8 @@ __all__ = [
     "some_lengths",
     "suitable_lanes",
     "suitable_panel",
+    "suitable_prefetch",
     "suitable_tile",
     "suits_carry",
-    "suits_prefetch",
     "suits_streaming",
 ]

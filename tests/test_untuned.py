@@ -51,13 +51,21 @@ def test_only_scattered_rows_of_large_operands_are_prefetched() -> None:
     rows = 5 * private_cache() // 256 + 1
     large = np.zeros((rows, 64), np.float32)
     for matrix, operand, wanted in [
-        (scattered(rows, rows, 5 * rows), large, True),
-        (banded(rows), large, False),
-        (scattered(rows, 100, 5 * rows), large[:100], False),
-        (scattered(rows, rows, 5 * rows), large[:, :8], False),  # a row is shorter than a cache line
-        (sp.csr_array((rows, rows), dtype=np.float32), large, False),
+        (scattered(rows, rows, 5 * rows), large, 16),
+        (banded(rows), large, 0),
+        (scattered(rows, 100, 5 * rows), large[:100], 0),
+        (scattered(rows, rows, 5 * rows), large[:, :8], 0),  # a row is shorter than a cache line
+        (sp.csr_array((rows, rows), dtype=np.float32), large, 0),
     ]:
-        assert untuned.suits_prefetch(gathers, {"indices": matrix.indices, "b": operand}) is wanted
+        assert untuned.suitable_prefetch(gathers, {"indices": matrix.indices, "b": operand}) == wanted
+
+
+@pytest.mark.parametrize(("feat", "ahead"), [(16, 32), (32, 32), (64, 16), (100, 8), (128, 8), (1024, 8)])
+def test_short_rows_are_fetched_further_ahead(feat: int, ahead: int) -> None:
+    gathers = untuned.gathers(decode(sparsetir.ops.spmm()))
+    rows = 5 * private_cache() // (4 * feat) + 1
+    matrix, operand = scattered(rows, rows, 5 * rows), np.zeros((rows, feat), np.float32)
+    assert untuned.suitable_prefetch(gathers, {"indices": matrix.indices, "b": operand}) == ahead
 
 
 def test_panels_of_what_is_used_often_enough() -> None:
