@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -779,6 +780,26 @@ def test_a_subscript_that_the_loop_changes_stays_in_memory() -> None:
             Y[Y[0]] = Y[Y[0]] + 1
 
     assert tvm_ffi.structural_equal(applied(main, KeepAccumulators), as_module(main)["main"])
+
+
+@pytest.mark.parametrize("condition", ["0 < n", "n > 0", "ok[0]", "not ok[0]", "0 < n and ok[0]", "1 < n"])
+def test_running_values_begin_with_what_was_set_before_if_the_loop_has_steps(condition: str) -> None:
+    text = f"""
+@tir.prim_func(s_tir=True)
+def main(y: tir.Buffer((4,), "float32"), ok: tir.Buffer((1,), "bool"), n: tir.int32):
+    if {condition}:
+        y[1] = 5.0
+    for i in range(n):
+        y[1] = y[1] + 2.0
+"""
+    func = applied(tvm.script.from_source(text, {"tir": tir}), KeepAccumulators)
+    reads = [x for x in collect(func.body, ir.TensorLoad) if str(x.source.name) == "y"]
+    assert len(reads) == (0 if condition in ("0 < n", "n > 0") else 1)
+    for n, ok in itertools.product((0, 1, 3), (False, True)):
+        y = np.ones(4, "float32")
+        compiled(func)(y, np.array([ok]), n)
+        start = 5 if eval(condition, {"n": n, "ok": [ok]}) else 1
+        assert y[1] == start + 2 * n
 
 
 # ---------------------------------------------------------------- BoundLocals

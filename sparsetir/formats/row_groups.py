@@ -164,7 +164,10 @@ class RowGroups(Split):
         groups = groups_of(entries, int(self.r), self.padding)
         (_, main), (_, rest) = self.parts
         left, index = subset(entries, ~self._held(entries, groups))
-        others = [rest.listed(left, _without(groups, entries.shape[0]))] if self.keeps_rows else rest.pack(left)
+        if isinstance(rest, OtherRows):
+            others = [rest.listed(left, _without(groups, entries.shape[0]))]
+        else:
+            others = rest.pack(left)
         grouped = Grouped(int(self.r), idtype=main.index_type).listed(entries, groups.reshape(-1))
         return [grouped, *(others if index is None else (within(piece, index) for piece in others))]
 

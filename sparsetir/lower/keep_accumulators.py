@@ -188,9 +188,10 @@ def _around(lanes: list[tirx.For], body: tirx.Stmt, guards: list[ir.Expr]) -> ti
 
 def _asks_for_steps(condition: ir.Expr, loop: tirx.For) -> bool:
     """Whether a condition is that a loop has a step."""
-    low, high = (condition.b, condition.a) if isinstance(condition, tirx.GT) else (condition.a, condition.b)
-    is_positive = isinstance(low, tirx.IntImm) and int(low) == 0 and isinstance(condition, (tirx.GT, tirx.LT))
-    return is_positive and same(high, loop.extent)
+    if not isinstance(condition, (tirx.GT, tirx.LT)):
+        return False
+    low, high = (condition.a, condition.b) if isinstance(condition, tirx.LT) else (condition.b, condition.a)
+    return isinstance(low, tirx.IntImm) and int(low) == 0 and same(high, loop.extent)
 
 
 def _initial(stmt: tirx.Stmt, site: Site, loop: tirx.For) -> tuple[ir.Expr, bool] | None:

@@ -27,8 +27,8 @@ guards where they hold in every lane.
 
 Adding zero changes nothing, and a masked lane may hold anything. Gathered subscripts are kept inside their array; other
 arrays are read at the slots that the loops go over, all of which are stored: conditions that say which slots there are
-stay tests. The term has a statement of its own: TVM
-takes a mask for granted inside of what it selects, and would simplify the subscripts.
+stay tests. The term has a statement of its own: TVM takes a mask for granted inside of what it selects, and would
+simplify the subscripts.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def in_every_lane(conditions: list[ir.Expr], lane: Var, lanes: int) -> ir.Expr |
     return tirx.call_llvm_pure_intrin("bool", "llvm.vector.reduce.and", vector)
 
 
-def _vector(x: ir.Expr, lane: Var, lanes: int) -> ir.Expr:
+def _vector(x: Any, lane: Var, lanes: int) -> ir.Expr:
     """An expression for all lanes at once; a `TypeError` where that takes more than `OPERATORS`."""
     if not mentions(x, [lane]):
         return x
@@ -242,10 +242,9 @@ def _vector(x: ir.Expr, lane: Var, lanes: int) -> ir.Expr:
         return tirx.BufferLoad(x.source, [*x.indices[:-1], tirx.Ramp(start, const(1, str(start.ty.dtype)), lanes)])
     if isinstance(x, tirx.Cast):
         return tirx.Cast(f"{x.ty.dtype}x{lanes}", _vector(x.value, lane, lanes))
-    for kind, apply in OPERATORS.items():
-        if isinstance(x, kind):
-            return apply(_vector(x.a, lane, lanes), _vector(x.b, lane, lanes))
-    raise TypeError
+    if type(x) not in OPERATORS:
+        raise TypeError
+    return OPERATORS[type(x)](_vector(x.a, lane, lanes), _vector(x.b, lane, lanes))
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.MaskLanes")
