@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm.script import tirx as tir
 
 import sparsetir
+from fences import fenced
 from sparsetir import formats
 from sparsetir.lower import as_module
 from sparsetir.lower.fuse_rows import FuseRows
@@ -310,6 +311,34 @@ def test_slices_are_initialised_where_they_are_summed(format: Any) -> None:
         y = np.full(A.shape[0], np.nan, np.float32)
         kernel(A=A, x=np.ones(A.shape[1], np.float32), y=y)
         np.testing.assert_allclose(y, A @ np.ones(A.shape[1], np.float32), rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+SHIFTED = """
+@T.prim_func
+def shifted(
+    a: T.handle, x: T.handle, y: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32, nnz: T.int32,
+):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    J_dense = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    X = T.match_sparse_buffer(x, (J_dense,), "float32")
+    Y = T.match_sparse_buffer(y, (I,), "float32")
+    with T.sp_iter([I, J], "SR", "shifted") as [i, j]:
+        with T.init():
+            Y[i] = 0
+        Y[i] = Y[i] + A[i, j] * (X[j + {far}] + 1)
+"""
+
+
+@pytest.mark.parametrize("far", [1, 8, 500_000_000])
+@pytest.mark.parametrize("format", [formats.sell(8, 16), formats.narrow_sell(4, 8)], ids=repr)
+def test_what_a_slice_reads_under_a_condition_is_not_read_without_it(format: Any, far: int) -> None:
+    func = sparsetir.parse(SHIFTED.format(far=far))
+    kernel = sparsetir.build(sparsetir.decompose_format(func, {"A": format}), {"kind": "llvm", "opt-level": 0})
+    A, X = sp.csr_array(np.ones((64, 8), np.float32)), fenced(np.arange(8, dtype=np.float32))
+    read = np.concatenate([X, np.zeros(8, np.float32)])[np.minimum(np.arange(8) + far, 8)]
+    np.testing.assert_allclose(kernel(A=A, X=X), A @ (read + 1))
 
 
 SLICES = """

@@ -42,6 +42,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
+from sparsetir import op
 from sparsetir.ir import cast, const
 from sparsetir.lower.rewriting import (
     all_same,
@@ -158,7 +159,9 @@ def mask(loop: tirx.For) -> tirx.Stmt | None:
     exist = [size > const(0, str(size.ty.dtype)) for size in clamp.sizes]
     if exist:
         body = tirx.IfThenElse(conjunction(exist), body, None)
-    every = in_every_lane(masks, lane, lanes)
+    # What stands below a condition of its own may lie outside of its array where that does not hold.
+    is_plain = not any(op.is_if_then_else(c) for c in collect(value.b, ir.Call))
+    every = in_every_lane(masks, lane, lanes) if is_plain else None
     if every is not None:
         body = tirx.IfThenElse(every, _whole(loop, store), body)
     return tirx.IfThenElse(conjunction(kept), body, None) if kept else body
