@@ -70,8 +70,9 @@ def bound_over_another(
     if len(matrix.shape) != 2 or name not in kernel.signature.buffers:
         return None
     shapes = {n: np.shape(v) for n, v in {**fixed, **arguments}.items() if n != name}
-    found = suited(kernel.signature.program, matrix, shapes)
-    if found is None or found.calls > (kernel.calls or 0):
+    calls = kernel.calls or 0
+    found = suited(kernel.signature.program, matrix, shapes, calls=calls)
+    if found is None or found.calls > calls:
         return None
     try:
         other: Any = build(decompose_format(kernel.func, {name: found.format}), kernel.target)
@@ -80,7 +81,9 @@ def bound_over_another(
         return None
 
 
-def suited(program: Program, matrix: Any, shapes: Mapping[str, tuple[int, ...]]) -> Conversion | None:
+def suited(
+    program: Program, matrix: Any, shapes: Mapping[str, tuple[int, ...]], *, calls: float = math.inf
+) -> Conversion | None:
     """The format for the only sparse operand of a program.
 
     Parameters
@@ -90,6 +93,8 @@ def suited(program: Program, matrix: Any, shapes: Mapping[str, tuple[int, ...]])
         Of two dimensions; looked at where it is compressed by rows.
     shapes : mapping of str to tuple of int
         Of the dense arguments.
+    calls : float
+        That are to come: what takes more of them to pay is not looked for where looking takes long.
     """
     source = open_source(matrix, "the matrix")
     if not isinstance(source, Compressed) or source.major or source.block or not source.indices.size:
@@ -111,9 +116,9 @@ def suited(program: Program, matrix: Any, shapes: Mapping[str, tuple[int, ...]])
     gain, size = max((block_gain(size, block_fill(indptr, indices, size, size)), size) for size in SQUARES)
     if gain >= ENOUGH:
         return Conversion(BSR(size, size), CONVERSION / (SAVED * feat))
-    grouped = group_gain(Entries.of_rows(matrix.shape, indptr, indices))
-    if grouped >= max(gain, LEAST_GROUP_GAIN):
-        return Conversion(RowGroups(GROUP), GROUPING / (SAVED * feat))
+    needed = GROUPING / (SAVED * feat)
+    if needed <= calls and group_gain(Entries.of_rows(matrix.shape, indptr, indices)) >= max(gain, LEAST_GROUP_GAIN):
+        return Conversion(RowGroups(GROUP), needed)
     return None if gain < LEAST_GAIN else Conversion(BSR(size, size), CONVERSION / (SAVED * feat))
 
 

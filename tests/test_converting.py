@@ -46,10 +46,21 @@ def test_short_rows_of_a_matrix_times_a_vector() -> None:
     skewed = sp.csr_array((np.ones(ends[-1], "float32"), np.arange(ends[-1], dtype=np.int32) % 1000, [0, *ends]),
                           shape=(40_000, 1000))  # fmt: skip
     assert skewed.nnz / skewed.shape[0] == 4
-    assert converting.suited(program, skewed, {"x": (1000,)}) is not None
+    found = converting.suited(program, skewed, {"x": (1000,)})
+    assert found is not None
+    assert found.format == formats.sell(8, 1024)
     hub = sp.csr_array((np.ones(70_000, "float32"), np.arange(70_000, dtype=np.int32), [0, 70_000, *[70_000] * 19_999]),
                        shape=(20_000, 70_000))  # fmt: skip
     assert converting.suited(program, hub, {"x": (70_000,)}) is None
+
+
+def test_similar_rows_are_looked_for_if_grouping_them_can_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, A = decode(sparsetir.ops.spmm()), families()["copied_rows"]("small")
+    found = converting.suited(program, A, {"B": (A.shape[1], 32)})
+    assert found is not None
+    assert found.format == formats.row_groups(4)
+    monkeypatch.setattr(converting, "group_gain", lambda _entries: pytest.fail("looked"))
+    assert converting.suited(program, A, {"B": (A.shape[1], 32)}, calls=found.calls - 1) is None
 
 
 def test_converting_has_to_pay() -> None:

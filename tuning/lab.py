@@ -28,7 +28,7 @@ from sparsetir.tuning.space import Values
 from sparsetir.tuning.workload import Call, Workload
 
 T = TypeVar("T")
-MOMENT = 2e-3  # seconds
+MOMENT = 2e-3  # seconds in which the machine is taken to stay as fast
 
 
 @dataclass(frozen=True)

@@ -125,26 +125,39 @@ class _Clamp:
         return any(mentions(x, [self.lane]) for x in inner)
 
 
-def mask(loop: tirx.For) -> tirx.Stmt | None:
-    """A loop over lanes as a vector loop under a mask; None where it is something else."""
+def _guarded(loop: tirx.For) -> tuple[tirx.BufferStore, list[ir.Expr], list[ir.Expr]] | None:
+    """The one store of a loop over lanes, the conditions on it that ask what a slot holds, and those for all lanes.
+
+    None where it is something else.
+    """
     branch = loop.body
     if loop.kind not in KINDS or not isinstance(loop.extent, tirx.IntImm) or not isinstance(branch, tirx.IfThenElse):
         return None
-    lanes, lane, store = int(loop.extent), loop.loop_var, branch.then_case
+    lanes, store = int(loop.extent), branch.then_case
     if not FEWEST <= lanes <= MOST or lanes & (lanes - 1) or branch.else_case is not None:
         return None
-    if not isinstance(store, tirx.BufferStore) or str(store.buffer.ty.storage_scope) != "local":
+    if not isinstance(store, tirx.BufferStore) or mentions(branch.condition, [store.buffer]):
         return None
-    value, indices = store.value, list(store.indices)
+    conditions = conjuncts(branch.condition)
+    masks = [c for c in conditions if mentions(c, [loop.loop_var])]
+    if not masks or not all(_is_of_slot(c, loop.loop_var) for c in masks):
+        return None
+    return store, masks, [c for c in conditions if not mentions(c, [loop.loop_var])]
+
+
+def mask(loop: tirx.For) -> tirx.Stmt | None:
+    """A loop over lanes as a vector loop under a mask; None where it is something else."""
+    found = _guarded(loop)
+    if found is None or str(found[0].buffer.ty.storage_scope) != "local":
+        return None
+    store, masks, kept = found
+    lane, lanes, value, indices = loop.loop_var, int(loop.extent), store.value, list(store.indices)
     if len(indices) != 1 or not _is_lane_of(indices[0], lane) or not isinstance(value, tirx.Add):
         return None
     own = value.a
     if not isinstance(own, ir.TensorLoad) or not own.source.same_as(store.buffer) or not all_same(own.indices, indices):
         return None
-    conditions = conjuncts(branch.condition)
-    masks = [c for c in conditions if mentions(c, [lane])]
-    kept = [c for c in conditions if not mentions(c, [lane])]
-    if not all(_is_of_slot(c, lane) for c in masks) or not masks or mentions([value.b, *conditions], [store.buffer]):
+    if mentions(value.b, [store.buffer]):
         return None
     clamp = _Clamp(lane)
     term = tvm_ffi.structural_mutate(value.b, [(ir.TensorLoad, clamp.on_load)])
@@ -206,20 +219,14 @@ def _reloaded(indices: Sequence[ir.Expr], array: Var, lane: Var) -> list[ir.Expr
 
 def unguarded(loop: tirx.For) -> tirx.Stmt | None:
     """A loop that stores one guarded element a lane, without the guards where all hold; None for something else."""
-    branch = loop.body
-    if loop.kind not in KINDS or not isinstance(loop.extent, tirx.IntImm) or not isinstance(branch, tirx.IfThenElse):
+    found = _guarded(loop)
+    if found is None:
         return None
-    lanes, lane = int(loop.extent), loop.loop_var
-    if not FEWEST <= lanes <= MOST or lanes & (lanes - 1) or branch.else_case is not None:
-        return None
-    store, conditions = branch.then_case, conjuncts(branch.condition)
-    if not isinstance(store, tirx.BufferStore) or mentions(branch.condition, [store.buffer]):
-        return None
-    masks = [c for c in conditions if mentions(c, [lane])]
-    every = in_every_lane(masks, lane, lanes) if masks and all(_is_of_slot(c, lane) for c in masks) else None
+    store, masks, kept = found
+    lane, lanes = loop.loop_var, int(loop.extent)
+    every = in_every_lane(masks, lane, lanes)
     if every is None:
         return None
-    kept = [c for c in conditions if not mentions(c, [lane])]
     moved = tirx.BufferStore(store.buffer, store.value, _reloaded(store.indices, store.buffer, lane))
     whole = tirx.For(lane, loop.min, loop.extent, UNROLLED, moved)
     return tirx.IfThenElse(conjunction([*kept, every]), renewed(whole), loop)
