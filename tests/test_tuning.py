@@ -658,6 +658,7 @@ def test_a_format_that_wins_is_in_the_kernel(monkeypatch: pytest.MonkeyPatch) ->
     def blocks_win(cases: Any, **_kwargs: Any) -> dict[Any, float]:
         return {c: 0.5 if c is not None and c.format == BLOCKS else 1.0 for c in cases}
 
+    monkeypatch.setattr(crew, "duel", blocks_win)
     monkeypatch.setattr(sessions, "duel", blocks_win)
     monkeypatch.setattr(tune, "finalists", lambda history, _cost: [r.candidate for r in history if r.candidate.format])
     inputs = blocked()
