@@ -11,9 +11,9 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import ml_dtypes  # noqa: F401  makes numpy know bfloat16
 import numpy as np
@@ -90,6 +90,10 @@ class _Point:
     coords: tuple[int, ...]
 
 
+# An axis of an iteration, its variable and the axis below whose coordinate it is attached, if any.
+_Item: TypeAlias = "tuple[Axis, Var, Axis | None]"
+
+
 class _Machine:
     """Memory, values of variables and the points of the iterations now running."""
 
@@ -145,6 +149,11 @@ class _Machine:
         """Every stored slot below `parent`, in order."""
         first, count = self.fiber(axis, parent)
         return self.slots(axis, parent, first, range(count))
+
+    def no_slot(self, axis: Axis, parent: _Point | None) -> _Point:
+        """A point of the fiber below `parent` that may not exist: nothing may depend on which it is."""
+        above, coords = (0, ()) if parent is None else (parent.position, parent.coords)
+        return _Point(axis, above, self.fiber(axis, parent)[0], (*coords, 0))
 
     def find(self, axis: Axis, parent: _Point | None, coordinate: int) -> Iterator[_Point]:
         """Every slot below `parent` that holds `coordinate`: none if it is absent, several if duplicated."""
@@ -282,8 +291,8 @@ class _Machine:
         if it.block.init is not None:
             spatial = [item for item, kind in zip(items, it.kinds, strict=True) if kind == "S"]
             if str(it.block.annotations.get(INIT, "")) == STORED:
-                needed = {up for axis, _, _ in spatial for up in (axis, *axis.ancestors)}
-                self.walk(it.block, [item for item in items if item[0] in needed], it.block.init)
+                alone = {e.axes[0] for e in it.entries if not e.is_fused}
+                self.initialise_stored(it.block, items, [axis for axis, _, _ in spatial], alone)
             else:
                 self.initialise(it.block, [(axis, var) for axis, var, _ in spatial])
         self.walk(it.block, items, it.block.body)
@@ -296,18 +305,32 @@ class _Machine:
             self.execute(block, block.init)
         self.initialising = False
 
-    def walk(self, block: s_tir.SBlock, items: Sequence[tuple[Axis, Var, Axis | None]], what: Any) -> None:
-        """Run a statement of the block at the stored points of the remaining axes, outermost first."""
+    def initialise_stored(
+        self, block: s_tir.SBlock, items: Sequence[_Item], spatial: Sequence[Axis], alone: Set[Axis]
+    ) -> None:
+        """Initialise the stored points; what repeats below all slots of a summed axis is there without any slot."""
+        below = {up: [axis for axis in spatial if up in axis.ancestors] for axis in spatial for up in axis.ancestors}
+        summed = [up for up in below if up in alone and up not in spatial]
+        any_slot = {up for up in summed if all(axis.repeats_below(up) for axis in below[up])}
+        self.walk(block, [item for item in items if item[0] in {*spatial, *below}], block.init, any_slot)
+
+    def walk(
+        self, block: s_tir.SBlock, items: Sequence[_Item], what: Any, any_slot: Collection[Axis] = frozenset()
+    ) -> None:
+        """Run a statement of the block at the stored points of the remaining axes, outermost first.
+
+        Of an axis in `any_slot` one slot stands for all, whether or not there is one.
+        """
         if not items:
             self.execute(block, what)
             return
         axis, var, attached_to = items[0]
         enclosing = self.current.get(axis)
         for parent in self.parents(axis, attached_to):
-            for point in self.stored(axis, parent):
+            for point in [self.no_slot(axis, parent)] if axis in any_slot else self.stored(axis, parent):
                 self.points[var] = self.current[axis] = point
                 self.values[var] = _as(point.coords[-1], var.ty.dtype)
-                self.walk(block, items[1:], what)
+                self.walk(block, items[1:], what, any_slot)
         self.points.pop(var, None)
         self.current.pop(axis, None)
         if enclosing is not None:

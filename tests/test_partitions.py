@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,9 +161,11 @@ class Walk:
     def array(self, var: Var) -> np.ndarray:
         return self.names[str(var.name)].astype("int64")
 
-    def below(self, axis: Axis, above: Slots) -> Slots:
-        """The slots of `axis` below those of its parent."""
-        if axis.indptr is not None:
+    def below(self, axis: Axis, above: Slots, *, any_slot: bool = False) -> Slots:
+        """The slots of `axis` below those of its parent, or one that stands for all and for none."""
+        if any_slot:
+            begin, extent = np.zeros_like(above.position), np.ones(len(above.position), "int64")
+        elif axis.indptr is not None:
             indptr = self.array(axis.indptr)
             begin, extent = indptr[above.position], np.diff(indptr)[above.position]
         else:
@@ -174,6 +176,8 @@ class Walk:
         position = begin[parent] + slot
         coords = above.take(parent)
         coords[axis] = self.coordinate(axis, list(coords.values()), position, slot)
+        if any_slot:
+            return Slots(coords, position, above.present[parent])
         inside = (coords[axis] >= 0) & (coords[axis] < int(self.eval(axis.length)))
         return Slots(coords, position, above.present[parent] & inside)
 
@@ -182,11 +186,11 @@ class Walk:
             return self.eval(axis.rule, [*above, slot, position]) + np.zeros(len(slot), "int64")
         return slot if axis.indices is None else self.array(axis.indices)[position]
 
-    def chain(self, axes: Sequence[Axis]) -> Slots:
+    def chain(self, axes: Sequence[Axis], any_slot: Collection[Axis] = ()) -> Slots:
         root = np.zeros(1, "int64")
         found = Slots({}, root, root == 0)
         for axis in axes:
-            found = self.below(axis, found)
+            found = self.below(axis, found, any_slot=axis in any_slot)
         return found
 
     def slots(self) -> Slots:
@@ -201,14 +205,18 @@ class Walk:
         return found
 
     def rows(self) -> np.ndarray:
-        """First coordinates that a loop over the axes of the first dimension alone meets."""
+        """First coordinates that a loop over the axes of the first dimension alone meets.
+
+        What repeats below all slots of another axis is met once, and where there is no slot too.
+        """
         axes = [a for a in self.rule.buffer.axes if a.name in self.rule.axis_map[0]]
         trees = {a.root: a for a in axes}
-        chains = [self.chain([*last.ancestors, last]) for last in trees.values()]
+        below = {up: [a for a in axes if up in a.ancestors] for last in axes for up in last.ancestors}
+        repeated = [up for up in below if up not in axes and all(a.repeats_below(up) for a in below[up])]
+        chains = [self.chain([*last.ancestors, last], repeated) for last in trees.values()]
         of = self.rule.buffer.axes
         if len(chains) == 1:
-            # Rows may be the same below each slot of an axis between.
-            met = np.unique(np.stack([chains[0].coords[a][chains[0].present] for a in axes]), axis=1)
+            met = np.stack([chains[0].coords[a][chains[0].present] for a in axes])
             none = np.zeros(met.shape[1], "int64")
             return np.asarray(self.rule.old_coords([met[axes.index(a)] if a in axes else none for a in of])[0])
         outer, inner = (next(iter(c.coords.values())) for c in chains)

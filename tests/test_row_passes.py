@@ -362,8 +362,8 @@ def slices(
 """
 
 
-@pytest.mark.parametrize("row", ["i * 4 + r", "i * 4 + r + w % 1"])
-def test_a_slice_without_a_slot_keeps_what_its_rows_hold(row: str) -> None:
+@pytest.mark.parametrize(("row", "held"), [("i * 4 + r", 7), ("i * 4 + r + w // 99", -1)])
+def test_rows_are_listed_by_slices_without_slots_unless_slots_list_them(row: str, held: int) -> None:
     func = sparsetir.parse(SLICES.format(row=row))
     arrays = {
         "a": np.arange(1, 13, dtype=np.float32), "indptr": np.array([0, 1, 1, 3], np.int32),
@@ -372,7 +372,7 @@ def test_a_slice_without_a_slot_keeps_what_its_rows_hold(row: str) -> None:
     }  # fmt: skip
     given = {**arrays, "y_data": np.full(11, -1, np.float32), "m": 11, "n": 3, "s": 3, "width": 2, "total": 3}
     expected = sparsetir.interpret(func, given)["y_data"]
-    assert expected[[2, 5, 7, 8]].tolist() == [-1] * 4
+    assert expected[[2, 5, 7, 8]].tolist() == [held] * 4
     sparsetir.build(func)(**given)
     np.testing.assert_array_equal(given["y_data"], expected)
 

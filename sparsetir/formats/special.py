@@ -25,7 +25,6 @@ class SELL(Layout):
 
     Rows are sorted by length within windows of `sigma` rows, so that the rows of a slice are about as long. Slot w of
     all rows of a slice lies in C consecutive values. Padding holds column n; the last slice is filled up with row m.
-    A slice of empty rows has one slot of padding, so that a loop over the slots meets every row.
 
     Parameters
     ----------
@@ -97,7 +96,7 @@ class SELL(Layout):
         check_memory(8 * slices * self.C, f"numbers of {slices * self.C} rows")
         held = np.zeros(slices * self.C, np.int64)
         held[:m] = lengths[order]
-        widths = held.reshape(slices, self.C).max(axis=1, initial=1)
+        widths = held.reshape(slices, self.C).max(axis=1)
         starts = begins(widths)
         total = int(starts[-1])
         count = self.check_count(total * self.C, indices=total * self.C)

@@ -61,8 +61,8 @@ from sparsetir.lower.nest import (
     REDUCE,
     SPATIAL,
     Level,
+    any_slot,
     extend,
-    first_slot,
     place,
     realize,
     realize_inside,
@@ -174,10 +174,8 @@ class NestEmitter:
         levels: list[Level] = [Level()]
         init_at: int | None = None
         init: tirx.Stmt | None = None
-        stored: Conditions = []
         for n, entry in enumerate(iteration.entries):
             extent, slot, cursors, absent = place(entry, self.scope)
-            stored += [extent > const(0, str(extent.ty.dtype))] if split.below(entry) else []
             if n == split.prefix:
                 init = self.emit_init(iteration, split)
                 levels += [Level()] if levels[-1].loops else []
@@ -191,7 +189,7 @@ class NestEmitter:
             levels.append(Level())
             init_at = len(levels) - 1
         body = self.rewrite(iteration.block.body)
-        inner_init = where_present(self.rewrite(iteration.block.init), stored, False) if split.inside else None
+        inner_init = self.rewrite(iteration.block.init) if split.inside else None
         if not split.inside and not _may_miss_points(iteration):
             inner_init = old_value(body, levels)
         if self.search == "hoist" and self.depth == 1 and not self.outer_loops:
@@ -251,9 +249,9 @@ class NestEmitter:
             if "S" not in entry.kinds and not below:
                 continue
             if below and not entry.is_fused and all(a.repeats_below(entry.axes[0]) for a in below):
-                cursor, exists = first_slot(entry, self.scope)
+                cursor, given = any_slot(entry, self.scope)
                 self.scope.add(entry.vars[0], cursor, entry.axes[0].length)
-                levels[-1].predicates += exists
+                levels[-1].predicates += given
                 continue
             if below or (split.by_position(entry) and self._parent_placed(entry)):
                 extent, slot, cursors, absent = place(entry, self.scope)

@@ -186,19 +186,8 @@ def _around(lanes: list[tirx.For], body: tirx.Stmt, guards: list[ir.Expr]) -> ti
     return body
 
 
-def _asks_for_steps(condition: ir.Expr, loop: tirx.For) -> bool:
-    """Whether a condition is that a loop has a step."""
-    if not isinstance(condition, (tirx.GT, tirx.LT)):
-        return False
-    low, high = (condition.a, condition.b) if isinstance(condition, tirx.LT) else (condition.b, condition.a)
-    return isinstance(low, tirx.IntImm) and int(low) == 0 and same(high, loop.extent)
-
-
-def _initial(stmt: tirx.Stmt, site: Site, loop: tirx.For) -> tuple[ir.Expr, bool] | None:
-    """What `stmt` sets every element of a site to, in terms of the site's lanes, and whether only if `loop` has steps.
-
-    None where it does something else.
-    """
+def _initial(stmt: tirx.Stmt, site: Site) -> ir.Expr | None:
+    """What `stmt` sets every element of a site to, in terms of the site's lanes; None where it does something else."""
     lanes: list[tirx.For] = []
     guards: list[ir.Expr] = []
     while isinstance(stmt, (tirx.For, tirx.IfThenElse)):
@@ -216,11 +205,11 @@ def _initial(stmt: tirx.Stmt, site: Site, loop: tirx.For) -> tuple[ir.Expr, bool
         return None
     if not all(same(a.extent, b.extent) and same(a.min, b.min) for a, b in zip(lanes, site.lanes, strict=True)):
         return None
-    other, own = Site(stmt, lanes, guards), [g for g in guards if not _asks_for_steps(g, loop)]
+    other = Site(stmt, lanes, guards)
     indices = [other.at(site.lanes, i) for i in stmt.indices]
-    held = [other.at(site.lanes, g) for g in own]
+    held = [other.at(site.lanes, g) for g in guards]
     agree = all_same(indices, list(site.store.indices)) and all_same(held, site.guards)
-    return (other.at(site.lanes, stmt.value), len(own) < len(guards)) if agree else None
+    return other.at(site.lanes, stmt.value) if agree else None
 
 
 def keep(loop: tirx.For, before: tirx.Stmt | None = None) -> tirx.Stmt | None:
@@ -234,7 +223,7 @@ def keep(loop: tirx.For, before: tirx.Stmt | None = None) -> tirx.Stmt | None:
     if not sites or not _agree(sites, loop):
         return None
     first = sites[0]
-    start = None if before is None else _initial(before, first, loop)
+    start = None if before is None else _initial(before, first)
     if before is not None and start is None:
         return None
     target, lanes = first.store.buffer, first.lanes
@@ -255,15 +244,13 @@ def keep(loop: tirx.For, before: tirx.Stmt | None = None) -> tirx.Stmt | None:
     at, indices = _element(acc, lanes), list(first.store.indices)
     end = _around(lanes, tirx.BufferStore(target, tirx.BufferLoad(acc, at), indices), first.guards)
     if start is not None:
-        value, may_be_empty = start
-        begin = _around(lanes, tirx.BufferStore(acc, value, at), [])
+        begin = _around(lanes, tirx.BufferStore(acc, start, at), [])
     else:
-        may_be_empty = True
         begin = _around(lanes, tirx.BufferStore(acc, tirx.BufferLoad(target, indices), at), first.guards)
     both = seq(*alloc(acc), begin, inner, end)
     # An empty loop must not touch the element: it may lie behind a condition of its own.
     runs = loop.extent > const(0, str(loop.extent.ty.dtype))
-    return tirx.IfThenElse(runs, both, None) if may_be_empty else both
+    return tirx.IfThenElse(runs, both, None) if start is None else both
 
 
 def _keep_pairs(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:

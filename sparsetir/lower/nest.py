@@ -44,14 +44,14 @@ def place(entry: Entry, scope: Scope) -> tuple[ir.Expr, Var, list[Cursor], Condi
     return extent, slot, [Cursor(axis, coord, pos, parent_pos, tuple(above), slot)], absent
 
 
-def first_slot(entry: Entry, scope: Scope) -> tuple[Cursor, Conditions]:
-    """The cursor of an axis at its first slot, and the condition that there is one."""
+def any_slot(entry: Entry, scope: Scope) -> tuple[Cursor, Conditions]:
+    """The cursor of an axis for what repeats below its slots and is there without any; whether the fiber is there."""
     axis = entry.axes[0]
     parent_pos, above, given = _parent_of(entry, scope)
     at, slot = const(0, axis.idtype) if parent_pos is None else parent_pos, const(0, axis.idtype)
     pos = axis.position(at, slot, above)
     cursor = Cursor(axis, axis.coordinate(pos, slot, above), pos, parent_pos, tuple(above))
-    return cursor, [*given, slot < axis.extent(at, above)]
+    return cursor, given
 
 
 def _parent_of(entry: Entry, scope: Scope) -> tuple[ir.Expr | None, tuple[ir.Expr, ...], Conditions]:

@@ -40,7 +40,8 @@ class FormatRewriteRule:
         that is not neutral must leave them out.
     partitions_rows : bool
         Whether no other piece of the format holds entries of the same first coordinate, and a loop over the slots of
-        some piece meets it, padding or not, so that each piece can initialise its own results.
+        some piece meets it, padding or not, so that each piece can initialise its own results. What repeats below all
+        slots of an axis of another dimension counts without a slot.
     independent : bool
         Whether steps of the first new axis never meet in a first coordinate although its formula does not show it.
     sweep : str, optional
