@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -142,7 +143,8 @@ def make_plan(
         for n in signature.outputs
         if n not in args.given
     ]
-    finish = _plain(signature, args, place) or finish  # the other one holds the arrays of this call
+    plain = _plain(signature, args, place)
+    finish = plain or finish  # the other one holds the arrays of this call
 
     changing = {*(at for _, at in dense), *(at for e in sparse for at in e.places), *(at for at, *_ in made)}
     passed = [*(at for _, at in dense), *(at for e in sparse for at in e.places)]
@@ -152,6 +154,10 @@ def make_plan(
     template = [None if at in changing else _ready(value) for at, value in enumerate(template)]
     results = _Results(made, spare)
     current = _Function(function, fit, after)
+    if plain is not None and spare is not None and not sparse and not written:
+        ((out, shape, dtype, covered),) = made
+        if covered:
+            return _run_spare(template, dense, out, partial(spare.take, shape, dtype), current)
 
     def run(values: dict[str, Any]) -> Any:
         ready = template.copy()
@@ -166,6 +172,22 @@ def make_plan(
         for at, array in found:
             ready[at] = array
         return finish(ready, values)
+
+    return run
+
+
+def _run_spare(
+    template: list[Any], dense: list[tuple[str, int]], out: int, take: Callable[[], Any], current: _Function
+) -> Callable[[dict[str, Any]], Any]:
+    """The plan of most calls of a bound kernel: arrays in, one array out."""
+
+    def run(values: dict[str, Any]) -> Any:
+        ready = template.copy()
+        for name, at in dense:
+            ready[at] = values[name]
+        array, ready[out] = take()
+        (current.next() if current.waiting else current.function)(*ready)
+        return array
 
     return run
 

@@ -19,9 +19,9 @@ from sparsetir import alignment
 Held = tuple[np.ndarray, Any]
 
 
-def references(held: list[Held]) -> int:
-    """How many references there are to the array of the only pair in a list, as this function counts them."""
-    return sys.getrefcount(held[0][0])
+def references(held: Held) -> int:
+    """How many references there are to the array of a pair, as this function counts them."""
+    return sys.getrefcount(held[0])
 
 
 def _made(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Held:
@@ -29,7 +29,7 @@ def _made(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Held:
     return array, tvm_ffi.from_dlpack(array)
 
 
-ALONE = references([_made((1,), np.dtype("float32"))])
+ALONE = references(_made((1,), np.dtype("float32")))
 
 
 class Spare:
@@ -58,15 +58,14 @@ class Spare:
         The last array, if it is like that and nobody else has it or a view of it, or a new one.
         """
         try:
-            found = [self.held.pop()]  # at once: another thread finds nothing
+            found = self.held.pop()  # at once: another thread finds nothing
         except IndexError:
-            found = [_made(shape, dtype)]
-        array = found[0][0]
-        # One more than alone: `array`.
-        if references(found) != ALONE + 1 or array.shape != shape or array.dtype != dtype:
-            found = [_made(shape, dtype)]
-        self.held[:] = found
-        return found[0]
+            found = _made(shape, dtype)
+        else:
+            if references(found) != ALONE or found[0].shape != shape or found[0].dtype is not dtype:
+                found = _made(shape, dtype)
+        self.held[:] = (found,)
+        return found
 
 
 __all__ = ["Spare"]
