@@ -5,6 +5,7 @@
   a block.
 * Rows of similar patterns that are no neighbours: `row_groups`, for the same reason.
 * Short rows that are summed into one number each: `sell`, whose loops sum several rows side by side.
+* Diagonals of neighbouring rows that are summed so: `hdia`, whose loops do that without a gather.
 
 The rules look at a sample of the rows. Converting has to pay within the calls that were announced
 (``sparsetir.build(program, calls=1000)``).
@@ -23,9 +24,12 @@ from sparsetir.build import build
 from sparsetir.composed import BoundComposedKernel
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.blocks import BSR
+from sparsetir.formats.diagonals import slice_diagonals
 from sparsetir.formats.format import Entries, Format
+from sparsetir.formats.pattern import HACK
 from sparsetir.formats.row_groups import RowGroups, grouped_share
 from sparsetir.formats.special import SELL
+from sparsetir.formats.splits import HDIA
 from sparsetir.interop import is_sparse
 from sparsetir.interop.sources import Compressed, open_source
 from sparsetir.ir import Program
@@ -45,10 +49,11 @@ SLICES = (8, 1024)  # rows of a slice, and of those that are sorted by length
 # Rough seconds for each entry on one machine (AMD Zen 3): converting it, and what a call saves for each number that is
 # computed with it. `python -m sparsetir.bench.formats` prints both for a matrix.
 CONVERSION, GROUPING, SAVED = 80e-9, 250e-9, 0.02e-9
-SAVED_ON_SHORT, SAVED_IN_BLOCKS = 0.15e-9, 0.1e-9
+SAVED_ON_SHORT, SAVED_IN_BLOCKS, SAVED_ON_DIAGONALS = 0.15e-9, 0.1e-9, 0.2e-9
 # How many times faster sums over full blocks of so many rows and columns are than over rows (AMD Zen 4).
 SUMMED = {(3, 3): 1.4, (4, 4): 2.1, (8, 1): 2.7, (16, 1): 4.3, (8, 8): 4.7}
 SUMMED_IN_SLICES = 1.6  # the same for full slices, where rows are short
+SUMMED_ON_DIAGONALS = 3.5  # the same for full diagonals of slices
 
 
 @dataclass(frozen=True)
@@ -102,15 +107,7 @@ def suited(
     indptr, indices = source.indptr, source.indices
     feat = max((shape[-1] for shape in shapes.values() if len(shape) > 1), default=1)
     if ragged_sums(program):
-        fills = {size: block_fill(indptr, indices, *size) for size in SUMMED}
-        sizes = indices.size, indices.itemsize, source.values.dtype.itemsize
-        best, shape = max((sum_gain(size, fill, *sizes), size) for size, fill in fills.items())
-        if best >= LEAST_GAIN:
-            return Conversion(BSR(*shape), CONVERSION / SAVED_IN_BLOCKS)
-        length = indices.size / max(len(indptr) - 1, 1)
-        if length <= SHORT and indices.size >= MANY and SUMMED_IN_SLICES * slice_fill(indptr) >= LEAST_GAIN:
-            return Conversion(SELL(*SLICES), CONVERSION / SAVED_ON_SHORT)
-        return None
+        return suited_to_sums(Entries.of_rows(matrix.shape, indptr, indices), source.values.itemsize, calls)
     if feat < LEAST_FEAT:
         return None
     gain, size = max((block_gain(size, block_fill(indptr, indices, size, size)), size) for size in SQUARES)
@@ -120,6 +117,39 @@ def suited(
     if needed <= calls and group_gain(Entries.of_rows(matrix.shape, indptr, indices)) >= max(gain, LEAST_GROUP_GAIN):
         return Conversion(RowGroups(GROUP), needed)
     return None if gain < LEAST_GAIN else Conversion(BSR(size, size), CONVERSION / (SAVED * feat))
+
+
+def suited_to_sums(entries: Entries, itemsize: int, calls: float) -> Conversion | None:
+    """The format for sums of a row's entries, each of which is a number of so many bytes."""
+    indptr, indices = entries.indptr, entries.last
+    sizes = indices.size, indices.itemsize, itemsize
+    fills = {size: block_fill(indptr, indices, *size) for size in SUMMED}
+    best, shape = max((sum_gain(size, fill, *sizes), size) for size, fill in fills.items())
+    found = [(best, Conversion(BSR(*shape), CONVERSION / SAVED_IN_BLOCKS))]
+    if indices.size >= MANY and CONVERSION / SAVED_ON_DIAGONALS <= calls:
+        gain = diagonal_gain(*slice_diagonals(entries, *HACK), *sizes)
+        found.append((gain, Conversion(HDIA(HACK[0]), CONVERSION / SAVED_ON_DIAGONALS)))
+    if indices.size >= MANY and indices.size <= SHORT * (len(indptr) - 1):
+        found.append((SUMMED_IN_SLICES * slice_fill(indptr), Conversion(SELL(*SLICES), CONVERSION / SAVED_ON_SHORT)))
+    gain, conversion = max(found, key=lambda each: each[0])
+    return conversion if gain >= LEAST_GAIN else None
+
+
+def diagonal_gain(share: float, fill: float, nnz: int, index: int, value: int) -> float:
+    """How many times faster sums over diagonals of slices should be than over rows, for entries of so many bytes.
+
+    `share` of the entries lie on diagonals that are `fill` full; the rest stays as slow as it was. From memory, as for
+    `sum_gain`, not more than there is less to read.
+
+    Examples
+    --------
+    >>> diagonal_gain(0.5, 1.0, 1000, 4, 4), diagonal_gain(0.0, 0.0, 1000, 4, 4), diagonal_gain(1.0, 1.0, 10**9, 4, 4)
+    (1.5555555555555556, 1.0, 2.0)
+    """
+    held = share / fill if fill else 0.0
+    gain = 1 / (held / SUMMED_ON_DIAGONALS + 1 - share)
+    in_rows, on_diagonals = index + value, held * value + (1 - share) * (index + value)
+    return gain if nnz * in_rows <= last_cache() else min(gain, in_rows / on_diagonals)
 
 
 def block_gain(size: int, fill: float) -> float:

@@ -26,8 +26,10 @@ def blocks(size: int, rows: int = 240) -> Any:
 
 
 def short_rows() -> Any:
-    """Enough of them that a processor does not learn their lengths."""
-    return families()["stencil_2d"]("medium")
+    """Enough of them that a processor does not learn their lengths, in no order that shows."""
+    grid = families()["stencil_2d"]("medium")
+    order = np.random.default_rng(0).permutation(grid.shape[0])
+    return sp.csr_array(grid[order][:, order])
 
 
 @pytest.mark.parametrize(("size", "wanted"), [(1, None), (2, 2), (3, 3), (4, 4)])
@@ -52,6 +54,16 @@ def test_short_rows_of_a_matrix_times_a_vector() -> None:
     hub = sp.csr_array((np.ones(70_000, "float32"), np.arange(70_000, dtype=np.int32), [0, 70_000, *[70_000] * 19_999]),
                        shape=(20_000, 70_000))  # fmt: skip
     assert converting.suited(program, hub, {"x": (70_000,)}) is None
+
+
+@pytest.mark.parametrize("name", ["stencil_2d", "stencil_3d"])
+def test_grids_are_summed_on_diagonals(name: str) -> None:
+    program, A = decode(sparsetir.ops.spmv()), families()[name]("medium")
+    found = converting.suited(program, A, {"x": (A.shape[1],)})
+    assert found is not None
+    assert found.format == formats.hdia(16)
+    few = converting.suited(program, A, {"x": (A.shape[1],)}, calls=found.calls - 1)
+    assert few is None or few.format == formats.sell(8, 1024)
 
 
 def test_similar_rows_are_looked_for_if_grouping_them_can_pay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "hyb": {"c": 2, "widths": (2,)},
     "blocks": {"r": 2, "c": 3, "density": 0.6},
     "dia_rest": {"density": 0.4},
+    "hdia": {"C": 4, "density": 0.4},
     "dense_rows": {"density": 0.4},
     "dense_columns": {"density": 0.4},
     "row_groups": {"r": 2, "padding": 0.9},
@@ -908,6 +909,22 @@ def test_two_rules_add_up(first: str, second: str) -> None:
     close(compiled(both.func)(**args), 2 * (A @ B), "float64")
 
 
+@pytest.mark.parametrize(
+    ("name", "in_first"), [("hdia", True), ("ell_rest", True), ("blocks", True), ("row_groups of ell", False)]
+)
+@pytest.mark.parametrize("op", ["spmm", "spmv"])
+def test_the_first_piece_initialises_if_it_goes_over_all_rows(name: str, in_first: bool, op: str) -> None:
+    format = formats.row_groups(2, rest="ell") if name == "row_groups of ell" else made(name)
+    parts = sparsetir.decompose_format(getattr(sparsetir.ops, op)(), {"A": format})
+    nests = sparsetir.ir.decode(parts.func).iterations
+    assert [it.block.init is not None for it in nests] == ([True, False] if in_first else [False] * 3)
+    for A, _, B in (operands(matrix, "float32", 3) for matrix in MATRICES.values()):
+        dense = {"x": B[:, 0].copy()} if op == "spmv" else {"B": B}
+        expected = A @ next(iter(dense.values()))
+        out = np.full_like(expected, np.nan)
+        close(sparsetir.build(parts)(A=A, **{"y" if op == "spmv" else "C": out}, **dense), expected, "float32")
+
+
 def test_a_rule_without_a_format_says_what_to_pass() -> None:
     parts = sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": formats.bsr(2, 3).rules[0]})
     A, _, B = operands(MATRICES["random"], "float32", 3)
@@ -1320,6 +1337,7 @@ DRAWN: dict[str, dict[str, Any]] = {
     "hyb": {"c": st.integers(1, 2), "widths": st.sets(st.integers(1, 6), min_size=1, max_size=2).map(sorted)},
     "blocks": {"r": small, "c": small, "density": st.floats(0.1, 1), "rest": nested},
     "dia_rest": {"density": st.floats(0.1, 1), "rest": nested},
+    "hdia": {"C": small, "density": st.floats(0.1, 1), "rest": nested},
     "dense_rows": {"density": st.floats(0.1, 1), "rest": nested},
     "dense_columns": {"density": st.floats(0.1, 1), "rest": nested},
 }

@@ -63,6 +63,7 @@ MORE: dict[str, dict[str, Any]] = {
     "columns": {"c": 3},
     "buckets": {"widths": (1, 3, 7)},
     "dia_rest": {"density": 0.5},
+    "hdia": {"C": 16, "density": 0.3},
     "dense_rows": {"density": 0.1},
     "dense_columns": {"density": 0.1},
     # formats within formats

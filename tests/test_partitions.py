@@ -92,6 +92,8 @@ FORMATS: dict[str, Format] = {
     "hyb of one range": make("hyb", c=1, widths=(1, 2, 4)),
     "blocks": make("blocks", r=2, c=3, density=0.6),
     "dia_rest": make("dia_rest", density=0.7),
+    "hdia": make("hdia", C=2),
+    "hdia of whole diagonals": make("hdia", C=3, density=1, rest="dcsr"),
     "dense_rows": make("dense_rows", density=0.4),
     "dense_columns": make("dense_columns", density=0.4),
     "ell_rest": make("ell_rest", width=2),
@@ -102,6 +104,7 @@ FORMATS: dict[str, Format] = {
     "columns of rows": make("columns", c=2, each="rows"),
     "columns of buckets": make("columns", c=1, each=make("buckets", widths=(1, 2))),
     "rows of sell": make("rows", p=2, each=make("sell", C=2, sigma=4)),
+    "rows of hdia": make("rows", p=2, each=make("hdia", C=2, density=0.1)),
     "rows of buckets": make("rows", p=3, each=make("buckets", widths=(1, 4))),
     "blocks and hyb": make("blocks", r=2, rest=make("hyb", c=2, widths=(1, 2))),
     "dense columns, dense rows, diagonals": make(

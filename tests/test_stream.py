@@ -84,6 +84,15 @@ def test_results_that_are_read_again_are_stored_as_always() -> None:
     np.testing.assert_allclose(kernel(A=A, B=B), product(A, B), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("format", "is_streamed"), [(sparsetir.formats.blocks(4, 4), False), (sparsetir.formats.ell(), True)]
+)
+def test_results_are_streamed_if_no_other_piece_adds_to_them(format: Any, is_streamed: bool) -> None:
+    """The first piece initialises its rows, and so only writes."""
+    kernel = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": format}), schedule=STREAMED)
+    assert ("sparsetir_stream" in kernel.kernel.script(stage=3)) is is_streamed
+
+
 def test_rows_of_blocks_stay_in_registers() -> None:
     """Together they are a kilobyte, which TVM would take from its runtime."""
     parts = sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": sparsetir.formats.bsr(4, 4)})

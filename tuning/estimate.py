@@ -19,13 +19,15 @@ from sparsetir.formats.pattern import MatrixPattern, Pattern
 from sparsetir.formats.row_buckets import WIDTHS, Buckets, Hyb
 from sparsetir.formats.row_groups import RowGroups
 from sparsetir.formats.special import SRBCRS
-from sparsetir.formats.splits import Blocks, DiaRest, EllRest, Split
+from sparsetir.formats.splits import HDIA, Blocks, DiaRest, EllRest, Split
 from sparsetir.tuning.features import Stored
 
 INDEX = 4  # bytes
 UNKNOWN = 2.0  # values for each entry, of a format that no rule proposed
 BUCKETS = 1.3  # values for each entry, with row lengths rounded up to powers of two
 LINES = 1.2  # values for each entry, with dense rows or columns apart
+HALF = 0.5  # how full diagonals of slices are, at least
+SLICED = 1.3  # values for each entry, of a rest in slices
 HALF_FULL = 0.75  # how full blocks are, of those that are at least half full
 BEYOND = 0.4  # entries of a row beyond the mean length, in standard deviations (of a normal distribution)
 
@@ -78,6 +80,9 @@ def expected(format: Format, p: MatrixPattern) -> float | None:
         return LINES * p.nnz
     if isinstance(format, EllRest):
         return float(p.shape[0]) * (format.width + BEYOND * p.rows.std)
+    if isinstance(format, HDIA):
+        share = p.slice_diagonal_share
+        return p.nnz * (share / max(p.slice_diagonal_fill, HALF) + (1 - share) * SLICED)
     if isinstance(format, DiaRest):
         return p.shape[0] * p.full_diagonals + (1 - p.diagonal_share) * p.nnz
     return None
@@ -106,6 +111,8 @@ def indexed(format: Format, values: int) -> int:
     """How many column numbers are stored with so many values."""
     if isinstance(format, (DIA, Band)):
         return 0
+    if isinstance(format, HDIA):
+        return values // int(format.C)
     return values // (side_by_side(format) * columns_of_a_block(format))
 
 

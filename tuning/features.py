@@ -25,7 +25,7 @@ BINS = 12  # of the histogram of row lengths
 KINDS = (
     *("", "bsr", "dbsr", "blocks", "row_groups", "sr_bcrs", "buckets", "hyb", "columns", "rows", "sell", "ell"),
     *("ell_rest", "padded_csr", "nm", "dense_rows", "dense_columns", "dia", "dia_rest", "band", "csf"),
-    *("narrow_csr", "narrow_sell", "reordered"),
+    *("narrow_csr", "narrow_sell", "reordered", "hdia"),
 )
 
 
@@ -93,6 +93,7 @@ def of_pattern(pattern: Pattern | None) -> dict[str, float]:
 def _of_matrix(p: MatrixPattern) -> dict[str, float]:
     nnz, (m, n) = max(p.nnz, 1), p.shape
     found = {"panel_columns": p.panel_columns, "diagonals": log(p.diagonals), "diagonal_share": p.diagonal_share}
+    found |= {"slice_diagonal_share": p.slice_diagonal_share}
     found |= {"below": p.bandwidth[0] / max(m, 1), "above": p.bandwidth[1] / max(n, 1), "sliced": p.sliced / nnz}
     found |= {"reuse": log(p.reuse_distance or m), "symmetry": p.symmetry or 0.0, "profile": log(sum(p.profile) / nnz)}
     for name, held in (("row", p.rows), ("column", p.columns)):

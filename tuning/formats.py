@@ -20,15 +20,16 @@ from sparsetir.formats.pattern import MatrixPattern, Pattern
 from sparsetir.formats.row_buckets import Hyb
 from sparsetir.formats.row_groups import RowGroups
 from sparsetir.formats.special import SELL
-from sparsetir.formats.splits import DiaRest
+from sparsetir.formats.splits import HDIA, DiaRest
 from sparsetir.interop import is_sparse
 from sparsetir.machine import last_cache
 
 # The loops of the program as it is, or in an order that has no row to share out.
 LEFT_OUT = (CSR, CSC, COO, CSF, Ragged)
-EARLY = (BSR, SELL, RowGroups, ELL, DIA)  # have loops that others cannot have
+EARLY = (BSR, SELL, RowGroups, ELL, DIA, HDIA)  # have loops that others cannot have
 LATE = (Band, DiaRest, Columns, Rows, Hyb)  # are compiled or converted long
 NARROW = (NarrowCSR, NarrowSELL)  # read less from memory: not what dense rows are, nor what caches hold
+VECTORS = (HDIA,)  # have loops for vectors
 ENTRY = 8  # bytes of a value and a column
 
 
@@ -49,6 +50,8 @@ def promising(pattern: Pattern, *, most: float, feat: int = 1) -> list[Format]:
     kept = [c for c in found if not isinstance(c.format, LEFT_OUT)]
     if feat > 1 or ENTRY * pattern.nnz <= last_cache():
         kept = [c for c in kept if not isinstance(c.format, NARROW)]
+    if feat > 1:
+        kept = [c for c in kept if not isinstance(c.format, VECTORS)]
     turn = {id(c): isinstance(c.format, LATE) - isinstance(c.format, EARLY) for c in kept}
     return [c.format for c in sorted(kept, key=lambda c: (turn[id(c)], c.values))]
 

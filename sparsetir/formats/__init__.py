@@ -33,6 +33,7 @@ from sparsetir.formats.special import NM as nm
 from sparsetir.formats.special import SELL as sell
 from sparsetir.formats.special import SRBCRS as sr_bcrs
 from sparsetir.formats.special import PaddedCSR as padded_csr
+from sparsetir.formats.splits import HDIA as hdia
 from sparsetir.formats.splits import Blocks as blocks
 from sparsetir.formats.splits import DiaRest as dia_rest
 from sparsetir.formats.splits import EllRest as ell_rest
@@ -60,6 +61,7 @@ __all__ = [
     "dia_rest",
     "ell",
     "ell_rest",
+    "hdia",
     "hyb",
     "make",
     "narrow_csr",

@@ -15,18 +15,19 @@ from sparsetir.formats.format import Format
 from sparsetir.formats.layouts import CSC, CSR, DCSR, ELL, Ragged
 from sparsetir.formats.narrow import FARTHEST, NarrowCSR, NarrowSELL
 from sparsetir.formats.partitions import Columns, Rows
-from sparsetir.formats.pattern import SLICES, MatrixPattern, Pattern
+from sparsetir.formats.pattern import HACK, SLICES, MatrixPattern, Pattern
 from sparsetir.formats.reordered import Reordered
 from sparsetir.formats.row_buckets import Buckets, Hyb
 from sparsetir.formats.row_groups import RowGroups
 from sparsetir.formats.special import NM, SELL, SRBCRS, PaddedCSR
-from sparsetir.formats.splits import Blocks, DiaRest, EllRest
+from sparsetir.formats.splits import HDIA, Blocks, DiaRest, EllRest
 
 Sized: TypeAlias = tuple[Format, int]  # a format, and the most values that it can store for the pattern
 
 MOST_VALUES = 5.0  # stored for each entry, padding included
 HYPERSPARSE = 64  # rows or columns for each entry from which on nothing is stored for each of them
 WORTHWHILE = 0.1  # fraction of the entries for which a piece of their own pays
+MOSTLY = 0.5  # fraction of the entries from which on diagonals of slices are stored
 UNEVEN = 1.1  # share of the largest of equal ranges of rows, relative to its due
 WIDE = 1024  # columns that a range keeps
 APART_IN_TIME = 1024  # entries between two uses of a column, on average, from which on the order of the rows matters
@@ -126,12 +127,14 @@ def by_order(p: MatrixPattern) -> Iterator[Sized]:
 
 
 def by_diagonal(p: MatrixPattern) -> Iterator[Sized]:
-    """Every diagonal, a band, or the diagonals that are full with the rest apart."""
+    """Every diagonal, a band, or the diagonals that are full, in whole or in slices of rows, with the rest apart."""
     m, (lower, upper) = p.shape[0], p.bandwidth
     yield DIA(), m * p.diagonals
     yield Band(lower, upper), m * (lower + 1 + upper)
     if WORTHWHILE <= p.diagonal_share < 1:
         yield DiaRest(), m * p.full_diagonals + p.nnz
+    if p.slice_diagonal_share >= MOSTLY:
+        yield HDIA(HACK[0]), 2 * p.nnz
 
 
 def by_line(p: MatrixPattern) -> Iterator[Sized]:
@@ -235,8 +238,8 @@ def candidates(pattern: Pattern, *, most: float = MOST_VALUES) -> list[Format]:
     --------
     >>> import scipy.sparse as sp, sparsetir
     >>> tridiagonal = sparsetir.pattern(sp.diags_array([1.0, 2.0, 1.0], offsets=[-1, 0, 1], shape=(99, 99)))
-    >>> candidates(tridiagonal)[-2:]
-    [dia(), band(lower=1, upper=1)]
+    >>> candidates(tridiagonal)[-3:]
+    [dia(), band(lower=1, upper=1), hdia(C=16, rest='sell', density=0.5)]
     """
     return [found.format for found in considered(pattern, most=most) if found.objection is None]
 

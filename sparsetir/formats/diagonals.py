@@ -9,13 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsetir.errors import ArgumentError, StructureError
-from sparsetir.formats.arrays import Array, index_dtype
+from sparsetir.formats.arrays import Array, begins, index_dtype
+from sparsetir.formats.blocks import number_blocks
 from sparsetir.formats.description import describe
 from sparsetir.formats.format import Entries, Packed, register
 from sparsetir.formats.layouts import Layout
 from sparsetir.formats.memory import check_memory
-from sparsetir.formats.pieces import row_numbers
+from sparsetir.formats.pieces import row_chunks, row_numbers, subset
 from sparsetir.transform.rule import FormatRewriteRule
+
+SAMPLE = 1 << 18  # entries that are looked at for a pattern's numbers
+MIX = 0x9E3779B1  # factor of a hash of 32 bits
 
 
 @register("dia")
@@ -149,10 +153,92 @@ class Band(Layout):
         raise StructureError(f"entry ({row}, {row + offset}) lies outside {self!r}: it needs {need}")
 
 
+@dataclass(frozen=True, repr=False)
+class SliceDiagonals(Layout):
+    """Slices of `C` rows, each with the diagonals that one of its rows uses, C values each; all inside the matrix."""
+
+    C: int = 16
+    name = "slice_diagonals"
+
+    def rule(self) -> FormatRewriteRule:
+        description = describe(
+            f"slice_diagonals_of_{self.C}",
+            self.index_type,
+            arrays="slice_ptr first",
+            sizes="m n slices total",
+            axes=f"""
+                S = dense_fixed(slices)
+                W = sparse_variable(S, (n, total), (slice_ptr, first))
+                R = sparse_fixed(W, (m, {self.C}), lambda s, w, r: s * {self.C} + r)
+                J = singleton(R, n, lambda s, w, r, t: w + (r - s * {self.C}), full=True)
+            """,
+            buffer="S, W, R, J",
+        )
+        axis_map = {0: ["S", "R"], 1: ["W", "J"]}
+        coords = lambda s, w, r, j: (r, j)  # noqa: E731
+        return FormatRewriteRule(
+            "slice_diagonals",
+            description,
+            axis_map,
+            inverse=coords,
+            fills=True,
+            partitions_rows=True,
+            independent=True,
+        )
+
+    def packed(self, entries: Entries) -> Packed:
+        found, mask = self.dense_enough(entries, 0.0)
+        if not mask.all():
+            raise StructureError(f"a diagonal of {self.C} rows reaches out of the matrix: take hdia")
+        return found
+
+    def dense_enough(self, entries: Entries, density: float) -> tuple[Packed, Array]:
+        """The diagonals inside the matrix of which that fraction is there, and which entries lie on them, as a mask."""
+        (m, n), indptr, size = entries.shape, entries.indptr, int(self.C)
+        held, firsts, total = np.zeros(-(-m // size), np.int64), [np.zeros(0, np.int64)], 0
+        mask, slots = np.empty(entries.nnz, np.bool_), [np.zeros(0, index_dtype(entries.nnz * size))]
+        for begin, end in row_chunks(indptr, size):
+            part = slice(indptr[begin], indptr[end])
+            lane = np.repeat(np.arange(end - begin) % size, np.diff(indptr[begin : end + 1]))
+            starts = np.append(indptr[begin:end:size], indptr[end]) - indptr[begin]
+            # Counted from what the last row of a slice would need for column 0.
+            found, numbers, counts = number_blocks(starts, entries.last[part] - lane + (size - 1), n + size - 1)
+            first = found - (size - 1)
+            kept = (first >= 0) & (first + size <= n)
+            kept &= np.bincount(numbers, minlength=len(found)) >= density * size
+            mask[part] = kept[numbers]
+            number = (np.cumsum(kept) - 1 + total)[numbers[mask[part]]]
+            slots.append((number * size + lane[mask[part]]).astype(slots[0].dtype, copy=False))
+            slices = np.repeat(np.arange(len(counts)), counts)[kept]
+            held[begin // size : begin // size + len(counts)] = np.bincount(slices, minlength=len(counts))
+            firsts.append(first[kept])
+            total += len(firsts[-1])
+        count = self.check_count(total * size, indices=total)
+        arrays = self.arrays(slice_ptr=begins(held), first=np.concatenate(firsts))
+        sizes = {"m": m, "n": n, "slices": len(held), "total": total}
+        index = None if mask.all() else np.flatnonzero(mask)
+        return Packed(arrays, sizes, count, index, np.concatenate(slots)), mask
+
+
+def slice_diagonals(entries: Entries, size: int, density: float) -> tuple[float, float]:
+    """Fraction of the entries on diagonals of slices that are dense enough, and how full these are.
+
+    See `SliceDiagonals`. Of a large matrix only some of the slices count.
+    """
+    step = -(-entries.nnz // SAMPLE)
+    if step > 1:
+        slices = np.arange(-(-entries.shape[0] // size), dtype=np.uint32) * np.uint32(MIX) >> np.uint32(16)
+        rows = np.repeat(slices % np.uint32(step) == 0, size)[: entries.shape[0]]
+        entries, _ = subset(entries, np.repeat(rows, np.diff(entries.indptr)))
+    found, mask = SliceDiagonals(size).dense_enough(entries, density)
+    held = int(np.count_nonzero(mask))
+    return held / max(entries.nnz, 1), held / max(found.count, 1)
+
+
 def numbered(entries: Entries) -> Iterator[tuple[slice, Array, Array]]:
     """Ranges of the entries with their rows and the numbers of their diagonals: column - row + m - 1."""
     for part, rows in row_numbers(entries.indptr):
         yield part, rows, entries.last[part] - rows + (entries.shape[0] - 1)
 
 
-__all__ = ["DIA", "Band", "numbered"]
+__all__ = ["DIA", "Band", "SliceDiagonals", "numbered", "slice_diagonals"]

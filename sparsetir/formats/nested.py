@@ -98,7 +98,8 @@ def _below(outer: FormatRewriteRule, inner: FormatRewriteRule, is_whole: bool) -
     A format of a part goes over rows of other parts too, or leaves out empty ones: it must not initialise them.
     """
     alone = is_whole and outer.partitions_rows and inner.partitions_rows
-    return replace(inner, name=f"{outer.name}_{inner.name}", partitions_rows=alone, sweep=outer.sweep or inner.sweep)
+    name, sweep = f"{outer.name}_{inner.name}", outer.sweep or inner.sweep
+    return replace(inner, name=name, partitions_rows=alone, meets_rows=False, sweep=sweep)
 
 
 def _renumbered(packed: Packed, held: Array) -> Packed:

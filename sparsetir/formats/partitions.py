@@ -15,7 +15,7 @@ from sparsetir.formats.arrays import Array, index_dtype, take
 from sparsetir.formats.description import describe
 from sparsetir.formats.format import Entries, Format, Packed, check_idtype, check_positive, make, register
 from sparsetir.formats.layouts import CSR, Layout
-from sparsetir.formats.pieces import choose
+from sparsetir.formats.pieces import subset
 from sparsetir.transform.rule import FormatRewriteRule
 
 
@@ -50,7 +50,7 @@ class Partition(Format):
     def _renamed(self, part: str, rule: FormatRewriteRule) -> FormatRewriteRule:
         keeps = rule.partitions_rows and self.keeps_rows
         sweep = part if self.sweeps else rule.sweep
-        return replace(rule, name=f"{part}_{rule.name}", partitions_rows=keeps, sweep=sweep)
+        return replace(rule, name=f"{part}_{rule.name}", partitions_rows=keeps, meets_rows=False, sweep=sweep)
 
     def pack(self, entries: Entries) -> list[Packed]:
         found: list[Packed] = []
@@ -65,14 +65,6 @@ class Partition(Format):
         if not isinstance(found, Format):
             raise ArgumentTypeError(f"a part of {self.name} takes a format or the name of one, found {given!r}")
         return found.resolve(2, self.index_type)
-
-
-def subset(entries: Entries, mask: Array) -> tuple[Entries, Array | None]:
-    """The entries that `mask` holds, and which of `entries` they are; None where it holds all."""
-    if mask.all():
-        return entries, None
-    index, indptr = choose(mask, entries.indptr)
-    return Entries.of_rows(entries.shape, indptr, take(entries.last, index)), index
 
 
 def within(piece: Packed, index: Array) -> Packed:

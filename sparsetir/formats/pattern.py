@@ -10,6 +10,7 @@ from itertools import zip_longest
 from typing import Any
 
 from sparsetir.formats.arrays import are_sorted
+from sparsetir.formats.diagonals import slice_diagonals
 from sparsetir.formats.fingerprint import fingerprint
 from sparsetir.formats.format import Entries
 from sparsetir.formats.origin import Origin, open_origin
@@ -24,6 +25,7 @@ PARTS = (2, 4, 16)
 SLICES = (8, 64)  # rows of a slice and of the window in which they are sorted
 PANEL = 64  # rows whose distinct columns are counted
 HALF = 0.5  # full enough for a full diagonal
+HACK = (16, HALF)  # rows of a slice with diagonals of its own, and how full these are
 GROUP = (4, 0.5)  # rows of a group, and the zeros that it may store for each entry
 
 
@@ -110,6 +112,9 @@ class MatrixPattern(Pattern):
         Diagonals that hold something, and those of them on which half of the slots of the longest one are entries.
     diagonal_share : float
         Fraction of the entries that lie on the latter.
+    slice_diagonal_share, slice_diagonal_fill : float
+        Fraction of the entries on diagonals of 16 neighbouring rows of which half is there, and how full those are.
+        Of a large matrix, those of a sample; 0 where most rows or columns hold nothing.
     blocks : mapping of (int, int) to BlockFill
         By rows and columns of a block; the sizes are `BLOCKS`.
     panel_columns : float
@@ -136,6 +141,8 @@ class MatrixPattern(Pattern):
     diagonals: int
     full_diagonals: int
     diagonal_share: float
+    slice_diagonal_share: float
+    slice_diagonal_fill: float
     blocks: Mapping[tuple[int, int], BlockFill] = field(hash=False)
     panel_columns: float
     reuse_distance: float | None
@@ -155,6 +162,8 @@ class MatrixPattern(Pattern):
         yield _row("half full", [f"{found.share:.0%}" for found in self.blocks.values()])
         full = f"{self.full_diagonals:,} half full with {self.diagonal_share:.0%} of the nonzeros"
         yield f"diagonals: {self.diagonals:,} hold something, {full}"
+        share, fill = self.slice_diagonal_share, self.slice_diagonal_fill
+        yield f"diagonals of {HACK[0]} rows: those that are half full hold {share:.0%} of the nonzeros, {fill:.0%} full"
         yield f"bandwidth {_two(self.bandwidth)}, profile {_two(self.profile)} (below and above the main diagonal)"
         again = "never again" if self.reuse_distance is None else f"again after {self.reuse_distance:,.1f} rows"
         yield f"columns are used {again}; {PANEL} rows use {self.panel_columns:.2f} columns for a nonzero"
@@ -251,6 +260,7 @@ def _matrix(entries: Entries) -> dict[str, Any]:
     rows, columns = lines.row_degrees, lines.column_degrees
     diagonals, full, share = lines.diagonals(HALF)
     few = lines.labels is not None  # rows are not numbered one by one
+    share_of_slices, fill_of_slices = (0.0, 0.0) if few else slice_diagonals(entries, *HACK)
     share_of_groups, fill_of_groups = (0.0, 0.0) if few else grouped_share(entries, *GROUP)
     return {
         "fibers": (columns.count - columns.empty, rows.count - rows.empty),
@@ -264,6 +274,8 @@ def _matrix(entries: Entries) -> dict[str, Any]:
         "diagonals": diagonals,
         "full_diagonals": full,
         "diagonal_share": share,
+        "slice_diagonal_share": share_of_slices,
+        "slice_diagonal_fill": fill_of_slices,
         "blocks": {(r, c): lines.blocks(r, c) for r, c in BLOCKS},
         "panel_columns": lines.blocks(PANEL, 1).count / max(entries.nnz, 1),
         "reuse_distance": lines.reuse_distance,

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from sparsetir.formats.arrays import CHUNK, Array, index_dtype
+from sparsetir.formats.arrays import CHUNK, Array, index_dtype, take
 from sparsetir.formats.format import Entries
 
 
@@ -52,6 +52,14 @@ def choose(mask: Array, indptr: Array) -> tuple[Array, Array]:
     return index, starts
 
 
+def subset(entries: Entries, mask: Array) -> tuple[Entries, Array | None]:
+    """The entries that `mask` holds, and which of `entries` they are; None where it holds all."""
+    if mask.all():
+        return entries, None
+    index, indptr = choose(mask, entries.indptr)
+    return Entries.of_rows(entries.shape, indptr, take(entries.last, index)), index
+
+
 def strided(begin: Array, starts: Array, step: int, count: int) -> Array:
     """Slots of runs: element k of run r is at ``begin[r] + step * (k - starts[r])``, all below `count`."""
     dtype = index_dtype(count)
@@ -85,4 +93,5 @@ __all__ = [
     "row_chunks",
     "row_numbers",
     "strided",
+    "subset",
 ]

@@ -16,8 +16,8 @@ from sparsetir.formats.description import describe
 from sparsetir.formats.format import Entries, Format, Packed, check_positive, register
 from sparsetir.formats.layouts import DCSR, Layout
 from sparsetir.formats.memory import check_memory
-from sparsetir.formats.partitions import subset, within
-from sparsetir.formats.pieces import lengths_of
+from sparsetir.formats.partitions import within
+from sparsetir.formats.pieces import lengths_of, subset
 from sparsetir.formats.splits import Split
 from sparsetir.transform.rule import FormatRewriteRule
 
@@ -136,6 +136,7 @@ class RowGroups(Split):
     r: int = 4
     padding: float = field(default=0.5, kw_only=True)
     name = "row_groups"
+    lists_rows = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,17 +13,22 @@ import numpy as np
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.arrays import Array, index_dtype
 from sparsetir.formats.blocks import number_blocks
-from sparsetir.formats.diagonals import DIA, numbered
-from sparsetir.formats.format import Entries, Format, check_positive, make, register
+from sparsetir.formats.diagonals import DIA, SliceDiagonals, numbered
+from sparsetir.formats.format import Entries, Format, Packed, check_positive, make, register
 from sparsetir.formats.memory import check_memory
-from sparsetir.formats.partitions import Partition
-from sparsetir.formats.pieces import lengths_of, row_chunks
+from sparsetir.formats.partitions import Partition, within
+from sparsetir.formats.pieces import lengths_of, row_chunks, subset
+from sparsetir.transform.rule import FormatRewriteRule
 
 
 @dataclass(frozen=True, repr=False)
 class Split(Partition):
-    """Two parts, ``main`` and ``rest``. A subclass says `main` and `chosen`."""
+    """Two parts, ``main`` and ``rest``. A subclass says `main` and `chosen`.
 
+    `lists_rows` says that the first part only has the rows that it holds something of.
+    """
+
+    lists_rows = False
     rest: str | Format = field(default="dcsr", kw_only=True)
 
     @property
@@ -43,6 +48,12 @@ class Split(Partition):
     @cached_property
     def parts(self) -> Sequence[tuple[str, Format]]:
         return (("main", self.main.resolve(2, self.index_type)), ("rest", self.stored(self.rest)))
+
+    def _renamed(self, part: str, rule: FormatRewriteRule) -> FormatRewriteRule:
+        return replace(super()._renamed(part, rule), meets_rows=self._meets_rows(part, rule))
+
+    def _meets_rows(self, part: str, rule: FormatRewriteRule) -> bool:
+        return part == "main" and rule.partitions_rows and not self.lists_rows
 
     def share(self, entries: Entries) -> Iterator[Array]:
         mask = self.chosen(entries)
@@ -166,6 +177,69 @@ class DiaRest(DensePart):
         return mask
 
 
+@register("hdia")
+@dataclass(frozen=True, repr=False)
+class HDIA(DensePart):
+    """Hacked DIA: slices of `C` rows, of each the diagonals that are at least `density` full, the rest apart.
+
+    A diagonal of a slice is `C` values and the column of the first: its sums are vector operations without a gather. It
+    must lie inside the matrix.
+
+    Parameters
+    ----------
+    C : int
+        Rows of a slice: a multiple of the vector length.
+    density : float
+        Fraction of the C slots of a diagonal, also in the last slice.
+    rest : Format or str
+        How the other entries are stored.
+    idtype : {"int32", "int64"}, optional
+        Of the index arrays.
+
+    Raises
+    ------
+    ArgumentError
+        When C is no whole number from 1 on, or density is outside (0, 1].
+
+    Notes
+    -----
+    D. Barbieri, V. Cardellini, A. Fanfarillo, S. Filippone, "Sparse matrix-vector multiplication on GPGPUs", ACM Trans.
+    Math. Softw. 43(4), 2017, whose hacks (slices) store all of their diagonals.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sparsetir.formats.format import Entries
+    >>> from sparsetir.formats.splits import HDIA
+    >>> entries = Entries.of_rows((2, 4), np.array([0, 2, 4]), np.array([0, 1, 2, 3]))
+    >>> main, rest = HDIA(2).pack(entries)
+    >>> main.arrays["first"].tolist(), main.values(np.array([1, 2, 3, 4])).tolist(), rest.count
+    ([0, 1, 2], [1, 0, 2, 3, 0, 4], 0)
+    """
+
+    C: int = 16
+    density: float = field(default=0.5, kw_only=True)
+    rest: str | Format = field(default="sell", kw_only=True)
+    name = "hdia"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.name, C=self.C)
+
+    @property
+    def main(self) -> Format:
+        return SliceDiagonals(int(self.C))
+
+    def chosen(self, entries: Entries) -> Array:
+        return SliceDiagonals(int(self.C)).dense_enough(entries, self.density)[1]
+
+    def pack(self, entries: Entries) -> list[Packed]:
+        main, mask = SliceDiagonals(int(self.C), idtype=self.index_type).dense_enough(entries, self.density)
+        left, index = subset(entries, ~mask)
+        others = self.parts[1][1].pack(left)
+        return [main, *(others if index is None else (within(piece, index) for piece in others))]
+
+
 @register("ell_rest")
 @dataclass(frozen=True, repr=False)
 class EllRest(Split):
@@ -213,4 +287,4 @@ class EllRest(Split):
         return np.repeat(np.tile(np.array([True, False]), len(lengths)), runs)
 
 
-__all__ = ["Blocks", "DensePart", "DiaRest", "EllRest", "Split"]
+__all__ = ["HDIA", "Blocks", "DensePart", "DiaRest", "EllRest", "Split"]

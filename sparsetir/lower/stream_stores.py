@@ -15,7 +15,8 @@ after::
         T.call_extern("void", "sparsetir_stream_float32x64", T.address_of(c[i * feat + k_0 * 64]), c_local[0:64])
     T.call_extern("void", "sparsetir_fence")
 
-An ordinary store reads the line from memory before it changes it. Only arrays that the loop does not read are streamed.
+An ordinary store reads the line from memory before it changes it. Only arrays that the function does not read are
+streamed: what another loop adds to would have to come back.
 TVM has no such store: the two functions come as LLVM IR with the program and are inlined. They look at the address, as
 vectors that bypass the caches must not lie across a line; the fence makes them visible to other threads.
 
@@ -31,6 +32,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.ir import Var
 from tvm.runtime import DataType
 
 from sparsetir.ir import const
@@ -77,10 +79,10 @@ PIECE_IR = """\
 
 
 class _Streamer:
-    """Rewrites the stores of one loop; `tiles` are the vectors that were needed."""
+    """Rewrites the stores of one loop; `tiles` are the vectors that were needed, `read` what is not to be streamed."""
 
-    def __init__(self, loop: tirx.For) -> None:
-        self.read = {load.source for load in collect(loop.body, ir.TensorLoad)}
+    def __init__(self, read: set[Var]) -> None:
+        self.read = read
         self.tiles: set[tuple[str, int]] = set()
 
     def on_for(self, node: tirx.For, mutator: Any) -> tirx.Stmt:
@@ -154,13 +156,14 @@ def _piece(tile: dict[str, Any], width: int, at: int) -> str:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.StreamStores")
 def StreamStores(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Stream what the annotated loops of a function write and do not read."""
+    """Stream what the annotated loops of a function write and none reads."""
     tiles: set[tuple[str, int]] = set()
+    read = {load.source for load in collect(func.body, ir.TensorLoad)}
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
         if STREAM not in node.annotations:
             return mutator.default_mutate(node)
-        streamer = _Streamer(node)
+        streamer = _Streamer(read)
         body = tvm_ffi.structural_mutate(node.body, [(tirx.For, streamer.on_for)])
         notes = {k: v for k, v in node.annotations.items() if k != STREAM}
         loop = tirx.For(node.loop_var, node.min, node.extent, node.kind, body, None, notes)

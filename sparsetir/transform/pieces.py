@@ -40,9 +40,9 @@ class Pieces:
             if any(s.buffer.same_as(view) for p in parts for s in collect(p, tirx.BufferStore)):
                 keep = neutral and still_clean(parts, view, clean, own)
                 (self.structure.padded.add if keep else self.structure.padded.discard)(view)
-        in_pieces = self._may_init_in_pieces()
-        first = [] if in_pieces or not self.shared_init else [self._init_iteration()]
-        pieces = [self._piece(made, neutral, in_pieces) for made in self.structure.made]
+        initialising = self._initialising() if self._inits_rows() else []
+        first = [] if initialising or not self.shared_init else [self._init_iteration()]
+        pieces = [self._piece(made, neutral, made in initialising) for made in self.structure.made]
         return seq(*first, *pieces)
 
     def _refusal(self, fault: str) -> VerifyError:
@@ -70,8 +70,15 @@ class Pieces:
             raise self._refusal("has an initialisation that is not a list of stores")
         return own, shared
 
-    def _may_init_in_pieces(self) -> bool:
-        """Whether each piece may initialise what it reduces to: it alone has the rows, and only rows count."""
+    def _initialising(self) -> list[Made]:
+        """The pieces that initialise what they reduce to: all if each has rows of its own, or the first for all."""
+        made = self.structure.made
+        if all(each.rule.partitions_rows and self._rows_first(each) for each in made):
+            return made
+        return made[:1] if made[0].rule.meets_rows and self._rows_first(made[0]) else []
+
+    def _inits_rows(self) -> bool:
+        """Whether there is an initialisation that is the same wherever a row's entries are."""
         if not self.shared_init or self.own_init:
             return False
         others = self.old_vars[1:]
@@ -79,8 +86,7 @@ class Pieces:
         if any(self.kinds[v] == "S" for v in others) or self.kinds[row] != "S":
             return False
         stores = [s for part in self.shared_init for s in collect(part, tirx.BufferStore)]
-        by_row = all(any(i.same_as(row) for i in s.indices) for s in stores)
-        return by_row and all(made.rule.partitions_rows and self._rows_first(made) for made in self.structure.made)
+        return all(any(i.same_as(row) for i in s.indices) for s in stores)
 
     def _rows_first(self, made: Made) -> bool:
         """Whether the points of every axis that stays are there without those of an axis that is summed over."""
@@ -111,7 +117,7 @@ class Pieces:
         axes = self.views[buffer].axes
         return all(indices[axes.index(a)].same_as(v) for a, v in zip(self.structure.axes, self.old_vars, strict=True))
 
-    def _piece(self, made: Made, neutral: bool, in_pieces: bool) -> tirx.Stmt:
+    def _piece(self, made: Made, neutral: bool, initialises: bool) -> tirx.Stmt:
         new_vars = [Var(str(a.name).lower(), ir.PrimType(a.idtype)) for a in made.spliced.axes]
         olds = made.rule.old_coords(new_vars)
         mapping: dict[Var, ir.Expr] = {v: cast(e, str(v.ty.dtype)) for v, e in zip(self.old_vars, olds, strict=True)}
@@ -125,10 +131,10 @@ class Pieces:
             mask = self.structure.mask(made)
             valid = tirx.NE(tirx.BufferLoad(mask.view, list(new_vars)), const(0, MASK_DTYPE))
             body = tirx.IfThenElse(valid, body, None)
-        stmts = [*self.own_init, *(self.shared_init if in_pieces else [])]
+        stmts = [*self.own_init, *(self.shared_init if initialises else [])]
         init = self._rewritten(seq(*stmts), made, new_vars, mapping) if stmts else None
         notes = notes_of(self.it)
-        if in_pieces:
+        if initialises:
             notes[INIT] = STORED
         if made.rule.independent and self._rows_are_apart(made):
             notes[INDEPENDENT] = 1

@@ -42,6 +42,9 @@ class FormatRewriteRule:
         Whether no other piece of the format holds entries of the same first coordinate, and a loop over the slots of
         some piece meets it, padding or not, so that each piece can initialise its own results. What repeats below all
         slots of an axis of another dimension counts without a slot.
+    meets_rows : bool
+        Whether a loop over the slots of this piece meets every first coordinate, so that the first of several pieces
+        can initialise what the others add to.
     independent : bool
         Whether steps of the first new axis never meet in a first coordinate although its formula does not show it.
     sweep : str, optional
@@ -76,6 +79,7 @@ class FormatRewriteRule:
     forward: Formula | None = None
     fills: bool = False
     partitions_rows: bool = False
+    meets_rows: bool = False
     independent: bool = False
     sweep: str | None = None
 
