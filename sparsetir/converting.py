@@ -7,14 +7,14 @@
 * Short rows that are summed into one number each: `sell`, whose loops sum several rows side by side.
 * Diagonals of neighbouring rows that are summed so: `hdia`, whose loops do that without a gather.
 
-The rules look at a sample of the rows. Converting has to pay within the calls that were announced
+The rules look at a sample of the rows, or at their lengths. Converting has to pay within the calls that were announced
 (``sparsetir.build(program, calls=1000)``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ from sparsetir.ir import Program
 from sparsetir.kernel import Kernel
 from sparsetir.machine import last_cache
 from sparsetir.transform.decompose import decompose_format
-from sparsetir.untuned import ragged_sums, some_lengths
+from sparsetir.untuned import ragged_sums
 
 SAMPLED, WINDOWS = 1 << 16, 16  # entries that are looked at, and in how many places
 SQUARES = (4, 3, 2)  # rows and columns of blocks
@@ -44,15 +44,18 @@ LEAST_GAIN = 1.07  # of blocks, see `block_gain`
 ENOUGH = 1.25  # of blocks: nothing else is looked at
 GROUP, LEAST_GROUP_GAIN = 4, 1.15  # rows of a group, and what groups must gain
 LEAST_FEAT = 8  # elements of a dense row
-SHORT, MANY = 6.0, 1 << 16  # entries of a row on average, and of all rows
-SLICES = (8, 1024)  # rows of a slice, and of those that are sorted by length
+SHORT, MANY = 24.0, 1 << 16  # entries of a row on average, and of all rows
+SLICES, WINDOW = (16, 8), 1024  # rows of a slice, and of those that are sorted by length
+AS_FULL = 0.95  # how full wide slices must be, relative to narrow ones
+HALF_FULL = 0.5  # slices, so that what is on no diagonal can be stored in some
 # Rough seconds for each entry on one machine (AMD Zen 3): converting it, and what a call saves for each number that is
 # computed with it. `python -m sparsetir.bench.formats` prints both for a matrix.
 CONVERSION, GROUPING, SAVED = 80e-9, 250e-9, 0.02e-9
-SAVED_ON_SHORT, SAVED_IN_BLOCKS, SAVED_ON_DIAGONALS = 0.15e-9, 0.1e-9, 0.2e-9
+SLICING, SAVED_IN_SLICES = 25e-9, 0.05e-9
+SAVED_IN_BLOCKS, SAVED_ON_DIAGONALS = 0.1e-9, 0.2e-9
 # How many times faster sums over full blocks of so many rows and columns are than over rows (AMD Zen 4).
 SUMMED = {(3, 3): 1.4, (4, 4): 2.1, (8, 1): 2.7, (16, 1): 4.3, (8, 8): 4.7}
-SUMMED_IN_SLICES = 1.6  # the same for full slices, where rows are short
+SUMMED_IN_SLICES = 1.4  # the same for full slices, where rows are short
 SUMMED_ON_DIAGONALS = 3.5  # the same for full diagonals of slices
 
 
@@ -126,13 +129,23 @@ def suited_to_sums(entries: Entries, itemsize: int, calls: float) -> Conversion 
     fills = {size: block_fill(indptr, indices, *size) for size in SUMMED}
     best, shape = max((sum_gain(size, fill, *sizes), size) for size, fill in fills.items())
     found = [(best, Conversion(BSR(*shape), CONVERSION / SAVED_IN_BLOCKS))]
-    if indices.size >= MANY and CONVERSION / SAVED_ON_DIAGONALS <= calls:
-        gain = diagonal_gain(*slice_diagonals(entries, *HACK), *sizes)
-        found.append((gain, Conversion(HDIA(HACK[0]), CONVERSION / SAVED_ON_DIAGONALS)))
-    if indices.size >= MANY and indices.size <= SHORT * (len(indptr) - 1):
-        found.append((SUMMED_IN_SLICES * slice_fill(indptr), Conversion(SELL(*SLICES), CONVERSION / SAVED_ON_SHORT)))
+    if indices.size >= MANY:
+        found += _in_slices(entries, itemsize, calls)
     gain, conversion = max(found, key=lambda each: each[0])
     return conversion if gain >= LEAST_GAIN else None
+
+
+def _in_slices(entries: Entries, itemsize: int, calls: float) -> Iterator[tuple[float, Conversion]]:
+    """Formats of slices of rows and how many times faster sums over them should be, for many entries."""
+    (m, _), indptr, indices = entries.shape, entries.indptr, entries.last
+    wide, narrow = (slice_fill(indptr, rows) for rows in SLICES)
+    if narrow >= HALF_FULL and CONVERSION / SAVED_ON_DIAGONALS <= calls:
+        found = slice_diagonals(entries, *HACK)
+        gain = diagonal_gain(*found, indices.size, indices.itemsize, itemsize)
+        yield gain, Conversion(HDIA(HACK[0]), CONVERSION / SAVED_ON_DIAGONALS)
+    if indices.size <= SHORT * m:
+        rows = SLICES[0] if wide >= AS_FULL * narrow else SLICES[1]
+        yield SUMMED_IN_SLICES * narrow, Conversion(SELL(rows, WINDOW), SLICING / SAVED_IN_SLICES)
 
 
 def diagonal_gain(share: float, fill: float, nnz: int, index: int, value: int) -> float:
@@ -143,8 +156,8 @@ def diagonal_gain(share: float, fill: float, nnz: int, index: int, value: int) -
 
     Examples
     --------
-    >>> diagonal_gain(0.5, 1.0, 1000, 4, 4), diagonal_gain(0.0, 0.0, 1000, 4, 4), diagonal_gain(1.0, 1.0, 10**9, 4, 4)
-    (1.5555555555555556, 1.0, 2.0)
+    >>> diagonal_gain(0.0, 0.0, 1000, 4, 4), diagonal_gain(1.0, 0.5, 1000, 4, 4), diagonal_gain(1.0, 1.0, 10**9, 4, 4)
+    (1.0, 1.75, 2.0)
     """
     held = share / fill if fill else 0.0
     gain = 1 / (held / SUMMED_ON_DIAGONALS + 1 - share)
@@ -186,17 +199,18 @@ def sum_gain(size: tuple[int, int], fill: float, nnz: int, index: int, value: in
     return gain if nnz * in_rows <= last_cache() else min(gain, in_rows / in_blocks)
 
 
-def slice_fill(indptr: np.ndarray) -> float:
-    """How full slices of rows that are sorted by length are in a sample of the rows.
+def slice_fill(indptr: np.ndarray, rows: int) -> float:
+    """How full slices of so many rows are that are sorted by length within windows.
 
     Examples
     --------
-    >>> slice_fill(np.arange(0, 99, 3)), slice_fill(np.array([0, 8, 8, 8, 8, 8, 8, 8, 8]))
+    >>> slice_fill(np.arange(0, 99, 3), 8), slice_fill(np.array([0, 8, 8, 8, 8, 8, 8, 8, 8]), 8)
     (1.0, 0.125)
     """
-    lengths = np.sort(some_lengths(indptr), axis=1)[:, ::-1]
-    slots = SLICES[0] * np.maximum(lengths[:, :: SLICES[0]], 1).sum()
-    return float(lengths.sum() / max(slots, 1))
+    lengths = np.zeros(-(-(len(indptr) - 1) // WINDOW) * WINDOW, indptr.dtype)
+    lengths[: len(indptr) - 1] = np.diff(indptr)
+    longest = np.sort(lengths.reshape(-1, WINDOW), axis=1)[:, rows - 1 :: rows]
+    return float(indptr[-1]) / max(rows * int(longest.sum(dtype=np.int64)), 1)
 
 
 def block_fill(indptr: np.ndarray, indices: np.ndarray, rows_each: int, columns_each: int) -> float:

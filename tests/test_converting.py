@@ -13,6 +13,8 @@ import sparsetir
 from sparsetir import converting, formats
 from sparsetir.bench.suite import families
 from sparsetir.errors import ArgumentError
+from sparsetir.formats import Entries
+from sparsetir.formats.diagonals import slice_diagonals
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
 
@@ -42,7 +44,7 @@ def test_short_rows_of_a_matrix_times_a_vector() -> None:
     program, A = decode(sparsetir.ops.spmv()), short_rows()
     found = converting.suited(program, A, {"x": (A.shape[1],)})
     assert found is not None
-    assert found.format == formats.sell(8, 1024)
+    assert found.format == formats.sell(16, 1024)
     assert converting.suited(program, families()["uniform"]("small"), {"x": (1250,)}) is None
     ends = np.cumsum(np.where(np.arange(40_000) % 10 == 0, 40, 0), dtype=np.int32)
     skewed = sp.csr_array((np.ones(ends[-1], "float32"), np.arange(ends[-1], dtype=np.int32) % 1000, [0, *ends]),
@@ -50,7 +52,8 @@ def test_short_rows_of_a_matrix_times_a_vector() -> None:
     assert skewed.nnz / skewed.shape[0] == 4
     found = converting.suited(program, skewed, {"x": (1000,)})
     assert found is not None
-    assert found.format == formats.sell(8, 1024)
+    assert found.format == formats.sell(8, 1024)  # fuller than slices of 16
+    assert converting.suited(program, families()["giant_row"]("medium"), {"x": (500_000,)}) is None
     hub = sp.csr_array((np.ones(70_000, "float32"), np.arange(70_000, dtype=np.int32), [0, 70_000, *[70_000] * 19_999]),
                        shape=(20_000, 70_000))  # fmt: skip
     assert converting.suited(program, hub, {"x": (70_000,)}) is None
@@ -63,7 +66,16 @@ def test_grids_are_summed_on_diagonals(name: str) -> None:
     assert found is not None
     assert found.format == formats.hdia(16)
     few = converting.suited(program, A, {"x": (A.shape[1],)}, calls=found.calls - 1)
-    assert few is None or few.format == formats.sell(8, 1024)
+    assert few is not None
+    assert few.format == formats.sell(16, 1024)
+
+
+def test_an_arrow_stays_in_rows() -> None:
+    """Its diagonal could be apart, but the slices of the rest hold little beside its long row."""
+    n = 200_000
+    arrow = sp.csr_array(sp.vstack([np.ones((1, n), "float32"), sp.eye_array(n, dtype="float32", format="csr")[1:]]))
+    assert slice_diagonals(Entries.of_rows(arrow.shape, arrow.indptr, arrow.indices), 16, 0.5)[0] > 0.3
+    assert converting.suited(decode(sparsetir.ops.spmv()), arrow, {"x": (n,)}) is None
 
 
 def test_similar_rows_are_looked_for_if_grouping_them_can_pay(monkeypatch: pytest.MonkeyPatch) -> None:

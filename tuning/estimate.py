@@ -18,7 +18,7 @@ from sparsetir.formats.partitions import Columns, Rows
 from sparsetir.formats.pattern import MatrixPattern, Pattern
 from sparsetir.formats.row_buckets import WIDTHS, Buckets, Hyb
 from sparsetir.formats.row_groups import RowGroups
-from sparsetir.formats.special import SRBCRS
+from sparsetir.formats.special import SELL, SRBCRS
 from sparsetir.formats.splits import HDIA, Blocks, DiaRest, EllRest, Split
 from sparsetir.tuning.features import Stored
 
@@ -80,6 +80,8 @@ def expected(format: Format, p: MatrixPattern) -> float | None:
         return LINES * p.nnz
     if isinstance(format, EllRest):
         return float(p.shape[0]) * (format.width + BEYOND * p.rows.std)
+    if isinstance(format, SELL):
+        return float(p.sliced)
     if isinstance(format, HDIA):
         share = p.slice_diagonal_share
         return p.nnz * (share / max(p.slice_diagonal_fill, HALF) + (1 - share) * SLICED)

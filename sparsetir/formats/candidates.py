@@ -33,7 +33,7 @@ WIDE = 1024  # columns that a range keeps
 APART_IN_TIME = 1024  # entries between two uses of a column, on average, from which on the order of the rows matters
 SIMILAR = 0.75  # fraction of the entries from which on rows are grouped
 APART = 0.8  # how full neighbours' blocks may be, relative to those of grouped rows
-WINDOWS = 128  # of rows that are sorted together where their lengths differ much
+SORTED = ((16, 1024), (8, 8192))  # rows of a slice and of the window in which they are sorted, for more than `SLICES`
 EMPTY = 0.25  # fraction of empty rows from which on the others are listed
 
 
@@ -72,7 +72,8 @@ def by_slot(p: MatrixPattern) -> Iterator[Sized]:
     yield PaddedCSR(4), p.nnz + 3 * held
     yield SELL(*SLICES), p.sliced
     if m > SLICES[1]:
-        yield SELL(SLICES[0], WINDOWS * SLICES[1]), p.sliced  # at most as many: rows are sorted over longer ways
+        # Rows are sorted over longer ways: wide slices need less work, narrow ones less padding.
+        yield from ((SELL(C, sigma), p.sliced * C // SLICES[0]) for C, sigma in SORTED)
     yield Ragged(), p.prefix
 
 
@@ -133,8 +134,8 @@ def by_diagonal(p: MatrixPattern) -> Iterator[Sized]:
     yield Band(lower, upper), m * (lower + 1 + upper)
     if WORTHWHILE <= p.diagonal_share < 1:
         yield DiaRest(), m * p.full_diagonals + p.nnz
-    if p.slice_diagonal_share >= MOSTLY:
-        yield HDIA(HACK[0]), 2 * p.nnz
+    if p.slice_diagonal_share >= MOSTLY and p.sliced <= 2 * p.nnz:  # the rest is stored in slices
+        yield HDIA(HACK[0]), 2 * p.nnz + p.sliced
 
 
 def by_line(p: MatrixPattern) -> Iterator[Sized]:
