@@ -45,7 +45,7 @@ class Considered:
     ----------
     format : Format
     values : float
-        How many values it stores for each entry, at most.
+        How many values it stores for each entry, at most; an estimate where the pattern's numbers are those of a sample.
     objection : str or None
         Why it is no candidate.
     """
@@ -135,7 +135,7 @@ def by_diagonal(p: MatrixPattern) -> Iterator[Sized]:
     if WORTHWHILE <= p.diagonal_share < 1:
         yield DiaRest(), m * p.full_diagonals + p.nnz
     if p.slice_diagonal_share >= MOSTLY and p.sliced <= 2 * p.nnz:  # the rest is stored in slices
-        yield HDIA(HACK[0]), 2 * p.nnz + p.sliced
+        yield HDIA(HACK[0]), round(p.nnz * p.slice_diagonal_share / p.slice_diagonal_fill) + p.sliced
 
 
 def by_line(p: MatrixPattern) -> Iterator[Sized]:
