@@ -45,7 +45,7 @@ class Considered:
     ----------
     format : Format
     values : float
-        How many values it stores for each entry, at most; an estimate where the pattern's numbers are those of a sample.
+        How many values it stores for each entry, at most; estimated where the pattern's numbers are those of a sample.
     objection : str or None
         Why it is no candidate.
     """
