@@ -227,14 +227,14 @@ class HDIA(DensePart):
         check_positive(self.name, C=self.C)
 
     @property
-    def main(self) -> Format:
-        return SliceDiagonals(int(self.C))
+    def main(self) -> SliceDiagonals:
+        return SliceDiagonals(int(self.C), idtype=self.index_type)
 
     def chosen(self, entries: Entries) -> Array:
-        return SliceDiagonals(int(self.C)).dense_enough(entries, self.density)[1]
+        return self.main.dense_enough(entries, self.density)[1]
 
     def pack(self, entries: Entries) -> list[Packed]:
-        main, mask = SliceDiagonals(int(self.C), idtype=self.index_type).dense_enough(entries, self.density)
+        main, mask = self.main.dense_enough(entries, self.density)
         left, index = subset(entries, ~mask)
         others = self.parts[1][1].pack(left)
         return [main, *(others if index is None else (within(piece, index) for piece in others))]
