@@ -11,7 +11,9 @@
   busy while the others wait.
 * Rows that are summed into one number each are summed in vectors where they are long, or where nearly all of them fit
   in one vector and the processor cannot foresee their ends.
-* Dense rows that are summed are kept in registers as a whole if they are shorter than what is usually kept.
+* Dense rows that are summed are kept in registers as a whole if they are shorter than what is usually kept, and half
+  by half where the rows that they are multiplied with come from the last cache: while the first halves of many are
+  read, the hardware fetches the second ones.
 
 Each rule looks at no more than a few thousand elements.
 """
@@ -43,6 +45,9 @@ UNFORESEEN = 0.5  # of the rows: their length is another than that of the row be
 LONG = 8  # entries of a row on average
 NEARLY_ALL = 0.95  # of the rows
 LANES = 4
+HALF = 4 * LINE  # bytes of a row that is read in two halves
+FETCHED_LATE = 2.0  # times the cache: operands up to that are not read in halves
+MANY = 16  # entries of a row, from which on its halves are read one after the other
 USUAL = 128  # elements of a dense row that are kept in registers
 SHORT = 16  # not worth keeping
 
@@ -93,6 +98,7 @@ class Suited:
             **({"carry": 1} if suits_carry(self.pointers, arrays, threads) else {}),
             **({"lanes": lanes} if (lanes := suitable_lanes(self.sums, arrays)) else {}),
             **({"tile": tile} if (tile := suitable_tile(self.rows, arrays)) else {}),
+            **suitable_halves(self.gathers, self.pointers, self.rows, arrays),
         }
 
 
@@ -145,15 +151,21 @@ def suitable_prefetch(gathers: Sequence[Gather], arrays: Arrays, *, panel: int =
 
 def suitable_panel(gathers: Sequence[Gather], pointers: Sequence[str], arrays: Arrays) -> int:
     """Columns of a panel that a cache holds, of an operand whose rows are used so often that packing pays; or 0."""
-    lengths = [indptr[-1] / max(len(indptr) - 1, 1) for name in pointers if (indptr := arrays.get(name)) is not None]
+    length = mean_length(pointers, arrays)
     for indices, operand, rows in known(gathers, arrays):
-        uses = min([indices.size / rows, *lengths]) if lengths else 0
+        uses = min(indices.size / rows, length)
         is_far = operand.nbytes > MEMORY * last_cache()
         pays = uses >= OFTEN if is_far else uses >= VERY_OFTEN and rows * PANEL <= private_cache() <= operand.nbytes
         panel = (PANEL if rows * PANEL <= SHARE * last_cache() else PANEL // 2) // operand.itemsize
         if pays and operand.size // rows >= 2 * panel:
             return panel
     return 0
+
+
+def mean_length(pointers: Sequence[str], arrays: Arrays) -> float:
+    """Entries of a row on average, the least of several arrays; 0 if there is none."""
+    lengths = [indptr[-1] / max(len(indptr) - 1, 1) for name in pointers if (indptr := arrays.get(name)) is not None]
+    return float(min(lengths, default=0.0))
 
 
 def share_of_new(indices: np.ndarray, window: int) -> float:
@@ -310,6 +322,23 @@ def suitable_tile(rows: Sequence[tuple[str, int]], arrays: Arrays) -> int:
     return 0
 
 
+def suitable_halves(
+    gathers: Sequence[Gather], pointers: Sequence[str], rows: Sequence[tuple[str, int]], arrays: Arrays
+) -> dict[str, int]:
+    """The tile and the distance of fetching for dots with gathered rows of two halves, where reading them so pays.
+
+    Not where they come from memory, whose rows are best read in one go, or from the core's own cache.
+    """
+    if mean_length(pointers, arrays) < MANY:
+        return {}
+    cache, summed = private_cache(), {name for name, _ in rows}
+    for indices, operand, count in known([g for g in gathers if g.operand in summed], arrays):
+        is_far = FETCHED_LATE * cache < operand.nbytes <= MEMORY * last_cache()
+        if is_far and operand.nbytes == 2 * HALF * count and share_of_new(indices, cache // (2 * HALF)) > NEW:
+            return {"tile": HALF // operand.itemsize, "prefetch": AHEAD // HALF}
+    return {}
+
+
 __all__ = [
     "PREFETCH",
     "Gather",
@@ -317,11 +346,13 @@ __all__ = [
     "dense_sums",
     "gathers",
     "has_longer_row",
+    "mean_length",
     "ragged_sums",
     "row_pointers",
     "share_of_changes",
     "share_of_new",
     "some_lengths",
+    "suitable_halves",
     "suitable_lanes",
     "suitable_panel",
     "suitable_prefetch",

@@ -91,6 +91,32 @@ def test_panels_of_what_is_used_often_enough() -> None:
         assert untuned.suitable_panel(gathers, pointers, arrays) == wanted, (rows, length, features)
 
 
+def test_long_rows_of_dots_with_what_the_last_cache_holds_are_read_half_by_half() -> None:
+    program = decode(sparsetir.ops.sddmm())
+    gathers, pointers, sums = untuned.gathers(program), untuned.row_pointers(program), untuned.dense_sums(program)
+    rows, halves = 3 * private_cache() // 512, {"tile": 64, "prefetch": 16}
+    for held, length, features, wanted in [
+        (rows, 16, 128, halves),
+        (rows, 15, 128, {}),  # the hardware does not see that the second halves follow
+        (rows, 16, 64, {}),
+        (rows, 16, 256, {}),
+        (rows // 2, 16, 128, {}),  # half of it is in the core's cache
+        (last_cache() // 512, 16, 128, {}),  # from memory
+    ]:
+        matrix = scattered(held, held, 64 * held)
+        arrays = {
+            "indptr": np.array([0, length]),
+            "indices": matrix.indices,
+            "x": np.broadcast_to(np.float32(0), (held, features)),
+            "y": np.broadcast_to(np.float32(0), (held, features)),
+        }
+        found = untuned.suitable_halves(gathers, pointers, sums, arrays)
+        assert found == wanted, (held, length, features)
+        arrays["indices"] = np.zeros_like(matrix.indices)
+        assert untuned.suitable_halves(gathers, pointers, sums, arrays) == {}
+    assert untuned.dense_sums(decode(sparsetir.ops.spmm())) == []
+
+
 def test_only_results_that_take_much_of_the_last_cache_are_streamed() -> None:
     rows = last_cache() // 4 // 256 + 1
     assert untuned.suits_streaming([np.empty((rows, 64), np.float32)])
