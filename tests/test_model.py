@@ -25,7 +25,7 @@ from sparsetir.tuning import Candidate, Database, Key, Record, collect, evaluate
 from sparsetir.tuning import session as sessions
 from sparsetir.tuning.analytic import Structure, terms
 from sparsetir.tuning.cases import Case, load
-from sparsetir.tuning.encoding import Encoding, matrix_names, pattern_names
+from sparsetir.tuning.encoding import Encoding, choice_names, matrix_names, pattern_names
 from sparsetir.tuning.estimate import Estimates
 from sparsetir.tuning.evaluate import pairs_in_order, ranking, safe_margin
 from sparsetir.tuning.features import Operands, Stored, density, of_pattern
@@ -212,6 +212,8 @@ def test_rows_are_the_named_numbers() -> None:
     assert tuple(encoding.names) == matrix_names()
     assert {"row_mean", "nnz"} <= pattern_names()
     assert not {"tile", "roofline", "padding", "feat"} & pattern_names()
+    assert {"tile", "lanes", "feat", "is_bsr"} <= choice_names()
+    assert not {"row_mean", "roofline", "padding", "bytes"} & choice_names()
 
 
 def test_terms_follow_the_loops() -> None:
@@ -579,7 +581,13 @@ def test_the_script_trains_and_prints(recorded: Path, tmp_path: Path, capsys: py
     small = ["--rounds", "6", "--out", str(out)]
     assert pretrain.main([str(recorded), "--evaluate", *small]) == 0
     text = capsys.readouterr().out
-    for part in ("8 cases: 8 matrices of 4 families", "one family left out", "no numbers of the matrix", "untuned"):
+    for part in (
+        "8 cases: 8 matrices of 4 families",
+        "one family left out",
+        "no statistics of the matrix",
+        "nothing of the matrix",
+        "untuned",
+    ):
         assert part in text
     model = CostModel.load(out, names=matrix_names())
     assert model.about["margin"] >= 1

@@ -34,14 +34,14 @@ from sparsetir.tuning.lab import Lab, Prepared
 from sparsetir.tuning.measure import Measurement, at_pace, duel
 from sparsetir.tuning.space import Values
 
-MOST_WORKERS = 4
+WORKERS = max(1, min(4, CORES))
 WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
 MOST_BYTES = 1 << 30  # of arguments that are copied to workers
 # How often a worker's threads look for more to do before they sleep, about a millisecond: TVM's own number keeps a core
 # busy for a tenth of a second after a call, which is taken from what another worker times then.
 SPINS = "3000"
-TURNS, TURN_SECONDS = 3, 0.008  # of the candidates of a batch, and what each takes after the first
-CLOSE = 1.5  # times the best so far: slower candidates get no further turn
+TURN_SECONDS = 0.005  # of a candidate's second and third turn
+CLOSE = (1.5, 1.2)  # times the best so far: slower candidates get no second turn, or no third
 LONG = 5e-3  # seconds of a call; longer ones see their share of whatever else the machine does
 AHEAD = 2  # formats that are prepared while a batch is compiled
 TIMEOUT = 20.0  # seconds of one compilation or measurement
@@ -133,6 +133,12 @@ class Process:
             found.kill()
         return cls()
 
+    @classmethod
+    def warm(cls) -> None:
+        """Begin as many as a crew may want, side by side: loading TVM takes each of them a second or more."""
+        while can_isolate() and len(cls.idle) < WORKERS:
+            cls.idle.append(cls())
+
     def rest(self) -> None:
         """Keep the process for the next search, if it is still there."""
         try:
@@ -146,6 +152,11 @@ class Process:
         self.process.kill()
         self.process.wait()
         self.connection.close()
+
+
+def can_isolate() -> bool:
+    """Whether this process may begin others."""
+    return os.name == "posix" and bool(sys.executable) and WORKER not in os.environ
 
 
 def modules_path() -> str:
@@ -324,16 +335,16 @@ class Crew:
         try:
             for candidate, lane in lanes.items():
                 timed[candidate] = Measurement(error=lane) if isinstance(lane, str) else self.time(candidate, lane)
-            for _ in range(TURNS - 1):
-                self._time_again({c: lanes[c] for c, found in timed.items() if self._is_close(found)}, timed)
+            for close in CLOSE:
+                self._time_again({c: lanes[c] for c, found in timed.items() if self._is_near(found, close)}, timed)
         except KeyboardInterrupt:
             yield from timed.items()
             raise
         yield from timed.items()
 
-    def _is_close(self, found: Measurement) -> bool:
-        """Whether a short burst of other work could decide about a candidate."""
-        return found.seconds is not None and found.seconds < min(LONG, CLOSE * self.best)
+    def _is_near(self, found: Measurement, times: float) -> bool:
+        """Whether a short burst of other work could decide about a candidate so many times slower than the best."""
+        return found.seconds is not None and found.seconds < min(LONG, times * self.best)
 
     def _time_again(self, lanes: Mapping[Candidate, Any], timed: dict[Candidate, Measurement]) -> None:
         """Another turn for candidates, each some time after its last one, and those of a lane after each other."""
@@ -435,11 +446,10 @@ def crew_of(lab: Lab, upcoming: Iterable[Format] = (), *, isolate: bool, timeout
     if WORKER in os.environ:
         begun = "a worker process imported the module of a template, which begins a search"
         raise TuningError(f'{begun}; put the search below if __name__ == "__main__"')
-    can_isolate = isolate and os.name == "posix" and bool(sys.executable)
-    parcel = packed(lab) if can_isolate else None
+    parcel = packed(lab) if isolate and can_isolate() else None
     if parcel is None:
         return Crew([Here(lab)], upcoming)
-    count = max(1, min(MOST_WORKERS, CORES, MOST_BYTES // max(len(parcel), 1)))
+    count = max(1, min(WORKERS, MOST_BYTES // max(len(parcel), 1)))
     crew = Crew([Worker(parcel, timeout) for _ in range(count)], upcoming)
     if lab.template is None or all(lane.begins() is None for lane in crew.lanes if isinstance(lane, Worker)):
         return crew

@@ -13,6 +13,7 @@ import scipy.sparse as sp
 
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import Pattern, pattern
+from sparsetir.schedules import Choices
 from sparsetir.tuning import features
 from sparsetir.tuning.analytic import Structure, terms
 from sparsetir.tuning.candidate import Candidate
@@ -109,4 +110,11 @@ def pattern_names() -> frozenset[str]:
     return frozenset(matrix_names()) - frozenset(small.of(Candidate()))
 
 
-__all__ = ["SPECIALISED", "Encoding", "matrix_names", "pattern_names"]
+@cache
+def choice_names() -> frozenset[str]:
+    """Those of `matrix_names` that say what was chosen for how many columns, whatever the matrix."""
+    kinds = {f"is_{kind or 'own'}" for kind in features.KINDS}
+    return frozenset(matrix_names()) & {*kinds, *Choices().as_dict(), "feat", "width", "threads", SPECIALISED}
+
+
+__all__ = ["SPECIALISED", "Encoding", "choice_names", "matrix_names", "pattern_names"]

@@ -21,7 +21,7 @@ from sparsetir.bench.inputs import say
 from sparsetir.bench.report import markdown
 from sparsetir.errors import SparseTIRError, TuningError
 from sparsetir.tuning.cases import Case, load
-from sparsetir.tuning.encoding import matrix_names, pattern_names
+from sparsetir.tuning.encoding import choice_names, matrix_names, pattern_names
 from sparsetir.tuning.evaluate import Trainer, by_margin, by_model, by_op, folds, held_out, safe_margin
 from sparsetir.tuning.model import OBJECTIVES, AnalyticModel, CostModel, Model, RandomModel
 from sparsetir.tuning.replay import BUDGETS, compare
@@ -96,11 +96,16 @@ def usable(cases: Sequence[Case]) -> list[Case]:
 
 
 def trainers(rounds: int) -> dict[str, Trainer]:
-    """What is compared: both objectives, less information, and no training."""
+    """What is compared: both objectives, less information, and no training.
+
+    Without statistics, what follows for a candidate (padding, bytes, the roofline) still knows the matrix.
+    """
+    of_the_matrix = frozenset(matrix_names()) - choice_names()
     return {
         "trees, regression": partial(train, objective="regression", rounds=rounds),
         "trees, rank": partial(train, objective="rank", rounds=rounds),
-        f"{OBJECTIVE}, no numbers of the matrix": partial(train, rounds=rounds, without=pattern_names()),
+        f"{OBJECTIVE}, no statistics of the matrix": partial(train, rounds=rounds, without=pattern_names()),
+        f"{OBJECTIVE}, nothing of the matrix": partial(train, rounds=rounds, without=of_the_matrix),
         "analytic": lambda cases: AnalyticModel(cases[0].names),
         "random": lambda _cases: RandomModel(),
     }

@@ -99,10 +99,10 @@ class Space:
         open_in = {f: values for f in self.formats if (values := self._known.get(f, own)) is not None}
         for format, values in open_in.items():
             yield from self._portfolio(values, format)
-        formats = list(open_in)
+        formats = [(format, values, start(values, self.base)) for format, values in open_in.items()]
         for _ in range(count if formats else 0):
-            format = formats[int(rng.integers(len(formats)))]
-            yield drawn(format, open_in[format], self.base, rng)
+            format, values, begin = formats[int(rng.integers(len(formats)))]
+            yield Candidate(begin.changed(**drawn(values, rng)), format)
 
     def settle(self, candidate: Candidate) -> Candidate | None:
         """A candidate with those of its choices that its format leaves open; None if the format is not to be had."""
@@ -128,7 +128,8 @@ class Space:
         format = among.pop(int(rng.integers(len(among))))
         while (values := self.values(format)) is None and among:
             format = among.pop(int(rng.integers(len(among))))
-        return drawn(format, values or {}, self.base, rng)
+        values = values or {}
+        return Candidate(start(values, self.base).changed(**drawn(values, rng)), format)
 
     def mutate(
         self, candidate: Candidate, rng: np.random.Generator, formats: Sequence[Format | None] | None = None
@@ -217,10 +218,9 @@ def start(values: Values, base: Choices | Config | None = None) -> Choices | Con
     return base.changed(**nearest)
 
 
-def drawn(format: Format | None, values: Values, base: Choices | Config, rng: np.random.Generator) -> Candidate:
-    """A candidate with each open choice drawn at random."""
-    chosen = {name: found[int(rng.integers(len(found)))] for name, found in values.items()}
-    return Candidate(start(values, base).changed(**chosen), format)
+def drawn(values: Values, rng: np.random.Generator) -> dict[str, Any]:
+    """Each open choice drawn at random."""
+    return {name: found[int(rng.integers(len(found)))] for name, found in values.items()}
 
 
 def points(values: Values, base: Choices | Config | None = None) -> Iterator[Choices | Config]:
