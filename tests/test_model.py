@@ -33,7 +33,7 @@ from sparsetir.tuning.formats import promising
 from sparsetir.tuning.forms import own_storage
 from sparsetir.tuning.guess import guess
 from sparsetir.tuning.lab import Lab
-from sparsetir.tuning.model import OBJECTIVES, AnalyticModel, CostModel, RandomModel
+from sparsetir.tuning.model import OBJECTIVES, AnalyticModel, CostModel, RandomModel, closeness
 from sparsetir.tuning.nearest import distance, hints, neighbours
 from sparsetir.tuning.pretrained import PATH, pretrained
 from sparsetir.tuning.replay import replayed
@@ -127,6 +127,25 @@ def test_failures_are_slow() -> None:
     seconds = np.where(features[:, 0] == 1, 1.0, np.inf)
     low, high = CostModel.fit(features, seconds).predict(np.eye(2)[::-1])
     assert low < high
+
+
+def test_good_trials_count_more_where_what_is_good_counts() -> None:
+    """Those at 0 are as fast on average as those at 1, and better at best."""
+    features, seconds = np.array([[0.0], [0.0], [1.0], [1.0]]), np.array([1.0, 2.9, 1.7, 1.71])
+    for focused, gap in ((False, 0.02), (True, 0.05)):
+        model = CostModel.fit(features, seconds, min_child_weight=0, focused=focused)
+        at_0, at_1 = model.predict(np.array([[0.0], [1.0]]))
+        assert (at_0 > at_1 + gap) == focused
+        assert focused or abs(at_0 - at_1) < gap
+
+
+def test_how_bad_a_candidate_is_makes_no_difference_to_how_good_others_are() -> None:
+    cases = np.array([0, 0, 1, 1])
+    some, others = np.array([1.0, 3.1, 5.0, np.inf]), np.array([1.0, 90.0, 5.0, 25.0])
+    np.testing.assert_array_equal(closeness(some, cases), closeness(others, cases))
+    features = np.array([[0.0], [1.0], [0.0], [1.0]])
+    models = [CostModel.fit(features, held, cases=cases, focused=True) for held in (some, others)]
+    np.testing.assert_array_equal(*(model.predict(features) for model in models))
 
 
 def test_a_model_corrects_another_one() -> None:

@@ -37,6 +37,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 # A failed candidate is taught as this many times slower than the slowest that ran.
 FAILED = 2.0
+# Where what is good counts, trials of more than so many times the best are taught as if they took that.
+WORST = 3.0
 
 
 class Model(Protocol):
@@ -56,6 +58,20 @@ def labels_of(seconds: np.ndarray, cases: np.ndarray) -> np.ndarray:
         logs = np.log(np.where(np.isfinite(seconds[at]), seconds[at], worst))
         labels[at] = logs.mean() - logs
     return labels
+
+
+def closeness(seconds: np.ndarray, cases: np.ndarray) -> np.ndarray:
+    """The best time of its case over that of each trial; no less than where that is `WORST` times slower.
+
+    Examples
+    --------
+    >>> closeness(np.array([1.0, 2.0, 4.0, np.inf]), np.zeros(4)).round(2).tolist()
+    [1.0, 0.5, 0.33, 0.33]
+    """
+    _, place = np.unique(cases, return_inverse=True)
+    best = np.full(place.max(initial=0) + 1, np.inf)
+    np.minimum.at(best, place, seconds)
+    return np.maximum(np.where(np.isfinite(seconds), best[place], 0.0) / seconds, 1 / WORST)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +109,7 @@ class CostModel:
         objective: str = "regression",
         rounds: int = ROUNDS,
         seed: int = 0,
+        focused: bool = False,
         **settings: Any,
     ) -> CostModel:
         """Train a model.
@@ -114,6 +131,9 @@ class CostModel:
         rounds : int
             Trees.
         seed : int
+        focused : bool
+            Whether to learn above all what is good: trials count the less, the farther they are from the best of their
+            case, and how bad the bad ones are is not told.
         **settings
             Of xgboost, instead of `SETTINGS`.
 
@@ -129,12 +149,15 @@ class CostModel:
         cases = np.zeros(len(seconds), np.int64) if cases is None else cases
         order = np.argsort(cases, kind="stable")
         features, seconds, cases = features[order], seconds[order], cases[order]
-        labels = labels_of(seconds, cases)
+        near = closeness(seconds, cases)
+        labels = centred(np.log(near), cases) if focused else labels_of(seconds, cases)
         if prior is not None:
             labels -= centred(prior[order], cases)
         data = xgboost.DMatrix(features, label=_targets(labels, cases, objective), nthread=1)
         if objective == "rank":
             data.set_group(np.unique(cases, return_counts=True)[1])
+        elif focused:
+            data.set_weight(near)
         chosen = {**SETTINGS, **OBJECTIVES[objective], **settings, "seed": seed}
         booster = xgboost.train(chosen, data, num_boost_round=rounds)
         scale = 1.0
@@ -276,4 +299,14 @@ class AnalyticModel:
         return -np.log(2.0) * features[:, self.at]
 
 
-__all__ = ["OBJECTIVES", "AnalyticModel", "CostModel", "Model", "RandomModel", "centred", "labels_of", "of_width"]
+__all__ = [
+    "OBJECTIVES",
+    "AnalyticModel",
+    "CostModel",
+    "Model",
+    "RandomModel",
+    "centred",
+    "closeness",
+    "labels_of",
+    "of_width",
+]

@@ -74,7 +74,7 @@ def train(
     """A model of some cases; it does not see the features named in `without`."""
     features, seconds, numbers = stacked(cases)
     names = cases[0].names
-    how = {"cases": numbers, "objective": objective, "rounds": rounds, "seed": seed, **SETTINGS}
+    how = {"cases": numbers, "objective": objective, "rounds": rounds, "seed": seed, "focused": True, **SETTINGS}
     if not without:
         return CostModel.fit(features, seconds, names=names, **how)
     columns = np.array([n for n, name in enumerate(names) if name not in without])
