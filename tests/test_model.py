@@ -522,7 +522,7 @@ def test_every_format_of_a_search_begins_with_what_suits_the_arguments(monkeypat
 def test_the_untuned_kernel_is_timed_before_and_after_a_trial() -> None:
     for times, usual in (([3.0, 1.0], 1.0), ([1.0, 3.0], 1.0)):
         left = iter(times)
-        lab = SimpleNamespace(fastest=lambda _candidate, _seconds, left=left: next(left), paced=(0.5, -math.inf))
+        lab = SimpleNamespace(typical=lambda _candidate, _seconds, left=left: next(left), paced=(0.5, -math.inf))
         assert Lab._between(lab, lambda: "timed") == ("timed", usual)
         assert next(left, None) is None
 
@@ -530,7 +530,7 @@ def test_the_untuned_kernel_is_timed_before_and_after_a_trial() -> None:
 def test_what_was_timed_a_moment_ago_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     left, clock = iter([3.0, 2.0, 4.0, 5.0, 6.0]), iter([0.0, 0.1, 0.1001, 0.2, 0.3, 0.4])
     monkeypatch.setattr("sparsetir.tuning.lab.time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    lab = SimpleNamespace(fastest=lambda _candidate, _seconds: next(left), paced=(0.5, -math.inf))
+    lab = SimpleNamespace(typical=lambda _candidate, _seconds: next(left), paced=(0.5, -math.inf))
     assert [Lab._between(lab, lambda: None)[1] for _ in range(3)] == [2.0, 2.0, 5.0]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from sparsetir.tuning import (
     autotune,
     crew,
     features,
+    measure,
     replay,
     space,
     tune,
@@ -523,6 +525,15 @@ def test_the_speedup_is_that_of_the_confirmation(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(crew, "duel", shrinking)
     monkeypatch.setattr(sessions, "duel", shrinking)
     assert tune_sparse(ops.spmm(), arguments(), max_trials=4, progress=False).speedup == 2.0
+
+
+def test_a_lucky_call_or_turn_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = {"lucky": iter([1.0, 5.0, 5.0, 4.0, 6.0]), "steady": iter([3.0] * 5)}
+    found = measure.duel({name: lambda _seconds, t=t: next(t) for name, t in turns.items()})
+    assert found == {"lucky": 5.0, "steady": 3.0}
+    clock = iter([0.0, 0.0, 1.0, 1.0, 10.0, 10.0, 10.0, 109.0, 109.0])
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert measure.typical(lambda: None, 20.0) == 9.0  # of calls that take 1 s, 9 s and 99 s
 
 
 def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -414,19 +414,19 @@ class Crew:
         return other
 
     def compare(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
-        """The fastest calls of candidates and, at None, of the untuned kernel, in turn."""
+        """The median calls of candidates and, at None, of the untuned kernel, in turn."""
         lanes = self._compile(candidates)
         cases: dict[Candidate | None, Lane] = {None: self.lanes[0]}
         cases.update({c: lane for c, lane in lanes.items() if not isinstance(lane, str)})
-        return duel({candidate: partial(_fastest, lane, candidate) for candidate, lane in cases.items()})
+        return duel({candidate: partial(_typical, lane, candidate) for candidate, lane in cases.items()})
 
     def close(self) -> None:
         for lane in self.lanes:
             lane.close()
 
 
-def _fastest(lane: Lane, candidate: Candidate | None, seconds: float) -> float:
-    lane.post("fastest", candidate, seconds)
+def _typical(lane: Lane, candidate: Candidate | None, seconds: float) -> float:
+    lane.post("typical", candidate, seconds)
     *_, found = lane.result()
     return float("inf") if isinstance(found, Lost) else float(found)
 

@@ -74,9 +74,9 @@ class Record:
     fixed : dict of str to int
         Sizes that were compiled in; none in the untuned kernel.
     seconds : float or None
-        The fastest call; None if the candidate failed.
+        Of the median call, at the usual pace of the machine; None if the candidate failed.
     median, spread : float or None
-        Of the calls; the spread is the distance of the quartiles relative to the median.
+        Of the calls as they were measured; the spread is the distance of the quartiles relative to the median.
     error : str or None
         Why it failed.
     predicted : float or None

@@ -22,7 +22,7 @@ from sparsetir.schedules import Template
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.features import Stored
 from sparsetir.tuning.forms import Forms
-from sparsetir.tuning.measure import BURST_SECONDS, HOPELESS, PACE_SECONDS, Measurement, burst, fastest, reason, summary
+from sparsetir.tuning.measure import BURST_SECONDS, HOPELESS, PACE_SECONDS, Measurement, burst, reason, summary, typical
 from sparsetir.tuning.reference import KnownOp, Reference, recognise
 from sparsetir.tuning.space import Values
 from sparsetir.tuning.workload import Call, Workload
@@ -89,7 +89,7 @@ class Lab:
         self.name = self._sparse_argument()
         self.forms = Forms(func, target, self.inputs, self.workload, self.name, template)
         self.fixed = self.forms(None).sizes
-        self.paced = float("inf"), float("-inf")  # the last burst of the untuned kernel: its fastest call, and when
+        self.paced = float("inf"), float("-inf")  # the last burst of the untuned kernel: its median call, and when
         if template is None:
             self.forms.values(None)  # a program that the sketches cannot schedule is an error here, not a failed trial
 
@@ -159,28 +159,28 @@ class Lab:
         except Exception as error:
             return Measurement(error=reason(error))
 
-    def fastest(self, candidate: Candidate | None, seconds: float) -> float:
-        """The fastest call of a burst; infinite if the candidate fails."""
+    def typical(self, candidate: Candidate | None, seconds: float) -> float:
+        """The median call of a burst; infinite if the candidate fails."""
         try:
-            return fastest(self.untuned if candidate is None else self.call(candidate), seconds)
+            return typical(self.untuned if candidate is None else self.call(candidate), seconds)
         except Exception:
             return float("inf")
 
     def beside(self, candidate: Candidate, seconds: float) -> tuple[float, float]:
-        """`fastest`, and that of the untuned kernel right before and after it."""
-        return self._between(lambda: self.fastest(candidate, seconds), seconds)
+        """`typical`, and that of the untuned kernel right before and after it."""
+        return self._between(lambda: self.typical(candidate, seconds), seconds)
 
     def _between(self, timed: Callable[[], T], seconds: float = PACE_SECONDS) -> tuple[T, float]:
-        """What is timed, and the fastest call of the untuned kernel before and after it.
+        """What is timed, and the median call of the untuned kernel before and after it.
 
         Were it only after, a pause of the machine that hits this kernel alone would make the other one look fast.
         What was timed after another candidate a moment ago is not timed again.
         """
         before, at = self.paced
         if time.perf_counter() - at > MOMENT:
-            before = self.fastest(None, seconds)
+            before = self.typical(None, seconds)
         found = timed()
-        after = self.fastest(None, seconds)
+        after = self.typical(None, seconds)
         self.paced = after, time.perf_counter()
         return found, min(before, after)
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 from sparsetir.tuning.workload import Call
 
-Fastest = Callable[[float], float]
+Timed = Callable[[float], float]
 
 BURST_SECONDS, PACE_SECONDS = 0.015, 0.006
 # Two calls of a candidate this many times slower than the best are enough.
@@ -25,7 +25,10 @@ class Measurement:
 
     Parameters
     ----------
-    seconds, median, spread : float, optional
+    seconds : float, optional
+        The median call, at the usual pace of the machine.
+    median, spread : float, optional
+        The median as it was measured, and how far the quartiles are apart, relative to it.
     error : str, optional
     usual : float, optional
         Seconds of the untuned kernel right before and after it, in the same process.
@@ -84,41 +87,44 @@ def burst(call: Call, seconds: float, *, hopeless: float = float("inf")) -> list
     return samples
 
 
-def fastest(call: Call, seconds: float) -> float:
-    """The fastest call of a burst."""
-    return min(burst(call, seconds))
+def typical(call: Call, seconds: float) -> float:
+    """The median call of a burst.
+
+    Not the fastest one, which may have found in the caches what is rarely there.
+    """
+    return median_low(burst(call, seconds))
 
 
 def summary(samples: list[float]) -> Measurement:
-    """The fastest call, the median, and how far the quartiles are apart."""
+    """The median call, and how far the quartiles are apart."""
     ordered = sorted(samples)
-    middle, count = median(ordered), len(ordered)
-    return Measurement(ordered[0], middle, (ordered[3 * count // 4] - ordered[count // 4]) / middle)
+    middle, count = median_low(ordered), len(ordered)
+    return Measurement(middle, middle, (ordered[3 * count // 4] - ordered[count // 4]) / middle)
 
 
-def duel(cases: Mapping[Any, Fastest], *, seconds: float = 0.02) -> dict[Any, float]:
+def duel(cases: Mapping[Any, Timed], *, seconds: float = 0.02) -> dict[Any, float]:
     """Time near ties: all in turn, several rounds (fewer of slow calls), so that a busy machine favours none.
 
     Parameters
     ----------
     cases : mapping of callable
-        Each takes how long to call, and returns the seconds of its fastest call.
+        Each takes how long to call, and returns the seconds of its median call.
     seconds : float
         Of a turn.
 
     Returns
     -------
     dict of float
-        For each case its fastest call.
+        For each case the median of its turns.
     """
-    best: dict[Any, float] = dict.fromkeys(cases, float("inf"))
+    found: dict[Any, list[float]] = {name: [] for name in cases}
     end = time.perf_counter() + DUEL_SECONDS
     for turn in range(ROUNDS):
         if turn >= FEWEST_ROUNDS and time.perf_counter() > end:
             break
         for name, run in cases.items():
-            best[name] = min(best[name], run(seconds))
-    return best
+            found[name].append(run(seconds))
+    return {name: median_low(turns) for name, turns in found.items()}
 
 
 def reason(error: BaseException) -> str:
@@ -127,4 +133,4 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1]}"[:300]
 
 
-__all__ = ["Measurement", "at_pace", "burst", "duel", "fastest", "reason", "summary"]
+__all__ = ["Measurement", "at_pace", "burst", "duel", "reason", "summary", "typical"]

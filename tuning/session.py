@@ -30,7 +30,7 @@ from sparsetir.tuning.encoding import Encoding
 from sparsetir.tuning.formats import dense_rows, promising
 from sparsetir.tuning.forms import own_storage, with_knobs
 from sparsetir.tuning.lab import Lab
-from sparsetir.tuning.measure import duel, fastest
+from sparsetir.tuning.measure import duel, typical
 from sparsetir.tuning.model import CostModel
 from sparsetir.tuning.nearest import hints
 from sparsetir.tuning.pretrained import prior_for
@@ -239,7 +239,7 @@ class Session:
         others = {n: v for n, v in self.lab.inputs.items() if n != self.lab.name}
         calls: dict[str | None, Call] = {None: lambda: bound(**others)}
         calls.update(peers)
-        times = duel({name: partial(fastest, call) for name, call in calls.items()})
+        times = duel({name: partial(typical, call) for name, call in calls.items()})
         return {name: times[name] for name in peers}
 
     def confirm(self, candidate: Candidate, kernel: Any) -> dict[Candidate | None, float]:
@@ -248,7 +248,7 @@ class Session:
         The comparison that picks a winner flatters it: with noise, the fastest of several is also the luckiest.
         """
         calls = {None: self.lab.untuned, candidate: self.checked(candidate, kernel)}
-        return duel({name: partial(fastest, call) for name, call in calls.items()})
+        return duel({name: partial(typical, call) for name, call in calls.items()})
 
     def checked(self, candidate: Candidate, kernel: Any) -> Callable[[], Any]:
         """A call of a candidate's kernel that was run once and computed what it should."""
