@@ -16,7 +16,7 @@ from sparsetir import formats, ops
 from sparsetir.errors import ArgumentError
 from sparsetir.schedules import Choices
 from sparsetir.tuning import Candidate, tune_sparse
-from sparsetir.tuning.crew import Here, Process, Worker, crew_of, how_it_ended, packed
+from sparsetir.tuning.crew import WORKER, WORKERS, Here, Process, Worker, crew_of, how_it_ended, packed
 from sparsetir.tuning.lab import Lab
 
 BLOCKS = formats.bsr(2, 2)
@@ -55,6 +55,22 @@ def test_workers_do_what_this_process_does(lab: Lab) -> None:
         assert all(each.seconds for each in found.values())
         assert all(0 < seconds < 1 for seconds in crew.compare(CANDIDATES).values())
         crew.close()
+
+
+def test_processes_are_begun_ahead_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    Process.warm()
+    idle = list(Process.idle)
+    assert len(idle) >= WORKERS
+    Process.warm()
+    assert Process.idle == idle
+    made = crew_of(lab, isolate=True)
+    assert all(isinstance(lane, Worker) and lane.process in idle for lane in made.lanes)
+    made.time(None)
+    made.close()
+    monkeypatch.setenv(WORKER, "1")
+    monkeypatch.setattr(Process, "idle", [])
+    Process.warm()
+    assert Process.idle == []  # a worker begins none
 
 
 def test_a_format_that_is_refused_says_why(lab: Lab) -> None:
