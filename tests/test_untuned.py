@@ -117,6 +117,20 @@ def test_long_rows_of_dots_with_what_the_last_cache_holds_are_read_half_by_half(
     assert untuned.dense_sums(decode(sparsetir.ops.spmm())) == []
 
 
+def test_rows_of_several_heads_are_not_read_in_halves() -> None:
+    """Gathered rows of 512 bytes, of which a sum takes the 128 of one head."""
+    rows = 3 * private_cache() // 512
+    arrays = {
+        "indptr": np.array([0, 64]),
+        "indices": scattered(rows, rows, 64 * rows).indices,
+        "y": np.broadcast_to(np.float32(0), (rows, 4, 32)),
+    }
+    gathers = [untuned.Gather("indices", "y", 0)]
+    assert untuned.suitable_halves(gathers, ["indptr"], [("y", 2)], arrays) == {}
+    arrays["y"] = arrays["y"].reshape(rows, 1, 128)
+    assert untuned.suitable_halves(gathers, ["indptr"], [("y", 2)], arrays) == {"tile": 64, "prefetch": 16}
+
+
 def test_only_results_that_take_much_of_the_last_cache_are_streamed() -> None:
     rows = last_cache() // 4 // 256 + 1
     assert untuned.suits_streaming([np.empty((rows, 64), np.float32)])
