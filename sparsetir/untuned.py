@@ -327,14 +327,15 @@ def suitable_halves(
 ) -> dict[str, int]:
     """The tile and the distance of fetching for dots with gathered rows of two halves, where reading them so pays.
 
-    Not where they come from memory, whose rows are best read in one go, or from the core's own cache.
+    Not where they come from memory, whose rows are best read in one go, or from the core's own cache; nor where other
+    rows are gathered too, as in attention: it would be their tile as well, and no gain is left of it.
     """
-    if mean_length(pointers, arrays) < MANY:
-        return {}
     cache, row = private_cache(), 2 * HALF
     held = ((name, arrays[name], d) for name, d in rows if name in arrays)
     summed = {name for name, array, d in held if array.ndim > d and array.shape[d] * array.itemsize == row}
-    for indices, operand, count in known([g for g in gathers if g.operand in summed], arrays):
+    if mean_length(pointers, arrays) < MANY or not all(gather.operand in summed for gather in gathers):
+        return {}
+    for indices, operand, count in known(gathers, arrays):
         is_far = FETCHED_LATE * cache < operand.nbytes <= MEMORY * last_cache()
         if is_far and operand.nbytes == count * row and share_of_new(indices, cache // row) > NEW:
             return {"tile": HALF // operand.itemsize, "prefetch": AHEAD // HALF}

@@ -129,6 +129,8 @@ def test_rows_of_several_heads_are_not_read_in_halves() -> None:
     assert untuned.suitable_halves(gathers, ["indptr"], [("y", 2)], arrays) == {}
     arrays["y"] = arrays["y"].reshape(rows, 1, 128)
     assert untuned.suitable_halves(gathers, ["indptr"], [("y", 2)], arrays) == {"tile": 64, "prefetch": 16}
+    others = [*gathers, untuned.Gather("indices", "values", 0)]  # rows of which no sum is taken
+    assert untuned.suitable_halves(others, ["indptr"], [("y", 2)], arrays) == {}
 
 
 def test_only_results_that_take_much_of_the_last_cache_are_streamed() -> None:
