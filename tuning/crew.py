@@ -457,9 +457,14 @@ def crew_of(lab: Lab, upcoming: Iterable[Format] = (), *, isolate: bool, timeout
     return Crew([Here(lab)], upcoming)
 
 
+def can_send(inputs: Mapping[str, Any]) -> bool:
+    """Whether all arguments are of packages whose objects workers can read."""
+    return all(type(value).__module__.partition(".")[0] in SENT for value in inputs.values())
+
+
 def packed(lab: Lab) -> bytes | None:
     """What a laboratory is made of; None if it cannot be sent to a worker, or is very large."""
-    if not all(type(value).__module__.partition(".")[0] in SENT for value in lab.inputs.values()):
+    if not can_send(lab.inputs):
         return None
     if sum(array.nbytes for array in lab.workload.arrays.values()) > MOST_BYTES:
         return None

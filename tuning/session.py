@@ -24,7 +24,7 @@ from sparsetir.threads import get_num_threads
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning import features, space
 from sparsetir.tuning.candidate import Candidate
-from sparsetir.tuning.crew import TIMEOUT, Process, crew_of
+from sparsetir.tuning.crew import TIMEOUT, Process, can_send, crew_of
 from sparsetir.tuning.database import Database, Key, Record, digest, fingerprint, machine_name
 from sparsetir.tuning.encoding import Encoding
 from sparsetir.tuning.formats import dense_rows, promising
@@ -72,7 +72,7 @@ class Session:
         isolate: bool = False,
         timeout: float = TIMEOUT,
     ) -> None:
-        if isolate:
+        if isolate and can_send(inputs):
             Process.warm()
         self.lab = Lab(single(program), inputs, target, template)
         self.func, self.kernel, self.workload = self.lab.func, self.lab.kernel, self.lab.workload
