@@ -11,8 +11,9 @@ after::
     for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.sum": 4}):
         y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
 
-Wins for rows of eight entries or more on average (on Zen 4 with four lanes), and for shorter ones that fit in one
-vector where the lengths of neighbouring rows differ, so that the processor cannot foresee the end of a loop.
+Wins (on Zen 4) for rows that are longer than one vector, with four lanes, and with eight where they have some dozens of
+entries and ever other lengths; for shorter rows where the lengths of neighbours differ, so that the processor cannot
+foresee the end of a loop.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@
 * Results that take much of the last cache are written past it.
 * Rows are split among threads where one has clearly more than its share of the work: whole, it would keep one thread
   busy while the others wait.
-* Rows that are summed into one number each are summed in vectors where they are long, or where nearly all of them fit
-  in one vector and the processor cannot foresee their ends.
+* Rows that are summed into one number each are summed in vectors, unless they fit in one and are as long as their
+  neighbours; in longer vectors where they are long and the processor cannot foresee where they end.
 * Dense rows that are summed are kept in registers as a whole if they are shorter than what is usually kept, and half
   by half where the rows that they are multiplied with come from the last cache: that was measured to be faster,
   presumably because the hardware fetches the second halves while the first ones of many rows are read.
@@ -41,10 +41,9 @@ SHARE = 0.25  # of the last cache for a result, and for a panel
 MEMORY = 0.5  # of the last cache: larger operands are taken to come from memory
 TIMES_SHARE = 1.5  # of a thread's share of the work, from which on a row is split
 ROWS = 1024  # looked at in a window
-UNFORESEEN = 0.5  # of the rows: their length is another than that of the row before
-LONG = 8  # entries of a row on average
-NEARLY_ALL = 0.95  # of the rows
+UNFORESEEN = 0.3  # of the rows: their length is another than that of the row before
 LANES = 4
+LONG = 32  # entries of a row on average, from which on twice the lanes pay where lengths are not foreseen
 HALF = 4 * LINE  # bytes of a row that is read in two halves
 FETCHED_LATE = 2.0  # times the cache: operands up to that are not read in halves
 MANY = 16  # entries of a row, from which on its halves are read one after the other
@@ -258,16 +257,17 @@ def ragged_sums(program: Program) -> list[str]:
 def suitable_lanes(sums: Sequence[str], arrays: Arrays) -> int:
     """How many entries of a ragged row to sum side by side.
 
-    0 where most rows are done sooner than vectors are set up.
+    0 where rows fit in one vector and are as long as their neighbours: the processor foresees the end of a loop then.
     """
     for name in sums:
         indptr = arrays.get(name)
         if indptr is None or len(indptr) < 2:
             continue
-        is_long = int(indptr[-1]) >= LONG * (len(indptr) - 1)
-        lengths = some_lengths(indptr)
-        is_short = np.mean(lengths <= LANES) >= NEARLY_ALL and share_of_changes(lengths) > UNFORESEEN
-        return LANES if is_long or is_short else 0
+        mean = int(indptr[-1]) / (len(indptr) - 1)
+        is_foreseen = share_of_changes(some_lengths(indptr)) <= UNFORESEEN
+        if mean >= LONG and not is_foreseen:
+            return 2 * LANES
+        return LANES if mean > LANES or not is_foreseen else 0
     return 0
 
 

@@ -182,7 +182,7 @@ def test_the_last_columns_of_32_bits() -> None:
 
 def test_lanes_of_narrow_rows_leave_vectors() -> None:
     loops = collect(kernel("rows", lanes=8).kernel.compiled.stage(3).body, tirx.For)
-    assert {int(f.extent) for f in loops if f.kind == tirx.ForKind.VECTORIZED} == {8, 16}
+    assert {int(f.extent) for f in loops if f.kind == tirx.ForKind.VECTORIZED} == {8}
 
 
 # ---------------------------------------------------------------- where they are tried

@@ -25,6 +25,7 @@ from sparsetir.lower.decompose_init import DecomposeInit
 from sparsetir.lower.emit_nest import EmitNest
 from sparsetir.lower.factor_sums import FactorSums
 from sparsetir.lower.fuse_rows import FuseRows
+from sparsetir.lower.gather_words import GatherWords
 from sparsetir.lower.guard_copies import GuardCopies
 from sparsetir.lower.guard_domains import GuardDomains
 from sparsetir.lower.hoist_guards import HoistGuards
@@ -97,6 +98,7 @@ TO_STAGE_3 = [
     MaskLanes,  # padded rows side by side -> vectors under a mask
     HoistGuards,  # guarded terms -> guarded loops
     SerializeLanes,  # vector loops whose lanes differ -> serial loops
+    GatherWords,  # gathers of vector loops -> loads of words of indices, and of one element after the other
     HoistScratch,  # scratch of unknown size outside the loops
     PromoteHalves,  # 16-bit floats computed and accumulated in float32
     LowerFind,  # search calls -> loops

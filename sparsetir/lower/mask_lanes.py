@@ -12,10 +12,8 @@ after::
 
     for w in range(slice_ptr[s + 1] - slice_ptr[s]):
         if ...:  # 0 <= indices[...] and indices[...] < n in every lane
-            for r in T.unroll(8):
-                got[r] = x[indices[(slice_ptr[s] + w) * 8 + r]]
             for r in T.vectorized(8):
-                acc[r] = acc[r] + a[...] * got[r]
+                acc[r] = acc[r] + a[...] * x[indices[(slice_ptr[s] + w) * 8 + r]]
         elif 0 < n:
             for r in T.vectorized(8):
                 term[r] = a[...] * x[T.max(T.min(indices[...], n - 1), 0)]
@@ -181,22 +179,18 @@ def mask(loop: tirx.For) -> tirx.Stmt | None:
 
 
 def _whole(loop: tirx.For, store: tirx.BufferStore) -> tirx.Stmt:
-    """A step whose lanes all hold something; gathered elements are taken one by one, as vectors are no faster at it."""
-    lane, lanes = loop.loop_var, int(loop.extent)
-    taken: list[tuple[Var, ir.TensorLoad]] = []
+    """A step whose lanes all hold something."""
+    lane = loop.loop_var
 
     def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
         if not mentions(collect(list(load.indices), ir.TensorLoad), [lane]):
             return mutator.default_mutate(load)
-        held = tirx.decl_buffer([lanes], str(load.ty.dtype), name="got", scope="local", layout=None)
-        taken.append((held, tirx.BufferLoad(load.source, _reloaded(load.indices, load.source, lane))))
-        return tirx.BufferLoad(held, [lane])
+        return tirx.BufferLoad(load.source, _reloaded(load.indices, load.source, lane))
 
     value = tvm_ffi.structural_mutate(store.value, [(ir.TensorLoad, on_load)])
-    each = [tirx.BufferStore(held, load, [lane]) for held, load in taken]
-    gather = [renewed(tirx.For(lane, loop.min, loop.extent, UNROLLED, step)) for step in each]
-    sums = tirx.For(lane, loop.min, loop.extent, VECTORIZED, tirx.BufferStore(store.buffer, value, store.indices))
-    return seq(*alloc(*(held for held, _ in taken)), *gather, renewed(sums))
+    return renewed(
+        tirx.For(lane, loop.min, loop.extent, VECTORIZED, tirx.BufferStore(store.buffer, value, store.indices))
+    )
 
 
 def _reloaded(indices: Sequence[ir.Expr], array: Var, lane: Var) -> list[ir.Expr]:
@@ -233,12 +227,35 @@ def unguarded(loop: tirx.For) -> tirx.Stmt | None:
 
 
 def in_every_lane(conditions: list[ir.Expr], lane: Var, lanes: int) -> ir.Expr | None:
-    """Whether conditions, which differ between lanes, hold in every lane, as one number; None for unusual ones."""
+    """Whether conditions, which differ between lanes, hold in every lane, as one number; None for unusual ones.
+
+    What different arrays hold is tested apart: what a row alone decides need not be asked again for each of its slots.
+    """
+    parts: list[list[ir.Expr]] = []
+    for condition in conditions:
+        tested = collect(condition, ir.TensorLoad)
+        like = next((part for part in parts if all_same(collect(part[0], ir.TensorLoad), tested)), None)
+        if like is None:
+            parts.append([condition])
+        else:
+            like.append(condition)
     try:
-        vector = conjunction([_vector(c, lane, lanes) for c in conditions])
+        vectors = [conjunction([_vector(c, lane, lanes) for c in _between(part)]) for part in parts]
     except TypeError:
         return None
-    return tirx.call_llvm_pure_intrin("bool", "llvm.vector.reduce.and", vector)
+    return conjunction([tirx.call_llvm_pure_intrin("bool", "llvm.vector.reduce.and", v) for v in vectors])
+
+
+def _between(conditions: list[ir.Expr]) -> list[ir.Expr]:
+    """``x >= 0 and x < n`` as one comparison of numbers without sign: a size is not negative."""
+    kinds = [type(c) for c in conditions]
+    if kinds != [tirx.GE, tirx.LT] or not same(conditions[0].a, conditions[1].a):
+        return conditions
+    zero, x, size = conditions[0].b, conditions[1].a, conditions[1].b
+    dtype = str(x.ty.dtype)
+    if not isinstance(zero, tirx.IntImm) or int(zero) != 0 or not dtype.startswith("int"):
+        return conditions
+    return [tirx.LT(tirx.Cast(f"u{dtype}", x), tirx.Cast(f"u{dtype}", size))]
 
 
 def _vector(x: Any, lane: Var, lanes: int) -> ir.Expr:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
@@ -43,6 +43,16 @@ def same(a: ir.Expr | None, b: ir.Expr | None) -> bool:
 def all_same(a: Sequence[ir.Expr], b: Sequence[ir.Expr]) -> bool:
     """Pairwise structural equality."""
     return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def is_along(load: ir.TensorLoad, var: Var) -> bool:
+    """Whether a load moves by one element with `var`."""
+    *others, last = load.indices
+    if mentions(others, [var]) or mentions(collect(last, ir.TensorLoad), [var]):
+        return False
+    step = substitute(last, {var: var + const(1, str(var.ty.dtype))}) - last
+    step = sym.Analyzer().simplify(step)
+    return isinstance(step, tirx.IntImm) and int(step) == 1
 
 
 def conjunction(conditions: Sequence[ir.Expr]) -> ir.Expr:

@@ -9,79 +9,80 @@ before::
 
 after::
 
-    if indptr[i + 1] - indptr[i] + 7 <= nnz - indptr[i]:
-        for j_0 in range((indptr[i + 1] - indptr[i]) // 16):
-            for g in T.unroll(2):
-                for j_1 in T.vectorized(8):
-                    acc[g * 8 + j_1] = acc[g * 8 + j_1] + a[...] * x[indices[indptr[i] + j_0 * 16 + g * 8 + j_1]]
-        for j_0 in range(((indptr[i + 1] - indptr[i]) % 16 + 7) // 8):
-            for j_1 in T.vectorized(8):
-                term[j_1] = a[...] * x[indices[indptr[i] + ... + j_0 * 8 + j_1]]
-            for j_1 in T.vectorized(8):
-                acc[j_1] = acc[j_1] + T.Select(j_0 * 8 + j_1 < (indptr[i + 1] - indptr[i]) % 16, term[j_1], 0)
-        y[i] = 0 + ...  # the sum of acc[0:16]
+    length = indptr[i + 1] - indptr[i]  # written out
+    if length <= 8:
+        ...  # as below, with 0 for `done` and `length` for `left`
     else:
-        ...  # as it was: rows that end just before their arrays do
+        done, left = length // 8 * 8, length % 8
+        for j_0 in range(length // 8):
+            for j_1 in T.vectorized(8):
+                acc[j_1] = acc[j_1] + a[indptr[i] + j_0 * 8 + j_1] * x[indices[indptr[i] + j_0 * 8 + j_1]]
+        if left > 0:
+            held[0:8], held_1[0:8] = ...  # so many elements of a and of indices from indptr[i] + done on, and zeros
+            for j_1 in T.vectorized(8):
+                term[j_1] = held[j_1] * x[held_1[j_1]]
+            for j_1 in T.vectorized(8):
+                acc[j_1] = acc[j_1] + T.Select(j_1 < left, term[j_1], 0)
+    y[i] = 0 + ...  # the sum of acc[0:8]
 
 A loop with a step for each entry ends where the processor does not expect it, which costs a short row more than its
-sums; rows of up to eight entries now take the same way. A vector that reaches beyond its row reads entries of the next
-one: they exist, and name elements that exist. A subscript that is computed from them is kept inside its array. The
-note is for sums that may be reordered.
+sums; rows of up to eight entries now take the same way. Masked lanes read nothing along the row, and gather the first
+element there is; a subscript that is computed is kept inside its array. The note is for sums that may be reordered.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import ir, sym, tirx
+from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import cast, const
 from sparsetir.lower.declare_regions import STRUCTURE
-from sparsetir.lower.rewriting import alloc, collect, conjunction, mentions, renewed, same, seq, substitute
+from sparsetir.lower.rewriting import alloc, collect, conjunction, is_along, mentions, renewed, same, seq, substitute
 from sparsetir.lower.vectorize_dots import Dot, match, product, reduced
 
 SUM = "sparsetir.sum"
-GROUP = 2  # vectors at once: sums that hide each other's latency; more would cost short rows a longer end
-SERIAL, UNROLLED, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
+SERIAL, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED
 
 
-def _room(dot: Dot, structure: set[str]) -> tuple[list[ir.Expr], list[ir.TensorLoad]] | None:
-    """How many elements each array holds from the row's first on, and the loads that a step beyond it must clamp.
+@dataclass(frozen=True)
+class _Reads:
+    """What a term reads at places that move along the row.
 
-    None if such a step may read anything. It is safe where it reads arrays along the row, and others through an index
-    array that is read so: an element of another row is a coordinate too, but not a formula of this row's elements and
-    of another's.
+    Parameters
+    ----------
+    along : list of BufferLoad
+        Elements of the row.
+    gathered : list of BufferLoad
+        Elements that an index of the row names.
+    computed : list of BufferLoad
+        Elements whose subscripts are formulas of such.
     """
-    var = dot.loop.loop_var
-    found: list[ir.Expr] = []
-    clamped: list[ir.TensorLoad] = []
+
+    along: list[ir.TensorLoad] = field(default_factory=list)
+    gathered: list[ir.TensorLoad] = field(default_factory=list)
+    computed: list[ir.TensorLoad] = field(default_factory=list)
+
+
+def _reads(dot: Dot, structure: set[str]) -> _Reads | None:
+    """The loads of a sum; None if one of them cannot be masked."""
+    var, found = dot.loop.loop_var, _Reads()
     for load in collect(dot.term, ir.TensorLoad):
-        last = load.indices[-1]
         if not mentions(list(load.indices), [var]):
             continue
-        if _is_along(load, var):
-            begin = substitute(last, {var: const(0, str(var.ty.dtype))})
-            room = sym.Analyzer().simplify(cast(load.source.ty.shape[-1], str(begin.ty.dtype)) - begin)
-            if not any(same(room, other) for other in found):
-                found.append(room)
-        elif _is_computed(load, var):
-            clamped += [] if _is_gathered(load, var, structure) else [load]
-        else:
+        if is_along(load, var):
+            if str(load.ty.dtype) == "bool":
+                return None
+            found.along.append(load)
+        elif not _is_computed(load, var):
             return None
-    return found, clamped
-
-
-def _is_along(load: ir.TensorLoad, var: Var) -> bool:
-    """Whether a load moves by one element with `var`."""
-    *others, last = load.indices
-    if mentions(others, [var]) or mentions(collect(last, ir.TensorLoad), [var]):
-        return False
-    step = substitute(last, {var: var + const(1, str(var.ty.dtype))}) - last
-    step = sym.Analyzer().simplify(step)
-    return isinstance(step, tirx.IntImm) and int(step) == 1
+        else:
+            (found.gathered if _is_gathered(load, var, structure) else found.computed).append(load)
+    return found
 
 
 def _is_gathered(load: ir.TensorLoad, var: Var, structure: set[str]) -> bool:
@@ -91,7 +92,7 @@ def _is_gathered(load: ir.TensorLoad, var: Var, structure: set[str]) -> bool:
             index = index.value
         if not mentions(index, [var]):
             continue
-        if not isinstance(index, ir.TensorLoad) or str(index.source.name) not in structure or not _is_along(index, var):
+        if not isinstance(index, ir.TensorLoad) or str(index.source.name) not in structure or not is_along(index, var):
             return False
     return True
 
@@ -101,7 +102,7 @@ def _is_computed(load: ir.TensorLoad, var: Var) -> bool:
     inner = [x for x in collect(list(load.indices), ir.TensorLoad) if mentions(x, [var])]
     on_load = lambda x, _m: const(0, str(x.ty.dtype))  # noqa: E731
     fixed = [tvm_ffi.structural_mutate(index, [(ir.TensorLoad, on_load)]) for index in load.indices]
-    return all(_is_along(x, var) for x in inner) and not mentions(fixed, [var])
+    return all(is_along(x, var) for x in inner) and not mentions(fixed, [var])
 
 
 def _clamp(term: ir.Expr, loads: list[ir.TensorLoad], var: Var) -> ir.Expr:
@@ -123,92 +124,116 @@ def _inside(index: ir.Expr, extent: ir.Expr) -> ir.Expr:
 
 
 class _Sum:
-    """A sum in vectors: `GROUP` accumulators of `lanes` elements."""
+    """A sum in vectors of `lanes` elements."""
 
-    def __init__(self, dot: Dot, clamped: list[ir.TensorLoad]) -> None:
-        self.dot = dot
-        self.beyond = _clamp(dot.term, clamped, dot.loop.loop_var)
+    def __init__(self, dot: Dot, reads: _Reads) -> None:
+        self.dot, self.reads = dot, reads
         self.j, self.lanes, self.kind = dot.loop.loop_var, dot.lanes, str(dot.store.buffer.ty.dtype)
-        self.acc = tirx.decl_buffer([GROUP * self.lanes], self.kind, name="acc", scope="local", layout=None)
+        self.acc = self.array("acc", self.kind)
         self.lane = Var("j_1", self.j.ty)
+
+    def array(self, name: str, dtype: str) -> Var:
+        """One element for each lane."""
+        return tirx.decl_buffer([self.lanes], dtype, name=name, scope="local", layout=None)
 
     def number(self, value: int) -> ir.Expr:
         """A constant of the loop variable's dtype."""
         return const(value, str(self.j.ty.dtype))
 
-    def vector(self, body: tirx.Stmt, lanes: int | None = None) -> tirx.Stmt:
+    def vector(self, body: tirx.Stmt) -> tirx.Stmt:
         """`body` for every lane."""
-        extent = self.number(self.lanes if lanes is None else lanes)
-        return renewed(tirx.For(self.lane, self.number(0), extent, VECTORIZED, body))
+        return renewed(tirx.For(self.lane, self.number(0), self.number(self.lanes), VECTORIZED, body))
 
-    def term(self, at: ir.Expr) -> ir.Expr:
-        """What step `at` adds."""
-        return substitute(self.dot.term, {self.j: at})
-
-    def add(self, at: ir.Expr, value: ir.Expr) -> tirx.Stmt:
-        """Add to an accumulator."""
-        return tirx.BufferStore(self.acc, tirx.BufferLoad(self.acc, [at]) + value, [at])
+    def add(self, value: ir.Expr) -> tirx.Stmt:
+        """Add to the accumulators."""
+        return tirx.BufferStore(self.acc, tirx.BufferLoad(self.acc, [self.lane]) + value, [self.lane])
 
     def clear(self) -> tirx.Stmt:
         """All accumulators zero."""
-        return self.vector(tirx.BufferStore(self.acc, const(0, self.kind), [self.lane]), GROUP * self.lanes)
+        return self.vector(tirx.BufferStore(self.acc, const(0, self.kind), [self.lane]))
 
-    def groups(self) -> tirx.Stmt:
-        """The steps that fill all accumulators."""
-        group, member, size = Var("j_0", self.j.ty), Var("g", self.j.ty), self.number(GROUP * self.lanes)
-        at = member * self.number(self.lanes) + self.lane
-        inner = self.vector(self.add(at, self.term(group * size + at)))
-        each = tirx.For(member, self.number(0), self.number(GROUP), UNROLLED, inner)
-        return tirx.For(group, self.number(0), tirx.floordiv(self.dot.loop.extent, size), SERIAL, each)
+    def steps(self) -> tirx.Stmt:
+        """A short row in one step; a longer one in full steps and one for what is left."""
+        extent, lanes = self.dot.loop.extent, self.number(self.lanes)
+        step = Var("j_0", self.j.ty)
+        term = substitute(self.dot.term, {self.j: step * lanes + self.lane})
+        full = tirx.For(step, self.number(0), tirx.floordiv(extent, lanes), SERIAL, self.vector(self.add(term)))
+        left = tirx.floormod(extent, lanes)
+        end = tirx.IfThenElse(left > self.number(0), renewed(self.part(extent - left, left)), None)
+        return tirx.IfThenElse(extent <= lanes, self.guarded(self.part(self.number(0), extent)), seq(full, end))
 
-    def end(self) -> tirx.Stmt:
-        """The steps behind the groups, under a mask; the term is kept apart, or TVM simplified its subscripts by it."""
-        step, size, width = Var("j_0", self.j.ty), self.number(GROUP * self.lanes), self.number(self.lanes)
-        done = tirx.floordiv(self.dot.loop.extent, size) * size
-        left = tirx.floormod(self.dot.loop.extent, size)
-        held = tirx.decl_buffer([self.lanes], self.kind, name="term", scope="local", layout=None)
-        at = step * width + self.lane
-        term = substitute(self.beyond, {self.j: done + at})
-        load = self.vector(tirx.BufferStore(held, term, [self.lane]))
-        chosen = tirx.Select(at < left, tirx.BufferLoad(held, [self.lane]), const(0, self.kind))
-        body = seq(*alloc(held), load, self.vector(self.add(self.lane, chosen)))
-        steps = tirx.floordiv(left + self.number(self.lanes - 1), width)
-        return tirx.For(step, self.number(0), steps, SERIAL, body)
+    def part(self, done: ir.Expr, left: ir.Expr) -> tirx.Stmt:
+        """A step under a mask; the term is kept apart, or TVM simplified its subscripts by it."""
+        held: list[tuple[ir.TensorLoad, Var]] = []
+        for load in self.reads.along:
+            if not any(same(load, other) for other, _ in held):
+                held.append((load, self.array("held", str(load.ty.dtype))))
+        kept = [tirx.BufferStore(array, self.masked(load, done, left), [self.every()]) for load, array in held]
+        term = self.array("term", self.kind)
+        value = _clamp(self.dot.term, self.reads.computed, self.j)
+        value = _replaced(value, [(load, tirx.BufferLoad(array, [self.lane])) for load, array in held])
+        value = substitute(value, {self.j: done + self.lane})
+        chosen = tirx.Select(self.lane < left, tirx.BufferLoad(term, [self.lane]), const(0, self.kind))
+        added = self.vector(tirx.BufferStore(term, value, [self.lane])), self.vector(self.add(chosen))
+        return seq(*alloc(term, *(array for _, array in held)), *kept, *added)
+
+    def guarded(self, step: tirx.Stmt) -> tirx.Stmt:
+        """A step where every array that is gathered from holds something, as it does where a row does."""
+        sizes: list[ir.Expr] = []
+        for load in (*self.reads.gathered, *self.reads.computed):
+            sizes += [n for n in _moving_sizes(load, self.j) if not any(same(n, other) for other in sizes)]
+        exist = [size > const(0, str(size.ty.dtype)) for size in sizes]
+        return tirx.IfThenElse(conjunction(exist), step, None) if exist else step
+
+    def every(self) -> ir.Expr:
+        """All lanes."""
+        return tirx.Ramp(self.number(0), self.number(1), self.lanes)
+
+    def masked(self, load: ir.TensorLoad, done: ir.Expr, left: ir.Expr) -> ir.Expr:
+        """The elements from step `done` on, zero where the row has ended."""
+        lanes, dtype = self.lanes, str(load.ty.dtype)
+        first = tirx.address_of(substitute(load, {self.j: done}))
+        all_of = tirx.Broadcast(const(True, "bool"), lanes)
+        read = tirx.call_llvm_pure_intrin(f"{dtype}x{lanes}", "llvm.vp.load", first, all_of, cast(left, "uint32"))
+        inside = self.every() < tirx.Broadcast(left, lanes)
+        return tirx.Select(inside, read, tirx.Broadcast(const(0, dtype), lanes))
 
     def finish(self) -> tirx.Stmt:
         """The result out of the accumulators."""
-        total = reduced(self.acc, self.number(0), GROUP * self.lanes)
+        total = reduced(self.acc, self.number(0), self.lanes)
         if self.dot.factors:
             total = product(self.dot.factors) * total
         return tirx.BufferStore(self.dot.store.buffer, self.dot.start + total, self.dot.store.indices)
 
 
-def _emit(dot: Dot, rooms: list[ir.Expr], clamped: list[ir.TensorLoad]) -> tirx.Stmt:
-    """The sum in vectors, and as it was where they would read past an array."""
-    made, extent = _Sum(dot, clamped), dot.loop.extent
-    both = seq(*alloc(made.acc), made.clear(), made.groups(), made.end(), made.finish())
-    needed = cast(extent, "int64") + const(dot.lanes - 1, "int64")  # 32 bits may hold no more than the last position
-    fits = conjunction([needed <= cast(room, "int64") for room in rooms])
-    stmt = tirx.IfThenElse(fits, both, renewed(_plain(dot)))
+def _replaced(value: ir.Expr, pairs: list[tuple[ir.TensorLoad, ir.Expr]]) -> ir.Expr:
+    """A value with others in the place of some loads."""
+
+    def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        found = next((other for own, other in pairs if same(load, own)), None)
+        return mutator.default_mutate(load) if found is None else found
+
+    return tvm_ffi.structural_mutate(value, [(ir.TensorLoad, on_load)])
+
+
+def _moving_sizes(load: ir.TensorLoad, var: Var) -> list[ir.Expr]:
+    """The extents of the dimensions whose subscripts move with `var`."""
+    return [n for i, n in zip(load.indices, load.source.ty.shape, strict=True) if mentions(i, [var])]
+
+
+def _emit(dot: Dot, reads: _Reads) -> tirx.Stmt:
+    """The sum in vectors."""
+    made = _Sum(dot, reads)
+    stmt = seq(*alloc(made.acc), made.clear(), made.steps(), made.finish())
     # An empty loop must not touch the element: it may lie behind a condition of its own.
-    runs = extent > const(0, str(extent.ty.dtype))
+    runs = dot.loop.extent > const(0, str(dot.loop.extent.ty.dtype))
     return stmt if dot.is_whole else tirx.IfThenElse(runs, stmt, None)
-
-
-def _plain(dot: Dot) -> tirx.Stmt:
-    """The sum as it was."""
-    loop = dot.loop
-    notes = {k: v for k, v in loop.annotations.items() if k != SUM}
-    plain = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, None, notes)
-    if not dot.is_whole:
-        return plain
-    return seq(tirx.BufferStore(dot.store.buffer, dot.start, dot.store.indices), plain)
 
 
 def _summed(loop: tirx.Stmt, before: tirx.Stmt | None, structure: set[str]) -> tirx.Stmt | None:
     dot = match(loop, before, SUM) if isinstance(loop, tirx.For) else None
-    found = _room(dot, structure) if dot is not None else None
-    return _emit(dot, *found) if dot is not None and found is not None and found[0] else None
+    reads = _reads(dot, structure) if dot is not None else None
+    return _emit(dot, reads) if dot is not None and reads is not None and reads.along else None
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SumRagged")
