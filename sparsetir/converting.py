@@ -34,7 +34,7 @@ from sparsetir.interop import is_sparse
 from sparsetir.interop.sources import Compressed, open_source
 from sparsetir.ir import Program
 from sparsetir.kernel import Kernel
-from sparsetir.machine import last_cache
+from sparsetir.machine import first_cache, last_cache
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.untuned import ragged_sums
 
@@ -44,7 +44,8 @@ LEAST_GAIN = 1.07  # of blocks, see `block_gain`
 ENOUGH = 1.25  # of blocks: nothing else is looked at
 GROUP, LEAST_GROUP_GAIN = 4, 1.15  # rows of a group, and what groups must gain
 LEAST_FEAT = 8  # elements of a dense row
-SHORT, MANY = 24.0, 1 << 16  # entries of a row on average, and of all rows
+SHORT, FAR_SHORT = 24.0, 12.0  # entries of a row on average; where what they gather is not in a core's first cache
+MANY = 1 << 16  # entries of all rows
 SLICES, WINDOW = (16, 8), 1024  # rows of a slice, and of those that are sorted by length
 AS_FULL = 0.95  # how full wide slices must be, relative to narrow ones
 HALF_FULL = 0.5  # slices, so that what is on no diagonal can be stored in some
@@ -54,7 +55,7 @@ CONVERSION, GROUPING, SAVED = 80e-9, 250e-9, 0.02e-9
 SLICING, SAVED_IN_SLICES = 25e-9, 0.05e-9
 SAVED_IN_BLOCKS, SAVED_ON_DIAGONALS = 0.1e-9, 0.2e-9
 # How many times faster sums over full blocks of so many rows and columns are than over rows (AMD Zen 4).
-SUMMED = {(3, 3): 1.4, (4, 4): 2.1, (8, 1): 2.7, (16, 1): 4.3, (8, 8): 4.7}
+SUMMED = {(3, 3): 1.5, (4, 4): 2.6, (8, 1): 2.7, (16, 1): 3.2, (8, 8): 3.2}
 SUMMED_IN_SLICES = 1.4  # the same for full slices, where rows are short
 SUMMED_ON_DIAGONALS = 3.5  # the same for full diagonals of slices
 REST = 1.3  # how many times longer an entry takes that is on none of them, as its row is gone over twice
@@ -138,13 +139,13 @@ def suited_to_sums(entries: Entries, itemsize: int, calls: float) -> Conversion 
 
 def _in_slices(entries: Entries, itemsize: int, calls: float) -> Iterator[tuple[float, Conversion]]:
     """Formats of slices of rows and how many times faster sums over them should be, for many entries."""
-    (m, _), indptr, indices = entries.shape, entries.indptr, entries.last
+    (m, n), indptr, indices = entries.shape, entries.indptr, entries.last
     wide, narrow = (slice_fill(indptr, rows) for rows in SLICES)
     if narrow >= HALF_FULL and CONVERSION / SAVED_ON_DIAGONALS <= calls:
         found = slice_diagonals(entries, *HACK)
         gain = diagonal_gain(*found, indices.size, indices.itemsize, itemsize)
         yield gain, Conversion(HDIA(HACK[0]), CONVERSION / SAVED_ON_DIAGONALS)
-    if indices.size <= SHORT * m:
+    if indices.size <= (SHORT if n * itemsize <= first_cache() else FAR_SHORT) * m:
         rows = SLICES[0] if wide >= AS_FULL * narrow else SLICES[1]
         yield SUMMED_IN_SLICES * narrow, Conversion(SELL(rows, WINDOW), SLICING / SAVED_IN_SLICES)
 
