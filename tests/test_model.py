@@ -38,7 +38,7 @@ from sparsetir.tuning.nearest import distance, hints, neighbours
 from sparsetir.tuning.pretrained import PATH, pretrained
 from sparsetir.tuning.replay import replayed
 from sparsetir.tuning.search import BATCH, Search
-from sparsetir.tuning.space import Space
+from sparsetir.tuning.space import Space, start
 
 FEAT = 32
 VALUES = {"tile": (8, 16, 32), "chunks": (0, 2, 8), "unroll": (1, 2, 4), "prefetch": (0, 8)}
@@ -297,9 +297,10 @@ def test_a_prior_model_is_asked_first() -> None:
     encoding = encoding_of(suite.generate("uniform", 2_000))
     search = new_search(encoding, prior=Wanted(encoding.names))
     first = search.ask()
-    assert [c.format for c in first].count(BLOCKS) == 2  # for all that: not one format only
-    assert {c.choices.tile for c in first if c.format == BLOCKS} == {8}
-    assert first[0] == next(iter(new_space().portfolio(None)))  # nor the model only
+    assert first[0] == Candidate(start(new_space().values(BLOCKS)), BLOCKS)  # the simplest of what it likes
+    assert first[1].format == BLOCKS
+    assert first[1].choices.tile == 8
+    assert BLOCKS not in {c.format for c in first[2:]}  # for all that: not one format only
     told = dict.fromkeys(first, 1.0)
     for candidate, seconds in told.items():
         search.tell(candidate, seconds)

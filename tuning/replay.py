@@ -68,6 +68,9 @@ class Recorded(Space):
     def first(self) -> Iterator[Candidate]:
         return iter(dict.fromkeys(self.nearest(c) for c in super().first()))
 
+    def introduced(self) -> Iterator[Candidate]:
+        return self.first()
+
     def __iter__(self) -> Iterator[Candidate]:
         return iter(self.listed)
 

@@ -26,8 +26,8 @@ POPULATION, CHILDREN = 16, 192  # the best trials, and how many candidates are b
 MUTATED, CROSSED = 0.6, 0.25  # shares of the children; the others are drawn at random
 STEPS = 12  # trials without a better one, after which the neighbours of the best are tried
 OUTLINED = 256  # candidates of all formats that a pretrained model ranks
-ALIKE = 2  # candidates of one format in a batch, while little is known
-SURE = 2  # places of a batch for what the portfolio still has
+ALIKE = 1  # candidates of one format in a batch, while little is known
+SURE = 1  # places of a batch for what the portfolio still has
 BELIEF = 8  # trials that a prior model is worth
 HEAT, COOLING = 0.3, 0.97  # of annealing: a candidate so much slower is taken with a chance of 1/e; after each batch
 
@@ -89,10 +89,8 @@ def evolution(space: Space, known: Known, score: Score | None, rng: np.random.Ge
     if not best or score is None:
         return _filled(picked, space, known, rng)
     if _stale(known) >= STEPS:
-        near = [c for c in space.steps(best[0]) if c not in known]
-        picked += [near[n] for n in np.argsort(-score(near), kind="stable")] if near else []
-    children = [c for c in _children(space, best[:POPULATION], rng) if c not in known]
-    ranked = [children[n] for n in np.argsort(-score(children), kind="stable")] if children else []
+        picked += _ranked((c for c in space.steps(best[0]) if c not in known), score)
+    ranked = _ranked((c for c in _children(space, best[:POPULATION], rng) if c not in known), score)
     picked += [c for c in ranked if rng.random() >= EPSILON][:BATCH]
     return _filled(picked, space, known, rng)
 
@@ -100,28 +98,37 @@ def evolution(space: Space, known: Known, score: Score | None, rng: np.random.Ge
 def guided(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
     """What a pretrained model, corrected by the trials, likes best: of all formats, converted or not, and offspring.
 
-    Beside it, at first, the portfolio and every format once: a model that errs must not keep a search from them.
+    Beside it the portfolio and every format once, what it likes best first: a model that errs must not keep a search
+    from them for ever.
     """
     if score is None:
         return evolution(space, known, score, rng)
-    sure = list(islice((c for c in space.first() if c not in known), SURE))
+    sure = _ranked((c for c in space.introduced() if c not in known), score)
     best = [c for c, seconds in sorted(known.items(), key=lambda item: item[1]) if np.isfinite(seconds)]
     pool = list(space.outline(rng, OUTLINED))
     if len(known) >= WARMUP and best:
         pool += _children(space, best[:POPULATION], rng, list(dict.fromkeys(c.format for c in best)))
         pool += space.steps(best[0]) if _stale(known) >= STEPS else []
-    fresh = [c for c in dict.fromkeys(pool) if c not in known]
-    ranked = [fresh[n] for n in np.argsort(-score(fresh), kind="stable")] if fresh else []
+    ranked = _ranked((c for c in dict.fromkeys(pool) if c not in known), score)
     alike = ALIKE if len(known) < WARMUP else BATCH
     likely = (c for c in ranked if rng.random() >= EPSILON)
-    return _filled([*sure, *_settled(space, likely, known, alike)], space, known, rng)
+    picked = [*_settled(space, sure, known, alike, SURE), *_settled(space, likely, known, alike)]
+    return _filled(picked, space, known, rng)
 
 
-def _settled(space: Space, ranked: Iterable[Candidate], known: Known, alike: int) -> list[Candidate]:
+def _ranked(candidates: Iterable[Candidate], score: Score) -> list[Candidate]:
+    """Candidates, what the model likes best first."""
+    given = list(candidates)
+    return [given[n] for n in np.argsort(-score(given), kind="stable")] if given else []
+
+
+def _settled(
+    space: Space, ranked: Iterable[Candidate], known: Known, alike: int, count: int = BATCH
+) -> list[Candidate]:
     """The first few as they are in the space, so many of each format at most."""
     found: list[Candidate] = []
     for candidate in ranked:
-        if len(found) == BATCH:
+        if len(found) == count:
             break
         if sum(c.format == candidate.format for c in found) < alike:
             settled = space.settle(candidate)

@@ -79,6 +79,11 @@ class Space:
                 return
             yield from batch
 
+    def introduced(self) -> Iterator[Candidate]:
+        """`first`, as if all formats left open what the program as it is does: see `outline`."""
+        yield from self.portfolio(None)
+        yield from (Candidate(start(values, self.base), f) for f, values in self._supposed() if f is not None)
+
     def portfolio(self, format: Format | None) -> list[Candidate]:
         """The entries of `PORTFOLIO` that lie in a format's space, without repetition."""
         values = self.values(format)
@@ -95,14 +100,18 @@ class Space:
 
         No format is converted for it; `settle` makes the candidates those of the space.
         """
-        own = self.values(None)
-        open_in = {f: values for f in self.formats if (values := self._known.get(f, own)) is not None}
-        for format, values in open_in.items():
+        supposed = self._supposed()
+        for format, values in supposed:
             yield from self._portfolio(values, format)
-        formats = [(format, values, start(values, self.base)) for format, values in open_in.items()]
+        formats = [(format, values, start(values, self.base)) for format, values in supposed]
         for _ in range(count if formats else 0):
             format, values, begin = formats[int(rng.integers(len(formats)))]
             yield Candidate(begin.changed(**drawn(values, rng)), format)
+
+    def _supposed(self) -> list[tuple[Format | None, Values]]:
+        """The formats with what they leave open; those that were not converted with what the program as it is does."""
+        own = self.values(None)
+        return [(f, values) for f in self.formats if (values := self._known.get(f, own)) is not None]
 
     def settle(self, candidate: Candidate) -> Candidate | None:
         """A candidate with those of its choices that its format leaves open; None if the format is not to be had."""
