@@ -8,7 +8,7 @@ microsecond for a small one.
 
 from __future__ import annotations
 
-import sys
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ Held = tuple[np.ndarray, Any]
 
 def references(held: Held) -> int:
     """How many references there are to the array of a pair, as this function counts them."""
-    return sys.getrefcount(held[0])
+    return getrefcount(held[0])
 
 
 def _made(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Held:
@@ -62,9 +62,10 @@ class Spare:
         except IndexError:
             found = _made(shape, dtype)
         else:
-            if references(found) != ALONE or found[0].shape != shape or found[0].dtype is not dtype:
+            # As `references` counts them; a call of it would take longer than all of this.
+            if getrefcount(found[0]) != ALONE or found[0].shape != shape or found[0].dtype is not dtype:
                 found = _made(shape, dtype)
-        self.held[:] = (found,)
+        self.held.append(found)  # as many as threads were here at once
         return found
 
 
