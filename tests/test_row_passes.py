@@ -348,6 +348,7 @@ def test_computed_indices_are_loaded_by_words() -> None:
         "x[indices[p], 2] * a[p + j]",  # one element for all lanes
         "x[indices[p + j * 2], 2]",  # indices that do not lie beside each other
         "x[indices[p + j], indices[p - j]]",
+        "x[tir.Cast('int32', a[p + j]), 2]",  # no integers
         "tir.if_then_else(indices[p + j] < n, x[indices[p + j], 2], tir.float32(0))",  # which may not be read
     ],
 )

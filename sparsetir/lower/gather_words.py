@@ -74,10 +74,10 @@ def gather(loop: tirx.For) -> tirx.Stmt | None:
 
 
 def per_word(index: ir.TensorLoad, lanes: int) -> int:
-    """How many indices a word holds; 0 where lanes do not fill whole words."""
-    dtype = tvm.DataType(str(index.ty.dtype))
-    each = min(WORD // dtype.bits, lanes)
-    return each if lanes % each == 0 else 0
+    """How many indices a word holds; 0 where lanes do not fill whole words, or it is no array of integers."""
+    name = str(index.ty.dtype)
+    each = min(WORD // tvm.DataType(name).bits, lanes)
+    return each if lanes % each == 0 and name.startswith(("int", "uint")) else 0
 
 
 def taken(load: ir.TensorLoad, index: ir.TensorLoad, got: Var, loop: tirx.For, each: int) -> tirx.Stmt:
