@@ -10,6 +10,7 @@ import pytest
 import scipy.sparse as sp
 import tvm
 from tvm import tirx
+from tvm.script import sparsetir as T
 from tvm.script import tirx as tir
 
 import sparsetir
@@ -18,6 +19,7 @@ from sparsetir import untuned
 from sparsetir.bench import suite
 from sparsetir.errors import ScheduleError
 from sparsetir.formats.special import SELL
+from sparsetir.interop import CooTensor
 from sparsetir.ir import decode
 from sparsetir.lower import as_module
 from sparsetir.lower.rewriting import collect
@@ -91,6 +93,19 @@ def test_every_family_in_slices(name: str) -> None:
     check(over_sell(8, 8192), suite.families()[name]("small"))
 
 
+@pytest.mark.parametrize("format", [None, SELL(8, 16), SELL(4, 8)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves(dtype: str, format: Any) -> None:
+    matrix = of_lengths(np.random.default_rng(1).integers(0, 40, 60))
+    matrix.data = np.random.default_rng(2).integers(1, 4, matrix.nnz).astype(np.float32)
+    program = sparsetir.ops.spmv(dtype)
+    built = sparsetir.build(program if format is None else sparsetir.decompose_format(program, {"A": format}),
+                            schedule=Choices(lanes=4, chunks=2))  # fmt: skip
+    halves = CooTensor(matrix.nonzero(), matrix.data.astype(dtype), matrix.shape)
+    found = built(A=halves, x=np.ones(80, np.float32).astype(dtype))
+    np.testing.assert_allclose(found.astype(np.float32), matrix.sum(axis=1), rtol=1e-2)
+
+
 @pytest.mark.parametrize("lanes", [2, 4, 8])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
@@ -105,6 +120,52 @@ def test_dtypes(dtype: str, idtype: str, lanes: int) -> None:
 @pytest.mark.parametrize("name", degenerate("float32"))
 def test_degenerate_matrices(name: str, lanes: int, dtype: str) -> None:
     check(kernel(lanes, dtype), degenerate(dtype)[name])
+
+
+SUMS = """
+@T.prim_func
+def sums(
+    a: T.handle, x: T.handle, y: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32, nnz: T.int32,
+):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    J_dense = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I, J), "{dtype}")
+    X = T.match_sparse_buffer(x, (J_dense,), "{other}")
+    Y = T.match_sparse_buffer(y, (I,), "float32")
+    with T.sp_iter([I, J], "SR", "sums") as [i, j]:
+        with T.init():
+            Y[i] = 0
+        Y[i] = Y[i] + {term}
+"""
+WIDE = "T.Cast('float32', A[i, j]) * T.Cast('float32', X[j])"
+
+
+@pytest.mark.parametrize("lanes", [2, 4, 16])
+@pytest.mark.parametrize(
+    ("dtype", "other", "term", "value"),
+    [
+        ("float16", "float16", WIDE, lambda a, x, i, j: a * x),
+        ("bfloat16", "bfloat16", WIDE, lambda a, x, i, j: a * x),
+        ("int8", "float32", WIDE, lambda a, x, i, j: a * x),
+        ("float64", "float32", "T.Cast('float32', A[i, j]) * X[j]", lambda a, x, i, j: a * x),
+        ("uint8", "float32", "T.if_then_else(A[i, j] > 1, X[j], 0)", lambda a, x, i, j: np.where(a > 1, x, 0)),
+        ("bool", "float32", "T.if_then_else(A[i, j], X[j], 0)", lambda a, x, i, j: np.where(a, x, 0)),
+        ("float32", "int32", "A[i, j] * T.Cast('float32', X[j] + i)", lambda a, x, i, j: a * (x + i)),
+        ("float32", "float32", "T.max(A[i, j], X[j]) * T.Cast('float32', j)", lambda a, x, i, j: np.maximum(a, x) * j),
+    ],
+)
+def test_sums_of_other_numbers(dtype: str, other: str, term: str, value: Any, lanes: int) -> None:
+    text = SUMS.format(dtype=dtype, other=other, term=term)
+    built = sparsetir.build(tvm.script.from_source(text, {"T": T}), schedule=Choices(lanes=lanes, chunks=2))
+    rng = np.random.default_rng(1)
+    matrix = of_lengths(rng.integers(0, 40, 60))
+    made = [rng.integers(0, 4, size).astype(kind) for size, kind in ((matrix.nnz, dtype), (80, other))]
+    i, j = matrix.nonzero()
+    want = np.bincount(i, value(made[0].astype(float), made[1].astype(float)[j], i, j), minlength=60)
+    m, n = matrix.shape
+    found = built(A=made[0], X=made[1], indptr=matrix.indptr, indices=matrix.indices, m=m, n=n, nnz=matrix.nnz)
+    np.testing.assert_allclose(found, want, rtol=1e-5)
 
 
 @pytest.mark.parametrize("lanes", [4, 8])

@@ -31,7 +31,12 @@ ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
 
 
 def _is_half(expr: Any) -> bool:
-    return str(expr.ty.dtype) in HALVES
+    return str(expr.ty.dtype).partition("x")[0] in HALVES
+
+
+def _like(expr: Any) -> str:
+    """float32 with as many lanes."""
+    return "float32" + "".join(str(expr.ty.dtype).partition("x")[1:])
 
 
 class _Promoter:
@@ -52,7 +57,7 @@ class _Promoter:
             return tirx.BufferLoad(self.local[expr.source], [self.rewrite(i) for i in expr.indices])
         if op.is_if_then_else(expr):
             return tirx.if_then_else(self.rewrite(expr.args[0]), self.wide(expr.args[1]), self.wide(expr.args[2]))
-        return tirx.Cast("float32", self.rewrite(expr))
+        return tirx.Cast(_like(expr), self.rewrite(expr))
 
     def rewrite(self, node: Any) -> Any:
         """`node` with its 16-bit arithmetic wide, and of the same type as before."""

@@ -191,12 +191,14 @@ class _Sum:
 
     def masked(self, load: ir.TensorLoad, done: ir.Expr, left: ir.Expr) -> ir.Expr:
         """The elements from step `done` on, zero where the row has ended."""
-        lanes, dtype = self.lanes, str(load.ty.dtype)
+        lanes, kind = self.lanes, str(load.ty.dtype)
+        dtype = "uint16" if kind == "bfloat16" else kind  # as which TVM stores it, and calls are not told
         first = tirx.address_of(substitute(load, {self.j: done}))
         all_of = tirx.Broadcast(const(True, "bool"), lanes)
         read = tirx.call_llvm_pure_intrin(f"{dtype}x{lanes}", "llvm.vp.load", first, all_of, cast(left, "uint32"))
         inside = self.every() < tirx.Broadcast(left, lanes)
-        return tirx.Select(inside, read, tirx.Broadcast(const(0, dtype), lanes))
+        chosen = tirx.Select(inside, read, tirx.Broadcast(const(0, dtype), lanes))
+        return chosen if dtype == kind else tirx.reinterpret(f"{kind}x{lanes}", chosen)
 
     def finish(self) -> tirx.Stmt:
         """The result out of the accumulators."""
