@@ -48,7 +48,9 @@ from sparsetir.lower.rewriting import (
     collect,
     conjunction,
     conjuncts,
+    is_along,
     mentions,
+    moves_by_one,
     renewed,
     same,
     seq,
@@ -70,18 +72,6 @@ OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 }
 
 
-def _is_lane_of(index: ir.Expr, lane: Var) -> bool:
-    """Whether a subscript moves by one with `lane`."""
-    one = const(1, str(lane.ty.dtype))
-    gap = tvm.sym.Analyzer().simplify(_moved(index, lane, one) - index)
-    return isinstance(gap, tirx.IntImm) and int(gap) == 1
-
-
-def _moved(index: ir.Expr, lane: Var, by: ir.Expr) -> ir.Expr:
-    on_var = lambda v, _m: lane + by if v.same_as(lane) else v  # noqa: E731
-    return tvm_ffi.structural_mutate(index, [(Var, on_var)])
-
-
 def _is_of_slot(condition: ir.Expr, lane: Var) -> bool:
     """Whether a condition asks what a slot holds; others say which slots there are, and must not be passed over."""
     on_load = lambda x, _m: const(0, str(x.ty.dtype))  # noqa: E731
@@ -100,7 +90,7 @@ class _Clamp:
         """One load of the term."""
         gathered = [i for i in load.indices if mentions(collect(i, ir.TensorLoad), [self.lane])]
         if not gathered:
-            if mentions(list(load.indices), [self.lane]) and not _is_lane_of(load.indices[-1], self.lane):
+            if mentions(list(load.indices), [self.lane]) and not moves_by_one(load.indices[-1], self.lane):
                 self.is_known = False
             return load
         indices = []
@@ -150,7 +140,7 @@ def mask(loop: tirx.For) -> tirx.Stmt | None:
         return None
     store, masks, kept = found
     lane, lanes, value, indices = loop.loop_var, int(loop.extent), store.value, list(store.indices)
-    if len(indices) != 1 or not _is_lane_of(indices[0], lane) or not isinstance(value, tirx.Add):
+    if len(indices) != 1 or not moves_by_one(indices[0], lane) or not isinstance(value, tirx.Add):
         return None
     own = value.a
     if not isinstance(own, ir.TensorLoad) or not own.source.same_as(store.buffer) or not all_same(own.indices, indices):
@@ -264,7 +254,7 @@ def _vector(x: Any, lane: Var, lanes: int) -> ir.Expr:
         return x
     if isinstance(x, Var):
         return tirx.Ramp(const(0, str(lane.ty.dtype)), const(1, str(lane.ty.dtype)), lanes)
-    if isinstance(x, ir.TensorLoad) and not mentions(list(x.indices[:-1]), [lane]) and _is_lane_of(x.indices[-1], lane):
+    if isinstance(x, ir.TensorLoad) and is_along(x, lane):
         start = substitute(x.indices[-1], {lane: const(0, str(lane.ty.dtype))})
         return tirx.BufferLoad(x.source, [*x.indices[:-1], tirx.Ramp(start, const(1, str(start.ty.dtype)), lanes)])
     if isinstance(x, tirx.Cast):

@@ -45,14 +45,16 @@ def all_same(a: Sequence[ir.Expr], b: Sequence[ir.Expr]) -> bool:
     return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
 
 
+def moves_by_one(index: ir.Expr, var: Var) -> bool:
+    """Whether a subscript moves by one with `var`."""
+    gap = sym.Analyzer().simplify(substitute(index, {var: var + const(1, str(var.ty.dtype))}) - index)
+    return isinstance(gap, tirx.IntImm) and int(gap) == 1
+
+
 def is_along(load: ir.TensorLoad, var: Var) -> bool:
     """Whether a load moves by one element with `var`."""
     *others, last = load.indices
-    if mentions(others, [var]) or mentions(collect(last, ir.TensorLoad), [var]):
-        return False
-    step = substitute(last, {var: var + const(1, str(var.ty.dtype))}) - last
-    step = sym.Analyzer().simplify(step)
-    return isinstance(step, tirx.IntImm) and int(step) == 1
+    return not mentions(others, [var]) and moves_by_one(last, var)
 
 
 def conjunction(conditions: Sequence[ir.Expr]) -> ir.Expr:
