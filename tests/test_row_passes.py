@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import tvm
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.script import tirx as tir
 
 import sparsetir
@@ -19,7 +19,7 @@ from sparsetir import formats
 from sparsetir.build import native_target
 from sparsetir.lower import as_module
 from sparsetir.lower.fuse_rows import FuseRows
-from sparsetir.lower.gather_words import GatherWords
+from sparsetir.lower.gather_words import GatherWords, gather
 from sparsetir.lower.hoist_guards import HoistGuards
 from sparsetir.lower.mask_lanes import MaskLanes
 from sparsetir.lower.rewriting import collect
@@ -356,6 +356,17 @@ def test_other_lanes_stay(value: str) -> None:
     func = worded(value)
     assert [f.kind for f in collect(func.body, tirx.For)] == [tirx.ForKind.VECTORIZED]
     assert "reinterpret" not in func.script()
+
+
+def test_what_a_named_value_leads_to_stays() -> None:
+    (loop,) = collect(worded("x[indices[p + j], 2]", lanes=3).body, tirx.For)  # three lanes are no whole words
+    (load,) = (x for x in collect(loop.body.value, ir.TensorLoad) if len(x.indices) == 2)
+    column = ir.Var("column", load.indices[1].ty)
+    named = tirx.Let(column, load.indices[1], tirx.BufferLoad(load.source, [load.indices[0], column]))
+    for value, stays in ((named, True), (load, False)):
+        store = tirx.BufferStore(loop.body.buffer, value, loop.body.indices)
+        lanes = tirx.For(loop.loop_var, loop.min, tirx.const(4, "int32"), loop.kind, store)
+        assert (gather(lanes) is None) is stays
 
 
 # ---------------------------------------------------------------- MaskLanes

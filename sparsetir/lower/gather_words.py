@@ -53,13 +53,14 @@ def gather(loop: tirx.For) -> tirx.Stmt | None:
     if any(op.is_if_then_else(call) for call in collect(store.value, ir.Call)):
         return None  # what it guards may lie outside of its array
     lane, lanes = loop.loop_var, int(loop.extent)
+    named = [x.var for x in collect(store.value, tirx.Let)]  # values that are not known in front of the loop
     parts: list[tirx.Stmt] = []
     held: list[Var] = []
 
     def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
         index = index_of(load, lane)
         each = per_word(index, lanes) if index is not None else 0
-        if index is None or not each:
+        if index is None or not each or mentions(load, named):
             return mutator.default_mutate(load)
         got = tirx.decl_buffer([lanes], str(load.ty.dtype), name="got", scope="local", layout=None)
         held.append(got)
