@@ -3,12 +3,22 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, cast
+
 from tvm import tirx
 from tvm.script import sparsetir as T
 
 from sparsetir.errors import ArgumentError
 
 FORMATS = ("csr", "csc", "coo", "bsr", "dcsr", "ell")
+P = ParamSpec("P")
+
+
+def once(make: Callable[P, tirx.PrimFunc]) -> Callable[P, tirx.PrimFunc]:
+    """Make each program once: parsing takes longer than a hundred calls of most kernels."""
+    return cast(Callable[P, tirx.PrimFunc], functools.cache(make))
 
 
 def _only(format: str, known: tuple[str, ...], name: str) -> None:
@@ -16,6 +26,7 @@ def _only(format: str, known: tuple[str, ...], name: str) -> None:
         raise ArgumentError(f"{name} is written for the formats {', '.join(known)}, found {format!r}")
 
 
+@once
 def spmm(
     dtype: str = "float32", format: str = "csr", *, idtype: str = "int32", block: int | None = None
 ) -> tirx.PrimFunc:
@@ -221,6 +232,7 @@ def _spmm_bsr(dtype: str, idtype: str, block: int) -> tirx.PrimFunc:
     return spmm_bsr
 
 
+@once
 def spmv(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") -> tirx.PrimFunc:
     """Sparse matrix times vector: ``y[i] = sum_j A[i, j] * x[j]``; buffers A, x and y."""
     _only(format, ("csr",), "spmv")
@@ -251,6 +263,7 @@ def spmv(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") 
     return spmv
 
 
+@once
 def linear(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") -> tirx.PrimFunc:
     """A linear layer: ``Y[b, o] = sum_i A[o, i] * X[b, i]``, rows of X one after the other; buffers A, X and Y."""
     _only(format, ("csr",), "linear")
@@ -283,6 +296,7 @@ def linear(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32"
     return linear
 
 
+@once
 def sddmm(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32") -> tirx.PrimFunc:
     """Sampled dense times dense: ``O[i, j] = S[i, j] * sum_k X[i, k] * Y[j, k]``; buffers S, X, Y and O."""
     _only(format, ("csr",), "sddmm")
@@ -317,6 +331,7 @@ def sddmm(dtype: str = "float32", format: str = "csr", *, idtype: str = "int32")
     return sddmm
 
 
+@once
 def mttkrp(dtype: str = "float32", format: str = "csf", *, idtype: str = "int32") -> tirx.PrimFunc:
     """Tensor times Khatri-Rao product: ``D[i, r] = sum_jk T[i, j, k] * B[j, r] * C[k, r]``; buffers T, B, C and D."""
     _only(format, ("csf",), "mttkrp")

@@ -12,6 +12,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 from tvm.error import DiagnosticError
@@ -47,6 +48,20 @@ def parse_text(program: Any, extra_vars: dict[str, Any], *, check_well_formed: b
         raise ScriptError(explain(str(error))) from None
 
 
+def frames_above(frame: FrameType | None) -> list[inspect.FrameInfo]:
+    """A frame and those above it as TVM's parser wants them: of the third it reads the line.
+
+    `inspect.stack` reads a line of each, which takes longer than parsing where there are many.
+    """
+    found: list[inspect.FrameInfo] = []
+    while frame is not None:
+        lines = inspect.getframeinfo(frame, 1).code_context if len(found) == 2 else None
+        code = frame.f_code
+        found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, lines, 0))
+        frame = frame.f_back
+    return found
+
+
 def prim_func(
     func: Callable[..., Any] | None = None,
     private: bool = False,
@@ -67,7 +82,7 @@ def prim_func(
     variable of an ordinary loop around it. Write ``@I.ir_module(check_well_formed=False)`` there: every function of
     the dialect is still verified.
     """
-    outer_stack = inspect.stack()
+    outer_stack = frames_above(inspect.currentframe())
 
     def wrapper(function: Callable[..., Any]) -> Any:
         if utils.is_defined_in_class(outer_stack, function):
