@@ -46,8 +46,9 @@ GROUP, LEAST_GROUP_GAIN = 4, 1.15  # rows of a group, and what groups must gain
 LEAST_FEAT = 8  # elements of a dense row
 SHORT, FAR_SHORT = 24.0, 12.0  # entries of a row on average; where what they gather is not in a core's first cache
 MANY = 1 << 16  # entries of all rows
-SLICES, WINDOW = (16, 8), 1024  # rows of a slice, and of those that are sorted by length
+SLICES, NEAR, FAR = (16, 8), 1024, 8192  # rows of a slice, and of those that are sorted by length
 AS_FULL = 0.95  # how full wide slices must be, relative to narrow ones
+MUCH_FULLER = 1.1  # how full slices of rows from far away must be, relative to those of near ones
 HALF_FULL = 0.5  # slices, so that what is on no diagonal can be stored in some
 # Rough seconds for each entry on one machine (AMD Zen 3): converting it, and what a call saves for each number that is
 # computed with it. `python -m sparsetir.bench.formats` prints both for a matrix.
@@ -140,14 +141,17 @@ def suited_to_sums(entries: Entries, itemsize: int, calls: float) -> Conversion 
 def _in_slices(entries: Entries, itemsize: int, calls: float) -> Iterator[tuple[float, Conversion]]:
     """Formats of slices of rows and how many times faster sums over them should be, for many entries."""
     (m, n), indptr, indices = entries.shape, entries.indptr, entries.last
-    wide, narrow = (slice_fill(indptr, rows) for rows in SLICES)
+    window, (wide, narrow) = NEAR, slice_fills(indptr, NEAR)
+    far = slice_fills(indptr, FAR) if MUCH_FULLER * narrow < 1 else (wide, narrow)
+    if far[1] > MUCH_FULLER * narrow:
+        window, (wide, narrow) = FAR, far
     if narrow >= HALF_FULL and CONVERSION / SAVED_ON_DIAGONALS <= calls:
         found = slice_diagonals(entries, *HACK)
         gain = diagonal_gain(*found, indices.size, indices.itemsize, itemsize)
         yield gain, Conversion(HDIA(HACK[0]), CONVERSION / SAVED_ON_DIAGONALS)
     if indices.size <= (SHORT if n * itemsize <= first_cache() else FAR_SHORT) * m:
         rows = SLICES[0] if wide >= AS_FULL * narrow else SLICES[1]
-        yield SUMMED_IN_SLICES * narrow, Conversion(SELL(rows, WINDOW), SLICING / SAVED_IN_SLICES)
+        yield SUMMED_IN_SLICES * narrow, Conversion(SELL(rows, window), SLICING / SAVED_IN_SLICES)
 
 
 def diagonal_gain(share: float, fill: float, nnz: int, index: int, value: int) -> float:
@@ -194,25 +198,27 @@ def sum_gain(size: tuple[int, int], fill: float, nnz: int, index: int, value: in
     Examples
     --------
     >>> sum_gain((4, 4), 0.5, 1000, 4, 4), sum_gain((4, 4), 0.5, 10**9, 4, 4)
-    (1.05, 0.9411764705882353)
+    (1.3, 0.9411764705882353)
     """
     gain = SUMMED[size] * fill
     in_rows, in_blocks = index + value, (index / math.prod(size) + value) / max(fill, 1e-9)
     return gain if nnz * in_rows <= last_cache() else min(gain, in_rows / in_blocks)
 
 
-def slice_fill(indptr: np.ndarray, rows: int) -> float:
-    """How full slices of so many rows are that are sorted by length within windows.
+def slice_fills(indptr: np.ndarray, window: int) -> tuple[float, float]:
+    """How full wide and narrow slices of rows are that are sorted by length within windows.
 
     Examples
     --------
-    >>> slice_fill(np.arange(0, 99, 3), 8), slice_fill(np.array([0, 8, 8, 8, 8, 8, 8, 8, 8]), 8)
-    (1.0, 0.125)
+    >>> slice_fills(np.arange(0, 129, 2), 16), slice_fills(np.array([0, 8, 8, 8, 8, 8, 8, 8, 8]), 16)
+    ((1.0, 1.0), (0.0625, 0.125))
     """
-    lengths = np.zeros(-(-(len(indptr) - 1) // WINDOW) * WINDOW, indptr.dtype)
+    lengths = np.zeros(-(-(len(indptr) - 1) // window) * window, indptr.dtype)
     lengths[: len(indptr) - 1] = np.diff(indptr)
-    longest = np.sort(lengths.reshape(-1, WINDOW), axis=1)[:, rows - 1 :: rows]
-    return float(indptr[-1]) / max(rows * int(longest.sum(dtype=np.int64)), 1)
+    ordered = np.sort(lengths.reshape(-1, window), axis=1)
+    slots = (rows * int(ordered[:, rows - 1 :: rows].sum(dtype=np.int64)) for rows in SLICES)
+    wide, narrow = (float(indptr[-1]) / max(count, 1) for count in slots)
+    return wide, narrow
 
 
 def block_fill(indptr: np.ndarray, indices: np.ndarray, rows_each: int, columns_each: int) -> float:
@@ -236,4 +242,4 @@ def block_fill(indptr: np.ndarray, indices: np.ndarray, rows_each: int, columns_
     return held / (blocks * rows_each * columns_each) if blocks else 0.0
 
 
-__all__ = ["Conversion", "block_fill", "block_gain", "bound_over_another", "slice_fill", "suited"]
+__all__ = ["Conversion", "block_fill", "block_gain", "bound_over_another", "slice_fills", "suited"]

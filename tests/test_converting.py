@@ -53,6 +53,13 @@ def test_short_rows_of_a_matrix_times_a_vector() -> None:
     found = converting.suited(program, skewed, {"x": (1000,)})
     assert found is not None
     assert found.format == formats.sell(8, 1024)  # fuller than slices of 16
+    powers = np.random.default_rng(0).zipf(2.2, 40_000).clip(max=1000)
+    ends = np.cumsum(powers, dtype=np.int32)
+    uneven = sp.csr_array((np.ones(ends[-1], "float32"), np.arange(ends[-1], dtype=np.int32) % 1000, [0, *ends]),
+                          shape=(40_000, 1000))  # fmt: skip
+    found = converting.suited(program, uneven, {"x": (1000,)})
+    assert found is not None
+    assert found.format == formats.sell(8, 8192)  # of rows of like length from further away
     assert converting.suited(program, families()["giant_row"]("medium"), {"x": (500_000,)}) is None
     hub = sp.csr_array((np.ones(70_000, "float32"), np.arange(70_000, dtype=np.int32), [0, 70_000, *[70_000] * 19_999]),
                        shape=(20_000, 70_000))  # fmt: skip

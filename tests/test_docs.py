@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import importlib
 import importlib.util
 import io
 import os
@@ -147,6 +148,29 @@ def test_the_code_runs_and_prints_what_stands_below_it(
 def test_every_output_belongs_to_code(path: Path) -> None:
     outputs = {block.line for block in blocks(path) if block.language == "text"}
     assert outputs == {output.line for _, output in with_output(path) if output is not None}
+
+
+# --- the code in the docstrings ---------------------------------------------------------------------------------
+
+
+def modules() -> list[str]:
+    """Those with an example in a docstring."""
+    folders = {"sparsetir": "sparsetir", "schedules": "sparsetir.schedules", "tuning": "sparsetir.tuning"}
+    found = []
+    for folder, package in folders.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if re.search(r"^ *>>> ", path.read_text(encoding="utf-8"), re.MULTILINE):
+                parts = path.relative_to(ROOT / folder).with_suffix("").parts
+                found.append(".".join([package, *parts]).removesuffix(".__init__"))
+    return found
+
+
+@pytest.mark.parametrize("name", modules())
+def test_the_examples_of_a_module_are_right(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = doctest.testmod(importlib.import_module(name))
+    assert done.attempted > 0
+    assert done.failed == 0
 
 
 # --- what else the documents mention ----------------------------------------------------------------------------

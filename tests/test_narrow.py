@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import doctest
 from functools import cache
 from typing import Any
 
@@ -18,7 +17,6 @@ from fences import fenced
 from sparsetir import SparseTensor, formats
 from sparsetir.bench.suite import families
 from sparsetir.errors import ArgumentError, LoweringError, StructureError
-from sparsetir.formats import narrow
 from sparsetir.formats.candidates import candidates
 from sparsetir.formats.text import parse
 from sparsetir.lower.rewriting import collect
@@ -265,7 +263,3 @@ def test_a_sparse_argument_has_no_such_coordinates() -> None:
     plain = LOOK_UP.replace('first[i] + T.Cast("int32", offsets[p])', "i + s") + WALK
     with pytest.raises(ArgumentError, match="A cannot be converted for axis J, whose indices are a formula: pass its"):
         sparsetir.build(sparsetir.parse(plain))(A=sp.csr_array(DENSE), first=DATA["first"], offsets=DATA["offsets"])
-
-
-def test_the_examples_are_right() -> None:
-    assert doctest.testmod(narrow).failed == 0

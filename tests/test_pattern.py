@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import doctest
 import hashlib
 import importlib
 import importlib.util
@@ -276,13 +275,6 @@ def test_it_is_shown_as_a_line_and_as_a_table() -> None:
     assert len(widths) == 2  # the table of statistics, and that of lengths
     cube = pattern(CooTensor.from_dense(np.ones((2, 2, 2))))
     assert str(cube).splitlines()[1:] == ["fibers of each mode: 4, 4, 4", "sorted, no duplicates"]
-
-
-def test_the_examples_are_right() -> None:
-    for name in ("formats.pattern", "formats.statistics", "formats.fingerprint", "formats.candidates", "bench.formats"):
-        module = importlib.import_module(f"sparsetir.{name}")
-        done = doctest.testmod(module)
-        assert done.failed == 0, name
 
 
 # --- fingerprints -------------------------------------------------------------------------------------------

@@ -151,13 +151,11 @@ def compile_model(
     Examples
     --------
     >>> import numpy as np, sparsetir.relax
-    >>> from tvm.script import ir as I, relax as R
-    >>> @I.ir_module
-    ... class Twice:
-    ...     @R.function
-    ...     def main(x: R.Tensor(("n",), "float32")):
-    ...         return R.add(x, x)
-    >>> sparsetir.relax.compile_model(Twice)(np.ones(3, "float32"))
+    >>> from tvm import relax
+    >>> builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType([3], "float32"))
+    >>> with builder.function("main", [x]):
+    ...     _ = builder.emit_func_output(builder.emit(relax.op.add(x, x)))
+    >>> sparsetir.relax.compile_model(builder.get())(np.ones(3, "float32"))
     array([2., 2., 2.], dtype=float32)
     """
     chosen = cpu_target(target)

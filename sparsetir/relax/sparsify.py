@@ -277,7 +277,7 @@ class SparsifyWeights:
     >>> with builder.function("main", [x]):
     ...     with builder.dataflow():
     ...         out = builder.emit_output(relax.op.matmul(x, relax.const(weight.T)))
-    ...     builder.emit_func_output(out)
+    ...     _ = builder.emit_func_output(out)
     >>> sparsify = sparsetir.relax.SparsifyWeights(decide="predict")
     >>> mod = sparsify(builder.get())
     >>> print(sparsify.layers[0])
