@@ -314,6 +314,7 @@ class BoundComposedKernel:
         given, self.converted = kernel._translate(arguments)
         self.given = kernel._taken(given)
         self.bound = kernel.kernel.bind(**self.given)
+        self.is_plain = kernel.has_plain_results
 
     def __repr__(self) -> str:
         return f"{self.kernel!r} with {', '.join(self.fixed)} fixed"
@@ -321,7 +322,7 @@ class BoundComposedKernel:
     def __call__(self, **arguments: Any) -> Any:
         """Run with the open arguments; see `Kernel.__call__`."""
         kernel = self.kernel
-        if kernel.has_plain_results and not any(name in kernel.groups for name in arguments):
+        if self.is_plain and kernel.groups.keys().isdisjoint(arguments):
             return self.bound(**arguments)
         clash = [name for name in arguments if name in self.fixed]
         if clash:

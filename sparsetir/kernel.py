@@ -28,7 +28,8 @@ from sparsetir.untuned import Suited
 Fit = Callable[[], Callable[..., Any]]
 
 MOST_PLANS = 64
-SMALL_ELEMENTS = 1 << 13
+SMALL_ELEMENTS, SMALL_SUMS = 1 << 13, 1 << 16  # of all arrays; where rows are summed into one number each
+GATHERED = 4  # elements of such sums that take as long as one that is gathered through an index
 HOT_CALLS, FEW_CALLS = 32, 4  # of one plan, before other code is compiled for it
 
 
@@ -139,15 +140,23 @@ class Kernel:
         changes = self.suitable(args)
         if not changes:
             return None, 0
-        after = HOT_CALLS if is_small(args) else 0 if is_bound else FEW_CALLS
+        after = HOT_CALLS if self.is_small(args) else 0 if is_bound else FEW_CALLS
         return lambda: self.compiled.variant(**changes), after
 
     def suitable(self, args: Arguments) -> dict[str, int]:
         """The choices that suit these arguments better than the usual ones."""
         written = [args.arrays[name] for name in self.signature.effects.written]
-        threads = 1 if is_small(args) else get_num_threads()
-        changes = self.suited.changes(args.arrays, written, threads)
-        return {**changes, "chunks": 0} if is_small(args) else changes
+        is_small = self.is_small(args)
+        changes = self.suited.changes(args.arrays, written, 1 if is_small else get_num_threads())
+        return {**changes, "chunks": 0} if is_small else changes
+
+    def is_small(self, args: Arguments) -> bool:
+        """Whether waking a second thread takes longer than the work."""
+        dense = (args.arrays.get(str(b.storage.name)) for b in self.signature.buffers.values() if b.is_dense)
+        if any(array is not None and array.ndim > 1 for array in dense):  # each entry is multiplied with a row
+            return sum(array.size for array in args.arrays.values()) <= SMALL_ELEMENTS
+        work = sum(array.size * (GATHERED if array.dtype.kind in "iu" else 1) for array in args.arrays.values())
+        return work <= SMALL_SUMS
 
     @staticmethod
     def _remember(plans: dict[Any, Any], key: Any, plan: Any) -> None:
@@ -296,7 +305,9 @@ class BoundKernel:
         if self.is_open:
             self._choose_format(arguments)
         if self.over_another is not None:
-            return self.over_another(**arguments)
+            found = self.over_another(**arguments)
+            self.last = self.over_another.bound.last  # results are plain: its plans are as good as ours
+            return found
         key = key_of(arguments)
         plan = self.plans.get(key) if key is not None else None
         if plan is None:
@@ -354,11 +365,6 @@ class BoundKernel:
         if self.over_another is not None:
             return self.over_another.time(seconds=seconds, **arguments)
         return self.kernel.time(seconds=seconds, **self.fixed, **arguments)
-
-
-def is_small(args: Arguments) -> bool:
-    """Whether waking a second thread takes longer than the work."""
-    return sum(a.size for a in args.arrays.values()) <= SMALL_ELEMENTS
 
 
 def _like(found: Any, args: Arguments, arguments: dict[str, Any], signature: Signature) -> Callable[..., Any] | None:

@@ -217,6 +217,19 @@ def test_sparse_results_of_later_calls_are_their_own() -> None:
         np.testing.assert_allclose(out, results[0].data)
 
 
+def test_one_thread_does_what_is_done_before_another_wakes() -> None:
+    """A gathered number takes as long as several that lie side by side, and a row longer than a number."""
+    A = scattered(2000, 2000, 12_000)
+    x, X = np.ones(2000, np.float32), np.ones((2000, 2), np.float32)
+
+    def is_serial(op: str, matrix: Any, **arguments: Any) -> bool:
+        kernel = sparsetir.build(getattr(sparsetir.ops, op)())
+        return kernel.suitable(kernel._prepare({"A": matrix, **arguments})).get("chunks") == 0
+
+    assert [is_serial("spmv", A[:rows], x=x) for rows in (1000, 2000)] == [True, False]
+    assert [is_serial("spmm", A[:rows], B=X) for rows in (200, 1000)] == [True, False]
+
+
 def test_choices_that_are_refused_leave_the_kernel_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     A, B = scattered(30, 40, 200), np.ones((40, 8), np.float32)
     kernel = sparsetir.build(sparsetir.ops.spmm())
