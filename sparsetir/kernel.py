@@ -152,11 +152,19 @@ class Kernel:
 
     def is_small(self, args: Arguments) -> bool:
         """Whether waking a second thread takes longer than the work."""
-        dense = (args.arrays.get(str(b.storage.name)) for b in self.signature.buffers.values() if b.is_dense)
-        if any(array is not None and array.ndim > 1 for array in dense):  # each entry is multiplied with a row
+        if not self.sums_numbers(args):
             return sum(array.size for array in args.arrays.values()) <= SMALL_ELEMENTS
         work = sum(array.size * (GATHERED if array.dtype.kind in "iu" else 1) for array in args.arrays.values())
         return work <= SMALL_SUMS
+
+    def sums_numbers(self, args: Arguments) -> bool:
+        """Whether each entry is used for one number, in a sum: not for a row of them, and not looked for in another."""
+        program, holder = self.signature.program, self.signature.holder
+        others = (a for n, a in args.arrays.items() if n not in holder or holder[n].is_dense)
+        if self.compiled.searched or any(a.ndim > 1 and a.dtype.kind not in "iu" for a in others):
+            return False
+        is_dense = all(n not in holder or holder[n].is_dense for n in self.signature.effects.written)
+        return is_dense and all("R" in iteration.kinds for iteration in program.iterations)
 
     @staticmethod
     def _remember(plans: dict[Any, Any], key: Any, plan: Any) -> None:

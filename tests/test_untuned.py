@@ -14,6 +14,7 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from corpus import BY_NAME
 from sparsetir import untuned
 from sparsetir.errors import ArgumentError
 from sparsetir.ir import decode
@@ -228,6 +229,16 @@ def test_one_thread_does_what_is_done_before_another_wakes() -> None:
 
     assert [is_serial("spmv", A[:rows], x=x) for rows in (1000, 2000)] == [True, False]
     assert [is_serial("spmm", A[:rows], B=X) for rows in (200, 1000)] == [True, False]
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("spmv", True), ("csr_reduce", True), ("ragged_bmm", False),
+                                              ("sparse_softmax", False), ("csrmm", False)])  # fmt: skip
+def test_sums_of_numbers_are_known(name: str, wanted: bool) -> None:
+    """Not products of ragged matrices, whose entries are used many times, nor functions of entries."""
+    case = BY_NAME[name]
+    kernel = sparsetir.build(case.make("float32", "int32"))
+    args = kernel._prepare(case.inputs(np.random.default_rng(0), case.kinds[0], "float32", "int32"))
+    assert kernel.sums_numbers(args) is wanted
 
 
 def test_choices_that_are_refused_leave_the_kernel_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
