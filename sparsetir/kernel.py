@@ -351,8 +351,7 @@ class BoundKernel:
         self.kernel._run(args)
         found = self.kernel._results(args, {**self.fixed, **arguments})
         base = self.args
-        has_empty = any(a.size == 0 for n, a in args.arrays.items() if n not in base.arrays)
-        if key is not None and not args.copy_back and not has_empty:
+        if key is not None and not args.copy_back:
             finish = lambda ready, values: kernel._finish(ready, {**self.fixed, **values}, args, base)  # noqa: E731
             finish = _like(found, args, arguments, signature) or finish
             fit, after = kernel.fitting(args, is_bound=True)

@@ -146,7 +146,8 @@ def make_plan(
     plain = _plain(signature, args, place)
     finish = plain or finish  # the other one holds the arrays of this call
 
-    changing = {*(at for _, at in dense), *(at for e in sparse for at in e.places), *(at for at, *_ in made)}
+    full = [at for at, shape, *_ in made if 0 not in shape]  # a result without elements is passed as it was
+    changing = {*(at for _, at in dense), *(at for e in sparse for at in e.places), *full}
     passed = [*(at for _, at in dense), *(at for e in sparse for at in e.places)]
     fixed = [v for at, v in enumerate(template) if at not in changing and isinstance(v, np.ndarray)]
     separation = _Separation(fixed, written, passed)
@@ -154,7 +155,7 @@ def make_plan(
     template = [None if at in changing else _ready(value) for at, value in enumerate(template)]
     results = _Results(made, spare)
     current = _Function(function, fit, after)
-    if plain is not None and spare is not None and not sparse and not written:
+    if plain is not None and spare is not None and not sparse and not written and full:
         ((out, shape, dtype, covered),) = made
         if covered:
             return _run_spare(template, dense, out, partial(spare.take, shape, dtype), current)
@@ -219,10 +220,12 @@ class _Results:
         self.made = made
 
     def fill(self, ready: list[Any]) -> list[tuple[int, np.ndarray]]:
-        """Pass them on; those that were passed in another guise come back with their place."""
+        """Pass them on; those that were passed in another guise, or not at all, come back with their place."""
         found = []
         for at, shape, dtype, covered in self.made:
-            if covered and self.take is not None:
+            if 0 in shape:
+                found.append((at, np.empty(shape, dtype)))
+            elif covered and self.take is not None:
                 array, ready[at] = self.take(shape, dtype)
                 found.append((at, array))
             else:

@@ -262,6 +262,21 @@ def test_sparse_results_follow_the_structure_of_each_call() -> None:
         np.testing.assert_allclose(bound(S=S, Y=Y).toarray(), S.multiply(X @ Y.T).toarray(), rtol=1e-5)
 
 
+@pytest.mark.parametrize(("name", "shape"), [("sddmm", (5, 6)), ("spmm", (0, 6)), ("spmv", (0, 6))])
+def test_later_calls_whose_result_has_no_elements_take_the_short_way(name: str, shape: tuple[int, int]) -> None:
+    A, X, Y = scattered(*shape, 0), np.ones((shape[0], 8), np.float32), np.ones((6, 8), np.float32)
+    fixed, given = {"sddmm": ("S", {"X": X, "Y": Y}), "spmm": ("A", {"B": Y}), "spmv": ("A", {"x": Y[:, 0].copy()})}[
+        name
+    ]
+    bound = sparsetir.build(getattr(sparsetir.ops, name)()).bind(**{fixed: A})
+    found = [bound(**given) for _ in range(3)]
+    assert len(bound.plans) == 1
+    expected = {"sddmm": shape, "spmm": (0, 8), "spmv": (0,)}[name]
+    assert [f.shape for f in found] == [expected] * 3
+    assert found[1] is not found[2]
+    assert sum(f.nnz if name == "sddmm" else f.size for f in found) == 0
+
+
 def test_plans_keep_no_arrays_of_a_call() -> None:
     A = scattered(30, 40, 200)
     bound = sparsetir.build(sparsetir.ops.spmm(), schedule=Choices()).bind(A=A)
