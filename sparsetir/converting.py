@@ -34,7 +34,7 @@ from sparsetir.interop import is_sparse
 from sparsetir.interop.sources import Compressed, open_source
 from sparsetir.ir import Program
 from sparsetir.kernel import Kernel
-from sparsetir.machine import first_cache, last_cache
+from sparsetir.machine import last_cache, private_cache
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.untuned import ragged_sums
 
@@ -44,7 +44,7 @@ LEAST_GAIN = 1.07  # of blocks, see `block_gain`
 ENOUGH = 1.25  # of blocks: nothing else is looked at
 GROUP, LEAST_GROUP_GAIN = 4, 1.15  # rows of a group, and what groups must gain
 LEAST_FEAT = 8  # elements of a dense row
-SHORT, FAR_SHORT = 24.0, 12.0  # entries of a row on average; where what they gather is not in a core's first cache
+SHORT, FAR_SHORT = 24.0, 64.0  # entries of a row on average; where half of a core's own cache does not hold a vector
 MANY = 1 << 10  # entries of all rows: for fewer, a call takes longer than its loops
 SLICES, NEAR, FAR = (16, 8), 1024, 8192  # rows of a slice, and of those that are sorted by length
 AS_FULL = 0.95  # how full wide slices must be, relative to narrow ones
@@ -149,7 +149,7 @@ def _in_slices(entries: Entries, itemsize: int, calls: float) -> Iterator[tuple[
         found = slice_diagonals(entries, *HACK)
         gain = diagonal_gain(*found, indices.size, indices.itemsize, itemsize)
         yield gain, Conversion(HDIA(HACK[0]), CONVERSION / SAVED_ON_DIAGONALS)
-    if indices.size <= (SHORT if n * itemsize <= first_cache() else FAR_SHORT) * m:
+    if indices.size <= (SHORT if 2 * n * itemsize <= private_cache() else FAR_SHORT) * m:
         rows = SLICES[0] if wide >= AS_FULL * narrow else SLICES[1]
         yield SUMMED_IN_SLICES * narrow, Conversion(SELL(rows, window), SLICING / SAVED_IN_SLICES)
 

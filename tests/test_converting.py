@@ -66,10 +66,12 @@ def test_short_rows_of_a_matrix_times_a_vector() -> None:
     assert converting.suited(program, hub, {"x": (70_000,)}) is None
 
 
-@pytest.mark.parametrize(("cache", "wanted"), [(1 << 20, formats.sell(16, 1024)), (1 << 10, None)])
-def test_longer_rows_stay_where_vectors_are_far(cache: int, wanted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    A = sp.random_array((8000, 4000), density=16 / 4000, format="csr", dtype="float32", rng=np.random.default_rng(0))
-    monkeypatch.setattr(converting, "first_cache", lambda: cache)
+@pytest.mark.parametrize(("cache", "wanted"), [(1 << 20, None), (1 << 10, formats.sell(16, 1024))])
+def test_longer_rows_are_summed_side_by_side_where_vectors_are_far(
+    cache: int, wanted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    A = sp.random_array((2000, 4000), density=40 / 4000, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    monkeypatch.setattr(converting, "private_cache", lambda: cache)
     found = converting.suited(decode(sparsetir.ops.spmv()), A, {"x": (4000,)})
     assert (found and found.format) == wanted
 
