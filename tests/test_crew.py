@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,17 @@ def test_workers_do_what_this_process_does(lab: Lab) -> None:
         assert all(each.seconds for each in found.values())
         assert all(0 < seconds < 1 for seconds in crew.compare(CANDIDATES).values())
         crew.close()
+
+
+def test_workers_do_not_load_torch(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text(f"open({str(tmp_path / 'loaded')!r}, 'w').close()")
+    monkeypatch.syspath_prepend(tmp_path)
+    worker = Worker(packed(lab) or b"", timeout=60.0)
+    assert worker.process is not None
+    assert worker.process.path.startswith(str(tmp_path))
+    assert worker.begins() is None
+    assert not (tmp_path / "loaded").exists()
+    worker.process.kill()
 
 
 def test_processes_are_begun_ahead_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,15 @@ from sparsetir.tuning.measure import Measurement, at_pace, duel
 from sparsetir.tuning.space import Values
 
 WORKERS = max(1, min(4, CORES))
+# TVM loads torch where it is installed, which takes seconds; arguments of torch are not sent (`SENT`).
+BEGIN = """
+import sys
+sys.modules["torch"] = None
+import tvm
+del sys.modules["torch"]
+from sparsetir.tuning.crew import serve
+serve(int(sys.argv[1]))
+"""
 WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
 MOST_BYTES = 1 << 30  # of arguments that are copied to workers
 # How often a worker's threads look for more to do before they sleep, about a millisecond: TVM's own number keeps a core
@@ -109,7 +118,7 @@ class Process:
         self.threads, self.path = get_num_threads(), modules_path()
         own = {"PYTHONPATH": self.path, "TVM_NUM_THREADS": str(self.threads), WORKER: "1"}
         environment = {"TVM_THREAD_POOL_SPIN_COUNT": SPINS, **os.environ, **own}
-        command = [sys.executable, "-m", "sparsetir.tuning.crew", str(theirs.fileno())]
+        command = [sys.executable, "-c", BEGIN, str(theirs.fileno())]
         self.process = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],
@@ -475,8 +484,9 @@ def packed(lab: Lab) -> bytes | None:
         return None
 
 
-def serve(connection: Connection[Any, Any]) -> None:
-    """Answer jobs until the other end is closed."""
+def serve(descriptor: int) -> None:
+    """Answer the jobs that come over a socket until its other end is closed."""
+    connection: Connection[Any, Any] = Connection(descriptor)
     lab: Lab | None = None
     while True:
         try:
@@ -503,7 +513,3 @@ def _unpacked(parcel: bytes) -> tuple[Lab | None, str | None]:
         return Lab(func, inputs, target, template, is_first=False), None
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"
-
-
-if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))
