@@ -26,6 +26,7 @@ from sparsetir.bench import (
     reference,
     report,
     scale,
+    search,
     suite,
     sweep,
     timing,
@@ -772,3 +773,11 @@ def test_scale_takes_families_of_the_suite(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         scale.main(["--families", "stencil_9d"])
     assert "found stencil_9d" in capsys.readouterr().err
+
+
+def test_kernels_of_searches_are_compared_round_by_round() -> None:
+    slow = np.array([1.0, 2.0, 2.0, 1.0, 2.0])  # the pace of the machine: medians would be of different rounds
+    row = search.Row("a", {"seed 0": 2 * slow, "seed 1": 3 * slow, "sweep": slow * [4, 2, 2, 3, 2]}, results=[])
+    assert row.over_tuned("sweep") == 1
+    assert row.over_tuned("seed 1") == 1.5
+    assert np.isnan(row.over_tuned("schedules"))

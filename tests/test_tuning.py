@@ -530,10 +530,24 @@ def test_the_speedup_is_that_of_the_confirmation(monkeypatch: pytest.MonkeyPatch
 def test_a_lucky_call_or_turn_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = {"lucky": iter([1.0, 5.0, 5.0, 4.0, 6.0]), "steady": iter([3.0] * 5)}
     found = measure.duel({name: lambda _seconds, t=t: next(t) for name, t in turns.items()})
-    assert found == {"lucky": 5.0, "steady": 3.0}
+    assert found == pytest.approx({"lucky": 5.0, "steady": 3.0})
     clock = iter([0.0, 0.0, 1.0, 1.0, 10.0, 10.0, 10.0, 109.0, 109.0])
     monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     assert measure.typical(lambda: None, 20.0) == 9.0  # of calls that take 1 s, 9 s and 99 s
+
+
+def test_cases_are_compared_at_the_same_pace() -> None:
+    pace = [1.0, 1.0, 2.0, 2.0, 2.0]
+    turns = {
+        "better": iter(
+            [0.9 * p * s for p, s in zip(pace, [1, 1, 1, 2, 2], strict=True)]
+        ),  # twice it is alone slowed down
+        "worse": iter(pace),
+    }
+    found = measure.duel({name: lambda _seconds, t=t: next(t) for name, t in turns.items()})
+    assert found["better"] == pytest.approx(0.9 * found["worse"])
+    lost = measure.beside(np.array([[np.inf, np.inf], [1.0, 3.0]]))
+    assert lost.tolist() == [np.inf, 2.0]
 
 
 def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

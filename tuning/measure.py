@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from statistics import median, median_low
 from typing import Any
 
+import numpy as np
+
 from sparsetir.tuning.workload import Call
 
 Timed = Callable[[float], float]
@@ -115,7 +117,8 @@ def duel(cases: Mapping[Any, Timed], *, seconds: float = 0.02) -> dict[Any, floa
     Returns
     -------
     dict of float
-        For each case the median of its turns.
+        For each case the median of its turns, as long as they were beside those of the others: a shared machine is at
+        one pace for seconds and at half of it for the next.
     """
     found: dict[Any, list[float]] = {name: [] for name in cases}
     end = time.perf_counter() + DUEL_SECONDS
@@ -124,7 +127,21 @@ def duel(cases: Mapping[Any, Timed], *, seconds: float = 0.02) -> dict[Any, floa
             break
         for name, run in cases.items():
             found[name].append(run(seconds))
-    return {name: median_low(turns) for name, turns in found.items()}
+    return dict(zip(found, beside(np.array(list(found.values()))).tolist(), strict=True))
+
+
+def beside(turns: np.ndarray) -> np.ndarray:
+    """Typical seconds of each case, a row of turns, of which those of a column were taken one after another.
+
+    Examples
+    --------
+    >>> beside(np.array([[1.0, 2.0, 2.0], [2.0, 2.0, 4.0]])).tolist()  # not 2 and 2
+    [1.4142135623730951, 2.8284271247461903]
+    """
+    known = np.isfinite(turns)
+    logs = np.log(turns, out=np.zeros_like(turns), where=known)
+    pace = np.exp(logs.sum(axis=0) / np.maximum(known.sum(axis=0), 1))
+    return np.median(turns / pace, axis=1) * np.median(pace)
 
 
 def reason(error: BaseException) -> str:
@@ -133,4 +150,4 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1]}"[:300]
 
 
-__all__ = ["Measurement", "at_pace", "burst", "duel", "reason", "summary", "typical"]
+__all__ = ["Measurement", "at_pace", "beside", "burst", "duel", "reason", "summary", "typical"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ from sparsetir.bench.kernels import CALLS, MANY_TRIALS, our_call
 from sparsetir.bench.measure import Product, parse_products, suits
 from sparsetir.bench.report import markdown
 from sparsetir.bench.sweep import best_of
-from sparsetir.bench.timing import Timing, interleave
+from sparsetir.bench.timing import interleave
 from sparsetir.errors import SparseTIRError
 from sparsetir.tuning.operands import Case, make_case
 from sparsetir.tuning.report import TuneResult
 
 EARLY = 10.0  # seconds after which a search is looked at
-REST = 0.05  # seconds between turns
+ROUNDS, BURST, REST = 9, 0.02, 0.05  # turns of each kernel, their seconds and those between them
 HEAD = (
     "case",
     "untuned ms",
@@ -50,35 +50,38 @@ class Row:
     Parameters
     ----------
     name : str
-    times : mapping of str to Timing
-        Of the kernels: ``"untuned"``, ``"sweep"``, ``"schedules"``, ``"evolution"`` and one for each seed.
+    times : mapping of str to ndarray
+        Seconds of the kernels in each round: ``"untuned"``, ``"sweep"``, ``"schedules"``, ``"evolution"`` and one for
+        each seed.
     results : sequence of TuneResult
         One for each seed.
+
+    Notes
+    -----
+    A shared machine is at one pace for seconds and at half of it for the next: kernels are compared round by round, and
+    the middle one of these ratios counts.
     """
 
     name: str
-    times: Mapping[str, Timing]
+    times: Mapping[str, np.ndarray]
     results: Sequence[TuneResult]
 
-    @property
-    def tuned(self) -> list[float]:
-        """Seconds of what each seed found."""
-        return [self.times[f"seed {n}"].median for n in range(len(self.results))]
+    def over_tuned(self, name: str) -> float:
+        """Time of a kernel over that of what the first seed found; nan where it is missing."""
+        return float(np.median(self.times[name] / self.times["seed 0"])) if name in self.times else float("nan")
 
     def figures(self) -> list[float]:
         """The numbers of a row; nan where a kernel is missing."""
-        first = self.tuned[0]
-        of = lambda name: self.times[name].median if name in self.times else float("nan")  # noqa: E731
         pace = [result.measured / result.seconds for result in self.results]
-        spread = max(self.tuned) / min(self.tuned)
+        seeds = [self.over_tuned(f"seed {n}") for n in range(len(self.results))]
         early = float(np.mean([reached(result, EARLY) for result in self.results]))
-        others = [of(name) / first for name in ("schedules", "evolution")]
-        return [of("sweep") / first, early, *others, spread, float(np.mean(pace))]
+        others = [self.over_tuned(name) for name in ("schedules", "evolution")]
+        return [self.over_tuned("sweep"), early, *others, max(seeds) / min(seeds), float(np.mean(pace))]
 
     def cells(self) -> list[str]:
         """For the table."""
         names = ("untuned", "sweep", "seed 0")
-        times = [f"{self.times[n].median * 1e3:.4g}" if n in self.times else "" for n in names]
+        times = [f"{np.median(self.times[n]) * 1e3:.4g}" if n in self.times else "" for n in names]
         return [self.name, *times, *("" if np.isnan(value) else f"{value:.2f}" for value in self.figures())]
 
 
@@ -105,8 +108,20 @@ def measure(name: str, case: Case, *, seconds: float, seeds: int, sweep: bool) -
     if swept is not None:
         kernels["sweep"] = swept[0]
         say(f"{name}: sweep {swept[1]}; tuned {results[0].best.candidate}")
-    times = interleave({n: our_call(kernel, case) for n, kernel in kernels.items()}, rest=REST)
-    return Row(name, times, results)
+    return Row(name, in_rounds({n: our_call(kernel, case) for n, kernel in kernels.items()}), results)
+
+
+def in_rounds(calls: Mapping[str, Callable[[], object]]) -> dict[str, np.ndarray]:
+    """Seconds of each call in every round.
+
+    Examples
+    --------
+    >>> times = in_rounds({"nothing": lambda: None})
+    >>> times["nothing"].shape == (ROUNDS,)
+    True
+    """
+    rounds = [interleave(calls, rounds=1, burst_seconds=BURST, rest=REST) for _ in range(ROUNDS)]
+    return {name: np.array([times[name].median for times in rounds]) for name in calls}
 
 
 def table(rows: Sequence[Row]) -> str:
