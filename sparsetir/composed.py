@@ -22,6 +22,7 @@ from sparsetir.interop import aligned_contiguous, check_dtype, is_sparse
 from sparsetir.interop.sources import Compressed, Source, open_source
 from sparsetir.ir import Program, decode
 from sparsetir.kernel import BoundKernel, Kernel, Timing
+from sparsetir.plans import fits
 from sparsetir.signature import Signature, SizeOf, checks_are_on
 from sparsetir.transform.decompose import Decomposition, Group
 from sparsetir.transform.structure import MASK_DTYPE
@@ -322,6 +323,9 @@ class BoundComposedKernel:
     def __call__(self, **arguments: Any) -> Any:
         """Run with the open arguments; see `Kernel.__call__`."""
         kernel = self.kernel
+        key, plan = self.bound.last
+        if self.is_plain and plan is not None and fits(key, arguments):
+            return plan(arguments)
         if self.is_plain and kernel.groups.keys().isdisjoint(arguments):
             return self.bound(**arguments)
         clash = [name for name in arguments if name in self.fixed]

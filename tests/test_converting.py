@@ -149,6 +149,11 @@ def test_later_calls_go_straight_to_the_loops(monkeypatch: pytest.MonkeyPatch) -
     for x in vectors:
         assert bound(x=x, y=out) is out
         np.testing.assert_allclose(out, A @ x, rtol=1e-3, atol=1e-4)
+    other = bound.over_another
+    other(x=vectors[0])
+    monkeypatch.setattr(type(bound), "__call__", lambda *_args, **_named: pytest.fail("went the long way"))
+    np.testing.assert_allclose(other(x=vectors[3]), A @ vectors[3], rtol=1e-3, atol=1e-4)
+    monkeypatch.undo()
     np.testing.assert_allclose(bound(x=vectors[0]), A @ vectors[0], rtol=1e-3, atol=1e-4)
 
 
