@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 CPUS = Path("/sys/devices/system/cpu")
-FIRST_BYTES, L2_BYTES, LAST_BYTES = 1 << 15, 1 << 20, 32 << 20  # where the system does not tell
+L2_BYTES, LAST_BYTES = 1 << 20, 32 << 20  # where the system does not tell
 LINE = 64  # bytes of a cache line
 
 
@@ -55,12 +55,6 @@ def count_cpus(text: str) -> int:
 
 
 @cache
-def first_cache() -> int:
-    """Bytes of a core's smallest cache."""
-    return min((level.size for level in levels()), default=FIRST_BYTES)
-
-
-@cache
 def private_cache() -> int:
     """Bytes of the largest cache that a core has for itself, the second-level one as a rule."""
     own = [level.size for level in levels() if level.cores == 1 and level.name in ("L1", "L2")]
@@ -73,4 +67,4 @@ def last_cache() -> int:
     return max((level.size for level in levels()), default=LAST_BYTES)
 
 
-__all__ = ["LINE", "Level", "count_cpus", "first_cache", "last_cache", "levels", "private_cache"]
+__all__ = ["LINE", "Level", "count_cpus", "last_cache", "levels", "private_cache"]
