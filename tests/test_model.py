@@ -630,3 +630,22 @@ def test_storage_as_it_comes() -> None:
     assert own_storage(session.workload) == session.encoding.own
     assert session.operands.width == FEAT
     assert isinstance(inputs["A"], sp.csr_array)
+
+
+def test_searches_over_other_records_are_led_by_models_of_other_families(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = load(recorded)
+    over, learnt = cases[:1], []
+
+    def train(given: list[Case], *, rounds: int) -> CostModel:
+        learnt.append(given)
+        return train_one(given, rounds=rounds)
+
+    train_one = pretrain.train
+    monkeypatch.setattr(pretrain, "train", train)
+    text = pretrain.searches(cases, over, rounds=10, seeds=1)
+    assert learnt == [[case for case in cases if case.family != over[0].family]]
+    led, own = (next(line for line in text.splitlines() if name in line) for name in ("guided", "evolution"))
+    assert led != own.replace("evolution", "guided")
+    assert led.rstrip(" |").endswith("1.000 (1.00)")  # all trials there are

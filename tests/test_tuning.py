@@ -531,9 +531,35 @@ def test_a_lucky_call_or_turn_decides_nothing(monkeypatch: pytest.MonkeyPatch) -
     turns = {"lucky": iter([1.0, 5.0, 5.0, 4.0, 6.0]), "steady": iter([3.0] * 5)}
     found = measure.duel({name: lambda _seconds, t=t: next(t) for name, t in turns.items()})
     assert found == pytest.approx({"lucky": 5.0, "steady": 3.0})
-    clock = iter([0.0, 0.0, 1.0, 1.0, 10.0, 10.0, 10.0, 109.0, 109.0])
+    clock = iter([0.0, 0.0, 0.0, 9.0, 9.0, 9.0, 10.0, 10.0, 10.0, 109.0, 109.0, 109.0, 111.0, 111.0])
     monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    assert measure.typical(lambda: None, 20.0) == 9.0  # of calls that take 1 s, 9 s and 99 s
+    assert measure.typical(lambda: None, 110.0) == 2.0  # of calls that take 9 s, 1 s, 99 s and 2 s
+
+
+def test_few_calls_that_may_wait_for_a_core_are_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seconds, calls in ((measure.SHORT / 4, measure.FEW), (2 * measure.SHORT, 2)):
+        now = [0.0]
+
+        def call(now: list[float] = now, seconds: float = seconds) -> None:
+            now[0] += seconds
+
+        monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda now=now: now[0]))
+        assert measure.burst(call, seconds / 2) == pytest.approx([seconds] * calls)
+
+
+def test_a_lucky_first_turn_does_not_stay_the_best() -> None:
+    lucky, steady = (Candidate(Choices(tile=tile)) for tile in (8, 16))
+    turns, usual = {lucky: [1e-3, 3e-3, 3e-3], steady: [2e-3, 2e-3, 2e-3], None: [4e-3]}, 4e-3
+    lab = SimpleNamespace(
+        compile=lambda _candidate: None,
+        time=lambda candidate: Measurement(turns[candidate].pop(0), usual=usual),
+        beside=lambda candidate, _seconds: (turns[candidate].pop(0), usual),
+    )
+    made = crew.Crew([crew.Here(lab)])
+    made.time(None)
+    found = dict(made.measure([lucky, steady]))
+    assert {c: m.seconds for c, m in found.items()} == {lucky: 3e-3, steady: 2e-3}
+    assert made.best == 2e-3
 
 
 def test_cases_are_compared_at_the_same_pace() -> None:
@@ -548,11 +574,11 @@ def test_cases_are_compared_at_the_same_pace() -> None:
 def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     timed, seen = Lab.time, []
 
-    def stop_at_fourth(self: Lab, candidate: Candidate | None, best: float = 0.0) -> Measurement:
+    def stop_at_fourth(self: Lab, candidate: Candidate | None) -> Measurement:
         seen.append(candidate)
         if len(seen) == 4:
             raise KeyboardInterrupt
-        return timed(self, candidate, best)
+        return timed(self, candidate)
 
     monkeypatch.setattr(Lab, "time", stop_at_fourth)
     path, inputs = tmp_path / "tuning.jsonl", arguments()

@@ -293,7 +293,7 @@ class Crew:
         self.upcoming = deque(upcoming) if len(self.lanes) > 1 else deque()
         self.homes: dict[Format | None, list[Lane]] = {None: list(self.lanes)}
         self.known: dict[Format | None, Prepared] = {}
-        self.best = float("inf")
+        self.times: dict[Candidate | None, float] = {}
         self.usual: float | None = None  # seconds of the untuned kernel
 
     # ------------------------------------------------------------------------------------------ formats
@@ -361,8 +361,9 @@ class Crew:
             lane.post("beside", candidate, TURN_SECONDS)
             *_, found = lane.result()
             seconds, untuned = (float("inf"), float("inf")) if isinstance(found, Lost) else found
-            timed[candidate] = timed[candidate].again(at_pace(seconds, untuned, self.usual or untuned))
-            self.best = min(self.best, timed[candidate].seconds or self.best)
+            timed[candidate] = self._noted(
+                candidate, timed[candidate].again(at_pace(seconds, untuned, self.usual or untuned))
+            )
 
     def time(self, candidate: Candidate | None, lane: Lane | None = None) -> Measurement:
         """Check and time a candidate, None for the untuned kernel."""
@@ -372,7 +373,7 @@ class Crew:
                 (self.time(None, each) for each in reversed(self.lanes)), key=lambda m: m.seconds or float("inf")
             )
         lane = lane or self.lanes[0]
-        lane.post("time", candidate, self.best)
+        lane.post("time", candidate)
         *_, found = lane.result()
         if isinstance(found, Lost):
             return Measurement(error=f"its process {found}")
@@ -380,9 +381,18 @@ class Crew:
             self.usual = min(found.seconds, self.usual or found.seconds)
             for each in self.lanes:
                 each.allow(ALLOWED * found.seconds)
-        found = found if self.usual is None else found.paced(self.usual)
-        self.best = min(self.best, found.seconds or self.best)
+        return self._noted(candidate, found if self.usual is None else found.paced(self.usual))
+
+    def _noted(self, candidate: Candidate | None, found: Measurement) -> Measurement:
+        """A measurement, its seconds kept in place of earlier ones of the candidate."""
+        if found.seconds is not None:
+            self.times[candidate] = found.seconds
         return found
+
+    @property
+    def best(self) -> float:
+        """Seconds of the fastest."""
+        return min(self.times.values(), default=float("inf"))
 
     def _compile(self, batch: Sequence[Candidate], *, ahead: int = 0) -> dict[Candidate, Lane | str]:
         """Where each candidate is ready, or why it is not."""
@@ -423,7 +433,7 @@ class Crew:
         return other
 
     def compare(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
-        """The median calls of candidates and, at None, of the untuned kernel, in turn."""
+        """Seconds of candidates and, at None, of the untuned kernel, in turn."""
         lanes = self._compile(candidates)
         cases: dict[Candidate | None, Lane] = {None: self.lanes[0]}
         cases.update({c: lane for c, lane in lanes.items() if not isinstance(lane, str)})

@@ -74,7 +74,8 @@ class Record:
     fixed : dict of str to int
         Sizes that were compiled in; none in the untuned kernel.
     seconds : float or None
-        Of the median call, at the usual pace of the machine; None if the candidate failed.
+        Of a typical call, a quarter of the calls being faster, at the usual pace of the machine; None if the candidate
+        failed.
     median, spread : float or None
         Of the calls as they were measured; the spread is the distance of the quartiles relative to the median.
     error : str or None

@@ -22,7 +22,7 @@ from sparsetir.schedules import Template
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.features import Stored
 from sparsetir.tuning.forms import Forms
-from sparsetir.tuning.measure import BURST_SECONDS, HOPELESS, PACE_SECONDS, Measurement, burst, reason, summary, typical
+from sparsetir.tuning.measure import BURST_SECONDS, PACE_SECONDS, Measurement, burst, reason, summary, typical
 from sparsetir.tuning.reference import KnownOp, Reference, recognise
 from sparsetir.tuning.space import Values
 from sparsetir.tuning.workload import Call, Workload
@@ -89,7 +89,7 @@ class Lab:
         self.name = self._sparse_argument()
         self.forms = Forms(func, target, self.inputs, self.workload, self.name, template)
         self.fixed = self.forms(None).sizes
-        self.paced = float("inf"), float("-inf")  # the last burst of the untuned kernel: its median call, and when
+        self.paced = float("inf"), float("-inf")  # the last burst of the untuned kernel: its typical call, and when
         if template is None:
             self.forms.values(None)  # a program that the sketches cannot schedule is an error here, not a failed trial
 
@@ -137,15 +137,8 @@ class Lab:
         """A call of a candidate's machine code."""
         return self.forms(candidate.format).call(candidate.choices)
 
-    def time(self, candidate: Candidate | None, best: float = float("inf")) -> Measurement:
-        """Check what a candidate computes, then time it; None is the untuned kernel.
-
-        Parameters
-        ----------
-        candidate : Candidate or None
-        best : float
-            Seconds of the best so far: two calls that take a multiple of it are enough.
-        """
+    def time(self, candidate: Candidate | None) -> Measurement:
+        """Check what a candidate computes, then time it; None is the untuned kernel."""
         try:
             call = self.untuned if candidate is None else self.call(candidate)
             workload = self.workload if candidate is None else self.forms(candidate.format).workload
@@ -154,13 +147,13 @@ class Lab:
                 return Measurement(error=f"wrong result: {wrong}")
             if candidate is None:
                 return summary(burst(call, BURST_SECONDS))
-            found, usual = self._between(lambda: summary(burst(call, BURST_SECONDS, hopeless=HOPELESS * best)))
+            found, usual = self._between(lambda: summary(burst(call, BURST_SECONDS)))
             return replace(found, usual=usual)
         except Exception as error:
             return Measurement(error=reason(error))
 
     def typical(self, candidate: Candidate | None, seconds: float) -> float:
-        """The median call of a burst; infinite if the candidate fails."""
+        """Seconds of a typical call; infinite if the candidate fails."""
         try:
             return typical(self.untuned if candidate is None else self.call(candidate), seconds)
         except Exception:
@@ -171,7 +164,7 @@ class Lab:
         return self._between(lambda: self.typical(candidate, seconds), seconds)
 
     def _between(self, timed: Callable[[], T], seconds: float = PACE_SECONDS) -> tuple[T, float]:
-        """What is timed, and the median call of the untuned kernel before and after it.
+        """What is timed, and a typical call of the untuned kernel before and after it.
 
         Were it only after, a pause of the machine that hits this kernel alone would make the other one look fast.
         What was timed after another candidate a moment ago is not timed again.

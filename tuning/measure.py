@@ -16,8 +16,7 @@ from sparsetir.tuning.workload import Call
 Timed = Callable[[float], float]
 
 BURST_SECONDS, PACE_SECONDS = 0.015, 0.006
-# Two calls of a candidate this many times slower than the best are enough.
-HOPELESS = 3.0
+FEW, SHORT = 5, 2e-3  # calls of a burst at least, and seconds of a call as long as which it may wait for a core
 ROUNDS, FEWEST_ROUNDS, DUEL_SECONDS = 5, 2, 2.0
 
 
@@ -28,7 +27,7 @@ class Measurement:
     Parameters
     ----------
     seconds : float, optional
-        The median call, at the usual pace of the machine.
+        Of a typical call, at the usual pace of the machine.
     median, spread : float, optional
         The median as it was measured, and how far the quartiles are apart, relative to it.
     error : str, optional
@@ -75,33 +74,38 @@ def at_pace(seconds: float, untuned: float, usual: float) -> float:
     return seconds * usual / untuned if 0 < untuned < float("inf") else seconds
 
 
-def burst(call: Call, seconds: float, *, hopeless: float = float("inf")) -> list[float]:
-    """Times of consecutive calls for about `seconds`, at least two; no more if both took `hopeless` seconds."""
+def burst(call: Call, seconds: float) -> list[float]:
+    """Times of consecutive calls for about `seconds`, at least `FEW`; of longer calls than `SHORT` at least two."""
     samples: list[float] = []
-    clock = time.perf_counter
+    fastest, clock = 0.0, time.perf_counter
     end = clock() + seconds
-    while len(samples) < 2 or clock() < end:
+    while clock() < end or len(samples) < (FEW if fastest < SHORT else 2):
         start = clock()
         call()
         samples.append(clock() - start)
-        if len(samples) == 2 and min(samples) >= hopeless:
-            break
+        fastest = min(fastest or samples[0], samples[-1])
     return samples
 
 
 def typical(call: Call, seconds: float) -> float:
-    """The median call of a burst.
+    """Seconds of a call, a quarter of a burst being faster.
 
-    Not the fastest one, which may have found in the caches what is rarely there.
+    On a shared machine the second core may be away for a moment: half of the calls take milliseconds then, whatever
+    they do. Not the fastest call, which may have found in the caches what is rarely there.
     """
-    return median_low(burst(call, seconds))
+    return lower_quartile(burst(call, seconds))
+
+
+def lower_quartile(samples: list[float]) -> float:
+    """A quarter of the samples is smaller."""
+    return sorted(samples)[len(samples) // 4]
 
 
 def summary(samples: list[float]) -> Measurement:
-    """The median call, and how far the quartiles are apart."""
+    """A typical call, the median, and how far the quartiles are apart."""
     ordered = sorted(samples)
-    middle, count = median_low(ordered), len(ordered)
-    return Measurement(middle, middle, (ordered[3 * count // 4] - ordered[count // 4]) / middle)
+    low, middle, high = lower_quartile(samples), median_low(ordered), ordered[3 * len(ordered) // 4]
+    return Measurement(low, middle, (high - low) / middle)
 
 
 def duel(cases: Mapping[Any, Timed], *, seconds: float = 0.02) -> dict[Any, float]:
@@ -110,7 +114,7 @@ def duel(cases: Mapping[Any, Timed], *, seconds: float = 0.02) -> dict[Any, floa
     Parameters
     ----------
     cases : mapping of callable
-        Each takes how long to call, and returns the seconds of its median call.
+        Each takes how long to call, and returns the seconds of a typical call.
     seconds : float
         Of a turn.
 

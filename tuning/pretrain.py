@@ -22,7 +22,7 @@ from sparsetir.bench.report import markdown
 from sparsetir.errors import SparseTIRError, TuningError
 from sparsetir.tuning.cases import Case, load
 from sparsetir.tuning.encoding import choice_names, matrix_names, pattern_names
-from sparsetir.tuning.evaluate import Trainer, by_margin, by_model, by_op, folds, held_out, safe_margin
+from sparsetir.tuning.evaluate import Trainer, by_margin, by_model, by_op, held_out, safe_margin
 from sparsetir.tuning.model import OBJECTIVES, AnalyticModel, CostModel, Model, RandomModel
 from sparsetir.tuning.replay import BUDGETS, compare
 
@@ -129,11 +129,12 @@ def margin(cases: Sequence[Case], rounds: int) -> float:
     return safe_margin(held_out(cases, partial(train, rounds=rounds), "family"))
 
 
-def searches(cases: Sequence[Case], rounds: int, seeds: int) -> str:
-    """Searches over the recorded trials, with and without a model of the other families, in Markdown."""
-    models = {own[0].family: train(others, rounds=rounds) for others, own in folds(cases, "family")}
-    found = compare(cases, ["guided"], BUDGETS, seeds, lambda case: models[case.family])
-    found |= compare(cases, ["evolution", "annealing", "portfolio", "random"], BUDGETS, seeds)
+def searches(cases: Sequence[Case], over: Sequence[Case], rounds: int, seeds: int) -> str:
+    """Searches over recorded trials, with and without a model of the other families' `cases`, in Markdown."""
+    families = dict.fromkeys(case.family for case in over)
+    models = {name: train([case for case in cases if case.family != name], rounds=rounds) for name in families}
+    found = compare(over, ["guided"], BUDGETS, seeds, lambda case: models[case.family])
+    found |= compare(over, ["evolution", "annealing", "portfolio", "random"], BUDGETS, seeds)
     rows = [[name, *(f"{mean:.3f} ({low:.2f})" for mean, low in results)] for name, results in found.items()]
     return markdown([[f"{seeds} seeds, mean (5th percentile)", *(f"{n} trials" for n in BUDGETS)], *rows])
 
@@ -145,6 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="where the model goes")
     parser.add_argument("--evaluate", action="store_true", help="print how matrices that are left out are ranked")
     parser.add_argument("--searches", type=int, default=0, metavar="SEEDS", help="replay searches with so many seeds")
+    parser.add_argument("--over", type=Path, metavar="FILE", help="searches over these trials instead")
     parser.add_argument("--objective", default=OBJECTIVE, choices=OBJECTIVES)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="trees")
     busy = "leave out trials whose quartiles are farther apart, relative to the median"
@@ -153,6 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         cases = usable([case for path in args.space for case in load(path, spread=args.spread)])
+        over = cases if args.over is None else usable(load(args.over, spread=args.spread))
     except SparseTIRError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -160,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for text in tables(cases, args.rounds):
             print(text, flush=True)
     if args.searches:
-        print(searches(cases, args.rounds, args.searches), flush=True)
+        print(searches(cases, over, args.rounds, args.searches), flush=True)
     if args.out is not None:
         model: CostModel = train(cases, objective=args.objective, rounds=args.rounds, seed=args.seed)
         about = {
