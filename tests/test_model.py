@@ -569,6 +569,20 @@ def test_a_second_measurement_is_ranked_like_a_model() -> None:
     assert (found.top_1, found.top_5) == (1 / 8, 1.0)
 
 
+def test_noise_is_not_held_against_a_model() -> None:
+    made = [Candidate(Choices(tile=8 << n)) for n in range(8)]
+    scores = {c: -float(n) for n, c in enumerate(made)}
+    first = {c: 1.0 + n for n, c in enumerate(made)}
+    swapped = {**first, made[0]: first[made[1]], made[1]: first[made[0]]}
+    assert evaluate.certain_in_order(scores, (first, first)) == 1
+    assert evaluate.certain_in_order(scores, (first, swapped)) == 1  # nobody knows which of the two is faster
+    assert evaluate.certain_in_order({**scores, made[0]: -1.5}, (first, swapped)) == 1
+    assert evaluate.certain_in_order({**scores, made[0]: -2.5}, (first, swapped)) == pytest.approx(1 - 1 / 27)
+    assert evaluate.certain_in_order(scores, (swapped, swapped)) == pytest.approx(1 - 1 / 28)
+    assert math.isnan(evaluate.certain_in_order(scores, ({}, {})))
+    assert math.isnan(evaluate.certain_in_order(scores, ()))
+
+
 def test_wrong_collections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "space.jsonl")]
     assert collect.main([*out, "--suite", "magic"]) == 2

@@ -58,9 +58,14 @@ class Case:
         """The fastest of all."""
         return min(self.seconds.values())
 
+    @property
+    def ran(self) -> list[Candidate]:
+        """Those that did not fail."""
+        return [c for c, seconds in self.seconds.items() if np.isfinite(seconds)]
+
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Features of the trials that ran, and their seconds."""
-        ran = [c for c, seconds in self.seconds.items() if np.isfinite(seconds)]
+        ran = self.ran
         return np.array([self.features[c] for c in ran]), np.array([self.seconds[c] for c in ran])
 
 

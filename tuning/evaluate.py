@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
+from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.cases import LEAST, Case
 from sparsetir.tuning.model import Model
 
@@ -29,6 +30,8 @@ class Ranking:
         Share of the pairs of candidates, their times not equal, that it puts in the right order.
     top_1, top_5 : float
         The best time of the case over that of the model's first candidate, and over the best of its first five.
+    certain : float
+        As `pairs`, of those that two measurements put in the same order; nan where nothing was measured twice.
     gain : float
         How many times faster than the untuned kernel the model expects its first candidate to be; 1 if not known.
     actual : float
@@ -39,6 +42,7 @@ class Ranking:
     pairs: float
     top_1: float
     top_5: float
+    certain: float = float("nan")
     gain: float = 1.0
     actual: float = 1.0
 
@@ -51,7 +55,24 @@ def pairs_in_order(scores: np.ndarray, seconds: np.ndarray) -> float:
     >>> pairs_in_order(np.array([3.0, 1.0, 2.0]), np.array([1.0, 2.0, 3.0]))
     0.6666666666666666
     """
-    faster = seconds[:, None] < seconds[None, :]
+    return _right(scores, seconds[:, None] < seconds[None, :])
+
+
+def certain_in_order(scores: Mapping[Candidate, float], passes: Sequence[Mapping[Candidate, float]]) -> float:
+    """`pairs_in_order` of the pairs that two measurements put in the same order; nan where there are not two.
+
+    Noise cannot be foretold: of the pairs that it decides about any model has half right.
+    """
+    twice = [c for c in scores if len(passes) > 1 and all(c in held for held in passes)]
+    if len(twice) < LEAST:
+        return float("nan")
+    first, second = (np.array([held[c] for c in twice]) for held in passes)
+    faster = (first[:, None] < first[None, :]) & (second[:, None] < second[None, :])
+    return _right(np.array([scores[c] for c in twice]), faster)
+
+
+def _right(scores: np.ndarray, faster: np.ndarray) -> float:
+    """The share of pairs, the first of which is faster, that have the higher score there; half of the equal ones."""
     right = scores[:, None] > scores[None, :]
     equal = scores[:, None] == scores[None, :]
     return float(((right + 0.5 * equal) * faster).sum() / max(faster.sum(), 1))
@@ -68,7 +89,8 @@ def ranking(model: Model, case: Case) -> Ranking:
         untuned_seconds, row = case.untuned
         gain = float(np.exp(scores[order[0]] - model.predict(row[None])[0]))
         actual = float(untuned_seconds / seconds[order[0]])
-    return Ranking(case, pairs_in_order(scores, seconds), float(top[0]), float(top[1]), gain, actual)
+    certain = certain_in_order(dict(zip(case.ran, scores, strict=True)), case.passes)
+    return Ranking(case, pairs_in_order(scores, seconds), float(top[0]), float(top[1]), certain, gain, actual)
 
 
 def repeated(cases: Sequence[Case]) -> list[Ranking]:
@@ -113,11 +135,13 @@ def geomean(numbers: Sequence[float]) -> float:
 def summary(found: Sequence[Ranking]) -> list[str]:
     """Cells: pairs in order, the share of the best that the first and the first five reach, and a bad first one."""
     first, five = [r.top_1 for r in found], [r.top_5 for r in found]
-    numbers = [np.mean([r.pairs for r in found]), geomean(first), np.percentile(first, 5), geomean(five)]
-    return [f"{number:.3f}" for number in numbers]
+    certain = [r.certain for r in found if not np.isnan(r.certain)]
+    numbers = [np.mean([r.pairs for r in found]), np.mean(certain) if certain else np.nan]
+    numbers += [geomean(first), np.percentile(first, 5), geomean(five)]
+    return ["" if np.isnan(number) else f"{number:.3f}" for number in numbers]
 
 
-HEADING = ["pairs in order", "top 1", "5th percentile", "top 5"]
+HEADING = ["pairs in order", "certain ones", "top 1", "5th percentile", "top 5"]
 
 
 def by_model(rankings: dict[str, list[Ranking]], title: str) -> list[list[str]]:
@@ -130,7 +154,7 @@ def by_model(rankings: dict[str, list[Ranking]], title: str) -> list[list[str]]:
     known = [r.case for r in some if r.case.untuned is not None and np.isfinite(r.case.untuned[0])]
     shares = [min(1.0, case.best / case.untuned[0]) for case in known if case.untuned is not None]
     if shares:
-        rows.append(["the untuned kernel", "", f"{geomean(shares):.3f}", f"{np.percentile(shares, 5):.3f}", ""])
+        rows.append(["the untuned kernel", "", "", f"{geomean(shares):.3f}", f"{np.percentile(shares, 5):.3f}", ""])
     return rows
 
 
@@ -173,6 +197,7 @@ __all__ = [
     "by_margin",
     "by_model",
     "by_op",
+    "certain_in_order",
     "folds",
     "held_out",
     "pairs_in_order",

@@ -29,9 +29,9 @@ from sparsetir.tuning.replay import BUDGETS, compare
 ROUNDS, OBJECTIVE = 240, "regression"
 # Few of many numbers of a pattern tell two matrices apart: a tree that may not see them all learns less by heart.
 SETTINGS: dict[str, Any] = {
-    "max_depth": 6,
+    "max_depth": 8,
     "eta": 0.08,
-    "min_child_weight": 4,
+    "min_child_weight": 8,
     "subsample": 0.8,
     "colsample_bytree": 0.5,
     "max_bin": 128,
