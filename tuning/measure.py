@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_low
 from typing import Any
@@ -96,7 +96,7 @@ def typical(call: Call, seconds: float) -> float:
     return lower_quartile(burst(call, seconds))
 
 
-def lower_quartile(samples: list[float]) -> float:
+def lower_quartile(samples: Sequence[float]) -> float:
     """A quarter of the samples is smaller."""
     return sorted(samples)[len(samples) // 4]
 
@@ -154,4 +154,4 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1]}"[:300]
 
 
-__all__ = ["Measurement", "at_pace", "beside", "burst", "duel", "reason", "summary", "typical"]
+__all__ = ["Measurement", "at_pace", "beside", "burst", "duel", "lower_quartile", "reason", "summary", "typical"]
