@@ -781,3 +781,12 @@ def test_kernels_of_searches_are_compared_round_by_round() -> None:
     assert row.over_tuned("sweep") == 1
     assert row.over_tuned("seed 1") == 1.5
     assert np.isnan(row.over_tuned("schedules"))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_table_of_searches_without_a_sweep() -> None:
+    results = [SimpleNamespace(measured=8, seconds=2.0, history=[SimpleNamespace(seconds=1.0, elapsed=3.0)])]
+    times = {"seed 0": np.ones(3), "schedules": np.full(3, 2.0)}
+    *_, means = search.table([search.Row(name, times, results) for name in "ab"]).splitlines()
+    found = [cell.strip() for cell in means.split("|")[1:-1]]
+    assert found == ["geometric mean", "", "", "", "", "1.000", "2.000", "", "1.000", "4.000"]

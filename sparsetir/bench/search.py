@@ -128,8 +128,9 @@ def in_rounds(calls: Mapping[str, Callable[[], object]]) -> dict[str, np.ndarray
 def table(rows: Sequence[Row]) -> str:
     """Markdown, with geometric means below."""
     figures = np.array([row.figures() for row in rows])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        means = np.exp(np.nanmean(np.log(figures), axis=0))
+    known = [column[~np.isnan(column)] for column in figures.T]
+    with np.errstate(divide="ignore"):
+        means = [float(np.exp(np.mean(np.log(column)))) if column.size else float("nan") for column in known]
     last = ["geometric mean", "", "", "", *("" if np.isnan(value) else f"{value:.3f}" for value in means)]
     return markdown([list(HEAD), *(row.cells() for row in rows), last])
 
