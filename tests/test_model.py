@@ -591,6 +591,9 @@ def test_wrong_collections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "found 'spmm:wide'" in capsys.readouterr().err
     assert pretrain.main([str(tmp_path / "none.jsonl")]) == 2
     assert "found none" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        pretrain.main(["space.jsonl", "--over", "others.jsonl"])
+    assert "--searches" in capsys.readouterr().err
 
 
 def test_pairs_in_order() -> None:

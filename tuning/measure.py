@@ -77,13 +77,13 @@ def at_pace(seconds: float, untuned: float, usual: float) -> float:
 def burst(call: Call, seconds: float) -> list[float]:
     """Times of consecutive calls for about `seconds`, at least `FEW`; of longer calls than `SHORT` at least two."""
     samples: list[float] = []
-    fastest, clock = 0.0, time.perf_counter
+    fastest, clock = float("inf"), time.perf_counter
     end = clock() + seconds
     while clock() < end or len(samples) < (FEW if fastest < SHORT else 2):
         start = clock()
         call()
         samples.append(clock() - start)
-        fastest = min(fastest or samples[0], samples[-1])
+        fastest = min(fastest, samples[-1])
     return samples
 
 

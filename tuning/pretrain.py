@@ -153,6 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--spread", type=float, default=float("inf"), metavar="SHARE", help=busy)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
+    if args.over is not None and not args.searches:
+        parser.error("--over names trials for --searches; say how many seeds")
     try:
         cases = usable([case for path in args.space for case in load(path, spread=args.spread)])
         over = cases if args.over is None else usable(load(args.over, spread=args.spread))
