@@ -85,7 +85,7 @@ def parse(text: str) -> Any:
     """
     names = {"T": parser, "I": ir, "R": relax, "tvm": tvm, "Axis": Axis, "TypeVar": TypeVar}
     imports = re.compile(r"^(?:import|from) .*$", re.MULTILINE)
-    return parser.parse_text(imports.sub("", text), names, check_well_formed=False)
+    return parser.parse_text(imports.sub("", text), names)
 
 
 def sweeten(node: ast.FunctionDef, func: tirx.PrimFunc) -> None:

@@ -12,22 +12,26 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 from tvm.error import DiagnosticError
 from tvm.script.ir_builder import IRBuilder
-from tvm.script.parser._core import parse, utils
+from tvm.script.parser._core import utils
 from tvm.script.parser.core import dispatch, doc
+from tvm.script.parser.core.diagnostics import Source
+from tvm.script.parser.core.error import ParserError
+from tvm.script.parser.core.parser import Parser
 from tvm.tirx.script import parser as _tirx
 from tvm.tirx.script.parser import *  # noqa: F403
 from tvm.tirx.script.parser.parser import find_decorator_annotation
 
-from sparsetir.errors import ScriptError
+from sparsetir.errors import ArgumentTypeError, ScriptError
 from sparsetir.op import AXIS_NAMES
 
 from .. import builder as _builder
 from ..builder import *  # noqa: F403
+from ..sources import FunctionSource
 
 match_buffer = _builder.EXTRA["match_buffer"]
 alloc_buffer = _builder.EXTRA["alloc_buffer"]
@@ -40,10 +44,29 @@ class LocatedScriptError(ScriptError, DiagnosticError):
     """A `ScriptError` on its way through TVM's parser, which hands on a DiagnosticError as it is."""
 
 
-def parse_text(program: Any, extra_vars: dict[str, Any], *, check_well_formed: bool = True) -> Any:
-    """Parse a function object or a text; TVM's diagnostics come back as `ScriptError`."""
+def parse_text(text: str, names: dict[str, Any]) -> Any:
+    """Parse a text; TVM's diagnostics come back as `ScriptError`."""
+    return _parse(Source(text), {}, names)
+
+
+def parse_function(function: Callable[..., Any], names: dict[str, Any]) -> Any:
+    """Parse the text of a Python function; TVM's diagnostics come back as `ScriptError`."""
+    return _parse(FunctionSource(function), {function.__name__: function.__annotations__}, names)
+
+
+def _parse(source: Source, annotations: dict[str, Any], names: dict[str, Any]) -> Any:
+    """As TVM's `parse`, without its check: `_visit_function_def` verifies.
+
+    TVM refuses an sp_iter that uses an outer loop's variable.
+    """
+    parser = Parser(source, annotations)
     try:
-        return parse(program, extra_vars, check_well_formed=check_well_formed)
+        with IRBuilder() as made:
+            try:
+                parser.parse(extra_vars=names)
+            except ParserError as error:
+                parser.report_error(error.node, error.args[0])
+        return made.get()
     except DiagnosticError as error:
         raise ScriptError(explain(str(error))) from None
 
@@ -85,12 +108,13 @@ def prim_func(
     outer_stack = frames_above(inspect.currentframe())
 
     def wrapper(function: Callable[..., Any]) -> Any:
+        if not isinstance(function, FunctionType):
+            raise ArgumentTypeError(f"T.prim_func decorates a function, found {type(function).__name__}")
         if utils.is_defined_in_class(outer_stack, function):
             return function
         extra = utils.inspect_function_capture(function)
         utils.resolve_closure_vars(function, extra, outer_stack)
-        # `_visit_function_def` verifies; TVM's own check refuses an sp_iter that uses an outer loop's variable.
-        out = parse_text(function, extra, check_well_formed=False)
+        out = parse_function(function, extra)
         out.__name__ = function.__name__
         return out
 
