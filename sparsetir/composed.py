@@ -320,6 +320,11 @@ class BoundComposedKernel:
     def __repr__(self) -> str:
         return f"{self.kernel!r} with {', '.join(self.fixed)} fixed"
 
+    @property
+    def last(self) -> tuple[Any, Callable[[dict[str, Any]], Any] | None]:
+        """The key of the last call and its plan, where results are those of the compiled function."""
+        return self.bound.last if self.is_plain else (None, None)
+
     def __call__(self, **arguments: Any) -> Any:
         """Run with the open arguments; see `Kernel.__call__`."""
         kernel = self.kernel

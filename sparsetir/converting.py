@@ -23,6 +23,7 @@ import numpy as np
 from sparsetir.build import build
 from sparsetir.composed import BoundComposedKernel
 from sparsetir.errors import SparseTIRError
+from sparsetir.finite import Watch, WatchedBound
 from sparsetir.formats.blocks import BSR
 from sparsetir.formats.diagonals import slice_diagonals
 from sparsetir.formats.format import Entries, Format
@@ -33,7 +34,7 @@ from sparsetir.formats.splits import HDIA
 from sparsetir.interop import is_sparse
 from sparsetir.interop.sources import Compressed, open_source
 from sparsetir.ir import Program
-from sparsetir.kernel import Kernel
+from sparsetir.kernel import BoundKernel, Kernel
 from sparsetir.machine import last_cache, private_cache
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.untuned import ragged_sums
@@ -72,7 +73,7 @@ class Conversion:
 
 def bound_over_another(
     kernel: Kernel, fixed: Mapping[str, Any], arguments: Mapping[str, Any]
-) -> BoundComposedKernel | None:
+) -> BoundComposedKernel | WatchedBound | None:
     """A bound kernel over the format that suits the fixed matrix; None where its own is best, or it is not alone."""
     matrices = {name: value for name, value in {**fixed, **arguments}.items() if is_sparse(value)}
     if len(matrices) != 1 or set(matrices) - set(fixed):
@@ -86,10 +87,16 @@ def bound_over_another(
     if found is None or found.calls > calls:
         return None
     try:
-        other: Any = build(decompose_format(kernel.func, {name: found.format}), kernel.target)
-        return other.bind(**fixed) if other.has_plain_results else None
+        parts = decompose_format(kernel.func, {name: found.format})
+        other: Any = build(parts, kernel.target)
+        bound = other.bind(**fixed) if other.has_plain_results else None
     except SparseTIRError:  # the program cannot be written over it
         return None
+    is_full = other.convert(name, matrix).padding == 0  # no zeros between the entries: none is multiplied
+    watch = None if is_full else Watch.over(parts, kernel.signature)
+    if bound is None or watch is None:
+        return bound
+    return WatchedBound(bound, lambda: BoundKernel(Kernel(kernel.func, kernel.compiled), dict(fixed)), watch)
 
 
 def suited(

@@ -314,7 +314,7 @@ class BoundKernel:
             self._choose_format(arguments)
         if self.over_another is not None:
             found = self.over_another(**arguments)
-            self.last = self.over_another.bound.last  # results are plain: its plans are as good as ours
+            self.last = self.over_another.last  # its plans are as good as ours
             return found
         key = key_of(arguments)
         plan = self.plans.get(key) if key is not None else None

@@ -408,6 +408,24 @@ def test_a_known_matrix_is_stored_as_suits_it(name: str) -> None:
     assert "_bsr" in text
 
 
+def test_infinities_stay_where_they_belong() -> None:
+    """A known matrix goes to a format that stores zeros only where its operands are promised to be finite."""
+    A = sp.csr_array(np.kron(matrix(m=40, n=30).toarray(), np.ones((4, 4), "float32")))
+    A.data[::9] = 0
+    A.eliminate_zeros()
+    B = dense(120, F)
+    B[5], B[6, 0] = np.inf, np.nan
+    make = lambda b, data, indptr, indices, x: srelax.spmm(data, indptr, indices, x)  # noqa: E731
+    args = {"data": A.data, "indptr": A.indptr.astype("int32"), "indices": A.indices.astype("int32"), "x": B}
+    mod = module(make, args, {"data", "indptr", "indices"}, False)
+    vm = relax.VirtualMachine(srelax.build(mod), tvm.cpu())
+    np.testing.assert_array_equal(np.isnan(vm["main"](tvm.runtime.tensor(B)).numpy()), np.isnan(A @ B))
+    for finite in (False, True):
+        found = lowered(mod, native_target(), finite=finite)
+        text = next(str(f.script()) for v, f in found.functions.items() if v.name_hint.startswith("spmm"))
+        assert ("_bsr" in text) is finite
+
+
 def bad_structures(A: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     far, negative, falling, short = A.indices.copy(), A.indices.copy(), A.indptr.copy(), A.indptr.copy()
     far[7], negative[-1], falling[5], short[-1] = 10**8, -1, A.nnz, A.nnz - 1

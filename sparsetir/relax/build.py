@@ -29,12 +29,15 @@ def MarkOpaque(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
     return mod
 
 
-def lowering(target: Any, database: Path | None, *, checked: bool = True) -> list[tvm.transform.Pass]:
+def lowering(
+    target: Any, database: Path | None, *, checked: bool = True, finite: bool = False
+) -> list[tvm.transform.Pass]:
     """The passes before TVM's own, in their order."""
     return [
         MarkOpaque,  # a user's programs are not to be fused with anything
         relax.transform.DecomposeOpsForInference(),
-        LowerSparse(target, database, checked=checked),  # our operators and dense products, what follows them inside
+        # Our operators and dense products, what follows them inside.
+        LowerSparse(target, database, checked=checked, finite=finite),
         relax.transform.RemoveRedundantReshape(),
         relax.transform.LegalizeOps(),
         relax.transform.AnnotateTIROpPattern(),
@@ -54,6 +57,7 @@ def build(
     params: Mapping[str, Any] | None = None,
     database: str | Path | None = None,
     checked: bool = True,
+    finite: bool = False,
 ) -> relax.VMExecutable:
     """Compile a model: sparse operators by this package's kernels, everything else by TVM.
 
@@ -71,6 +75,9 @@ def build(
     checked : bool
         Whether a structure that comes at run time is looked over in each call, at the cost of a pass over its index
         arrays: a wrong one raises, where it would else be followed to anywhere in memory. Constants are checked here.
+    finite : bool
+        A promise that operands hold neither infinities nor NaN: constant matrices are then stored in formats with zeros
+        between the entries, too, where they are faster.
 
     Returns
     -------
@@ -86,7 +93,7 @@ def build(
     chosen = cpu_target(target)
     records = None if database is None else Path(database)
     with own_errors():
-        ready = lowered(mod, chosen, params, records, checked=checked)
+        ready = lowered(mod, chosen, params, records, checked=checked, finite=finite)
         return relax.build(ready, _free(chosen, ready), tir_pipeline="sparsetir")
 
 
@@ -112,11 +119,12 @@ def lowered(
     database: Path | None = None,
     *,
     checked: bool = True,
+    finite: bool = False,
 ) -> ir.IRModule:
     """The module as `build` compiles it: calls of functions only."""
     mod = bind(mod, params or {})
     with own_errors(), target:
-        return tvm.transform.Sequential(lowering(target, database, checked=checked))(mod)
+        return tvm.transform.Sequential(lowering(target, database, checked=checked, finite=finite))(mod)
 
 
 def bind(mod: ir.IRModule, params: Mapping[str, Any]) -> ir.IRModule:

@@ -22,7 +22,7 @@ from sparsetir import ops
 from sparsetir.build import make_target
 from sparsetir.composed import ComposedKernel
 from sparsetir.converting import suited
-from sparsetir.errors import SparseTIRError
+from sparsetir.errors import LoweringError, SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.ir import decode
 from sparsetir.relax.programs import Program
@@ -54,11 +54,14 @@ class Options:
         Records of `sparsetir.tune_sparse`.
     checked : bool
         Whether structures that come at run time are looked over before they are used.
+    finite : bool
+        Whether operands are promised to hold neither infinities nor NaN.
     """
 
     target: Any = None
     database: Path | None = None
     checked: bool = False
+    finite: bool = False
 
 
 def csr_of(data: Any, indptr: Any, indices: Any, columns: int) -> sp.csr_array | None:
@@ -93,7 +96,7 @@ def chosen(name: str, program: Program, matrix: sp.csr_array, shapes: Mapping[st
     func, given = program.func, _arrays(matrix)
     if format is not None:
         try:
-            func, given = _over(program, matrix, format)
+            func, given = _over(program, matrix, format, finite=options.finite or name == "linear")
         except SparseTIRError:  # the program cannot be written over it
             format = None
     if choices is None:
@@ -110,10 +113,24 @@ def _arrays(matrix: sp.csr_array) -> dict[str, Any]:
     return {"a_data": matrix.data, "indptr": matrix.indptr, "indices": matrix.indices}
 
 
-def _over(program: Program, matrix: sp.csr_array, format: Format) -> tuple[tirx.PrimFunc, dict[str, Any]]:
-    """The program over a format, and the matrix in it by the names of parameters."""
+def _over(
+    program: Program, matrix: sp.csr_array, format: Format, *, finite: bool
+) -> tuple[tirx.PrimFunc, dict[str, Any]]:
+    """The program over a format, and the matrix in it by the names of parameters.
+
+    Unless the operands may be taken as finite, not over one whose zeros are multiplied. They may where an infinity in a
+    row makes NaN of that row's results only: a dense product would do no less.
+
+    Raises
+    ------
+    LoweringError, VerifyError
+        The program cannot be written over it.
+    """
     decomposition = decompose_format(program.func, {"A": format})
-    given = ComposedKernel(decomposition).pieces(A=matrix)
+    composed = ComposedKernel(decomposition)
+    if decomposition.multiplies_zeros and not finite and composed.convert("A", matrix).padding:
+        raise LoweringError(f"{format!r} stores zeros, which would make NaN of infinities in results without them")
+    given = composed.pieces(A=matrix)
     held = {str(p.name) for p in decomposition.func.params}
     func = decomposition.func
     attrs = {name: value for name, value in program.func.attrs.items() if name not in (func.attrs or {})}

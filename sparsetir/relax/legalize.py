@@ -333,7 +333,9 @@ class Lowerer(relax.PyExprMutator):
         return new
 
 
-def LowerSparse(target: Any = None, database: Any = None, *, checked: bool = True) -> tvm.transform.Pass:
+def LowerSparse(
+    target: Any = None, database: Any = None, *, checked: bool = True, finite: bool = False
+) -> tvm.transform.Pass:
     """A pass that lowers the operators, with the elementwise operators that follow them.
 
     Parameters
@@ -344,9 +346,11 @@ def LowerSparse(target: Any = None, database: Any = None, *, checked: bool = Tru
         Records of `sparsetir.tune_sparse`, looked up for constant matrices.
     checked : bool
         Whether structures that come at run time are looked over before they are used.
+    finite : bool
+        Whether operands are promised to hold neither infinities nor NaN.
     """
     chosen = native_target() if target is None else tvm.target.Target(target)
-    options = Options(chosen, None if database is None else Path(database), checked)
+    options = Options(chosen, None if database is None else Path(database), checked, finite)
 
     @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.LowerSparse")
     def lower(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:

@@ -126,6 +126,7 @@ def compile_model(
     sparsify: Passes = None,
     database: str | Path | None = None,
     nesting: Nesting | None = None,
+    finite: bool = False,
 ) -> CompiledModel:
     """Compile a Relax module, from whichever front end, to a model that takes arrays.
 
@@ -143,6 +144,8 @@ def compile_model(
         Records of `sparsetir.tune_sparse`.
     nesting : Nesting, optional
         How arguments and results nest, for models traced by torch.
+    finite : bool
+        See `sparsetir.relax.build`.
 
     Raises
     ------
@@ -162,7 +165,7 @@ def compile_model(
     mod = _passed(bind(mod, params or {}), sparsify, chosen)
     signature = Signature.of(mod, _function_of(mod))
     described = {"signature": signature.to_json(), "nesting": None if nesting is None else nesting.to_json()}
-    executable = build(attached(mod, described), chosen, database=database)
+    executable = build(attached(mod, described), chosen, database=database, finite=finite)
     machine = relax.VirtualMachine(executable, tvm.cpu())
     return CompiledModel(machine, signature, nesting, mod=mod, executable=executable)
 

@@ -58,20 +58,26 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The buffers that share one structure, named by the one that was asked for, and the pieces they became."""
+    """The buffers that share one structure, named by the one that was asked for, and the pieces they became.
+
+    ``multiplies_zeros`` tells whether zeros between the entries are multiplied with other operands' numbers.
+    """
 
     name: str
     buffers: tuple[str, ...]
     axes: tuple[Axis, ...]
     pieces: tuple[Piece, ...]
+    multiplies_zeros: bool = False
 
 
 class Rewriter:
     """Rewrites one structure of one program."""
 
-    def __init__(self, program: Program, name: str, rules: Sequence[FormatRewriteRule]) -> None:
+    def __init__(
+        self, program: Program, name: str, rules: Sequence[FormatRewriteRule], *, finite: bool = True
+    ) -> None:
         self.program = program
-        self.structure = Structure(program, name, rules)
+        self.structure = Structure(program, name, rules, finite=finite)
 
     # ------------------------------------------------------------------ the function
 
@@ -128,9 +134,8 @@ class Rewriter:
             mask = None if made.mask is None else str(made.mask.storage.name)
             buffers = {self.program.buffers[view].name: b.name for view, b in made.buffers.items()}
             pieces.append(Piece(made.rule, params, values, buffers, mask))
-        return Group(
-            self.structure.name, tuple(b.name for b in self.structure.group), self.structure.axes, tuple(pieces)
-        )
+        names, multiplies = tuple(b.name for b in self.structure.group), self.structure.multiplies_zeros
+        return Group(self.structure.name, names, self.structure.axes, tuple(pieces), multiplies)
 
     # ------------------------------------------------------------------ one iteration
 
@@ -177,6 +182,21 @@ class Decomposition:
     func: tirx.PrimFunc
     formats: dict[str, Any]
     groups: tuple[Group, ...]
+    finite: bool = True
+
+    @property
+    def multiplies_zeros(self) -> bool:
+        """Whether zeros that the formats store are multiplied: an infinity or a NaN reaches results that do not use it.
+
+        Examples
+        --------
+        >>> import sparsetir
+        >>> from sparsetir import formats
+        >>> spmm = sparsetir.ops.spmm()
+        >>> [sparsetir.decompose_format(spmm, {"A": f}).multiplies_zeros for f in (formats.bsr(4, 4), formats.ell())]
+        [True, False]
+        """
+        return any(group.multiplies_zeros for group in self.groups)
 
     def with_formats(self, formats: Any) -> dict[str, Any]:
         """The formats of the original's buffers when more are given, some for pieces by their buffers' names."""
@@ -221,7 +241,7 @@ def _rules(format: Any, name: str) -> list[FormatRewriteRule]:
     return [replace(rule, partitions_rows=False) if is_bare else rule for rule in found]
 
 
-def decompose_format(func: Any, formats: Mapping[str, Any] | Any) -> Decomposition:
+def decompose_format(func: Any, formats: Mapping[str, Any] | Any, *, finite: bool | None = None) -> Decomposition:
     """Rewrite a program so that sparse buffers are stored in other formats.
 
     Parameters
@@ -232,6 +252,10 @@ def decompose_format(func: Any, formats: Mapping[str, Any] | Any) -> Decompositi
         For each buffer by name; every buffer over the same axes is stored alike. A single format stands for the
         program's first sparse buffer. The pieces of a decomposed buffer are buffers like any other: decompose them
         again by name (``A_rest``).
+    finite : bool, optional
+        Whether the dense operands are taken to hold neither infinities nor NaNs: zeros that a format stores between the
+        entries, as in blocks, are then multiplied like entries. False leaves them out one by one, which is slow. True
+        by default, or as it was for a decomposition that is decomposed again.
 
     Returns
     -------
@@ -256,17 +280,18 @@ def decompose_format(func: Any, formats: Mapping[str, Any] | Any) -> Decompositi
     Composable formats are those of SparseTIR (Ye et al., ASPLOS 2023).
     """
     if isinstance(func, Decomposition):
-        return decompose_format(func.original, func.with_formats(formats))
+        finite = func.finite if finite is None else finite
+        return decompose_format(func.original, func.with_formats(formats), finite=finite)
     current, groups = func, []
     wanted = dict(formats) if isinstance(formats, Mapping) else {_first_sparse(func): formats}
     for name, format in wanted.items():
         program = decode(current)
         wanted[name] = format = _resolved(format, program.buffer(name).axes)
-        rewriter = Rewriter(program, name, _rules(format, name))
+        rewriter = Rewriter(program, name, _rules(format, name), finite=finite is not False)
         with own_errors():
             current = rewriter.function()
         groups.append(rewriter.record(current))
-    return Decomposition(func, current, wanted, tuple(groups))
+    return Decomposition(func, current, wanted, tuple(groups), finite is not False)
 
 
 def _first_sparse(func: tirx.PrimFunc) -> str:

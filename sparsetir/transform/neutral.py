@@ -73,6 +73,15 @@ def is_neutral(body: tirx.Stmt, rewritten: Set[Var], clean: Set[Var], own: IsOwn
     return all(s.buffer in rewritten or adds_nothing(s, clean, own) for s in stores)
 
 
+def multiplies(body: tirx.Stmt, rewritten: Set[Var]) -> bool:
+    """Whether padding, which is zero, meets floating-point numbers of other buffers: infinity times zero is no zero."""
+    terms = [s.value for s in collect(body, tirx.BufferStore) if s.buffer not in rewritten]
+    targets = {s.buffer for s in collect(body, tirx.BufferStore)}
+    loads = [load for term in terms for load in collect(term, ir.TensorLoad)]
+    others = [load for load in loads if load.source not in rewritten and load.source not in targets]
+    return any(str(load.ty.dtype).startswith(("float", "bfloat")) for load in others)
+
+
 def still_clean(parts: list[tirx.Stmt], buffer: Var, clean: Set[Var], own: IsOwn) -> bool:
     """Whether the padding of `buffer` is zero after `parts` ran on it."""
     stores = [s for part in parts for s in collect(part, tirx.BufferStore) if s.buffer.same_as(buffer)]
@@ -81,4 +90,4 @@ def still_clean(parts: list[tirx.Stmt], buffer: Var, clean: Set[Var], own: IsOwn
     return starts_clean and all(is_zero(s.value, known, own) for s in stores)
 
 
-__all__ = ["is_neutral", "is_zero", "still_clean"]
+__all__ = ["is_neutral", "is_zero", "multiplies", "still_clean"]

@@ -13,7 +13,7 @@ from sparsetir.errors import VerifyError
 from sparsetir.ir import INDEPENDENT, INIT, STORED, SWEEP, Entry, SpIter, accesses, cast, const
 from sparsetir.lower.rewriting import all_same, collect, conjunction, mentions, renewed, seq
 from sparsetir.transform.editing import make_iteration, notes_of
-from sparsetir.transform.neutral import is_neutral, still_clean
+from sparsetir.transform.neutral import is_neutral, multiplies, still_clean
 from sparsetir.transform.structure import MASK_DTYPE, Made, Structure
 from sparsetir.transform.tidy import replaced_vars
 
@@ -127,7 +127,11 @@ class Pieces:
         body = renewed(self._rewritten(self.it.block.body, made, new_vars, mapping))
         inside = self._inside(made, mapping)
         body = tirx.IfThenElse(conjunction(inside), body, None) if inside else body
-        if made.rule.fills and not neutral:
+        is_masked = made.rule.fills and not neutral
+        if made.rule.fills and neutral and multiplies(self.it.block.body, set(self.views)):
+            is_masked = not self.structure.finite
+            self.structure.multiplies_zeros |= not is_masked
+        if is_masked:
             mask = self.structure.mask(made)
             valid = tirx.NE(tirx.BufferLoad(mask.view, list(new_vars)), const(0, MASK_DTYPE))
             body = tirx.IfThenElse(valid, body, None)

@@ -40,11 +40,15 @@ class Made:
 class Structure:
     """The buffers over one list of axes, and the pieces they become.
 
-    ``padded`` are those whose slots between the entries are known to hold zero so far.
+    ``padded`` are those whose slots between the entries are known to hold zero so far. With ``finite``, zeros there are
+    multiplied as if they were entries; ``multiplies_zeros`` tells whether any are.
     """
 
-    def __init__(self, program: Program, name: str, rules: Sequence[FormatRewriteRule]) -> None:
-        self.program, self.name = program, name
+    def __init__(
+        self, program: Program, name: str, rules: Sequence[FormatRewriteRule], *, finite: bool = True
+    ) -> None:
+        self.program, self.name, self.finite = program, name, finite
+        self.multiplies_zeros = False
         self.axes = program.buffer(name).axes
         self.rules = list(rules)
         self.names = names_of(program.func)
