@@ -336,7 +336,9 @@ def _load_quietly(compiled: Compiled, path: Path) -> bool:
 # ---------------------------------------------------------------------------------------------- entry
 
 
-def build(func: Any, target: Any = None, *, schedule: Any = None, calls: int | None = None) -> Kernel:
+def build(
+    func: Any, target: Any = None, *, schedule: Any = None, calls: int | None = None, database: str | Path | None = None
+) -> Kernel:
     """Compile a program.
 
     Parameters
@@ -351,10 +353,15 @@ def build(func: Any, target: Any = None, *, schedule: Any = None, calls: int | N
     calls : int, optional
         About how often a bound kernel will be called. Given that, a bound matrix is converted to another format where
         this pays within so many calls; its values are copied then.
+    database : str or Path, optional
+        Records of `sparsetir.tune_sparse`. The kernel takes for each call what the last search for such arguments ended
+        with: of the same pattern and sizes, else of the same pattern over the format that was best for other sizes,
+        else the untuned kernel. `schedule` may be the template whose knobs were searched.
 
     Returns
     -------
     Kernel
+        A `ComposedKernel` of a decomposition, a `TunedKernel` with a database; all are called alike.
 
     Raises
     ------
@@ -366,6 +373,8 @@ def build(func: Any, target: Any = None, *, schedule: Any = None, calls: int | N
         `schedule` is something else.
     """
     get_num_threads()
+    if database is not None:
+        return _recorded(func, target, schedule, calls, database)
     if calls is not None and (isinstance(calls, bool) or not isinstance(calls, int) or calls < 1):
         raise ArgumentError(f"calls must be a positive number of calls, found {calls!r}")
     if not isinstance(func, (tirx.PrimFunc, ir.IRModule, s_tir.Schedule)):
@@ -377,6 +386,17 @@ def build(func: Any, target: Any = None, *, schedule: Any = None, calls: int | N
     program = single(func)
     verify(program)
     return Kernel(program, compile_cached(program, make_target(target, program), schedule), calls=calls)
+
+
+def _recorded(func: Any, target: Any, schedule: Any, calls: int | None, database: str | Path) -> Any:
+    from sparsetir.tuning.recorded import recorded
+
+    if calls is not None:
+        raise ArgumentError("calls= goes by rules and database= by measurements: give one of them")
+    if not isinstance(func, (tirx.PrimFunc, ir.IRModule)):
+        found = type(func).__name__
+        raise ArgumentTypeError(f"a database has records of programs as they were tuned, PrimFuncs; found {found}")
+    return recorded(func, target, schedule, database)
 
 
 def _transformed(func: Any) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -166,6 +167,10 @@ class ComposedKernel:
     def source(self, kind: str = "ll") -> str:
         """Its LLVM IR or assembly; see `Kernel.source`."""
         return self.kernel.source(kind)
+
+    def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
+        """Write a shared library and a C header; it takes the pieces of sparse arguments, see `Kernel.export`."""
+        return self.kernel.export(path, header=header)
 
     def convert(self, name: str, value: Any) -> SparseTensor:
         """A sparse argument in the format that the kernel has for it."""

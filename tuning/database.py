@@ -165,7 +165,7 @@ class Database:
         """Records of `key` in the order of the file; of several for one candidate the first."""
         wanted = json.loads(json.dumps(asdict(key)))
         found: dict[Any, Record] = {}
-        for line in self._lines(key.pattern.encode()):
+        for line in self.lines(key.pattern.encode()):
             if line.get("format") != FORMAT or any(line.get(name) != value for name, value in wanted.items()):
                 continue
             record = _record(line)
@@ -182,12 +182,12 @@ class Database:
         return self._read(b"")
 
     def _read(self, text: bytes) -> Iterator[tuple[Key, Record, dict[str, Any]]]:
-        for line in self._lines(text):
+        for line in self.lines(text):
             record = _record(line) if line.get("format") == FORMAT else None
             if record is not None and all(name in line for name in KEYS):
                 yield Key(**{name: line[name] for name in KEYS}), record, line
 
-    def _lines(self, text: bytes = b"") -> Iterator[dict[str, Any]]:
+    def lines(self, text: bytes = b"") -> Iterator[dict[str, Any]]:
         """The objects of the file whose lines contain a text."""
         if self.path is None or not self.path.exists():
             return
@@ -204,13 +204,16 @@ class Database:
 
     def append(self, key: Key, record: Record, **facts: Any) -> None:
         """Add a record, with more facts about it if there are any."""
+        saved = {name: getattr(record, name) for name in SAVED}
+        kind = KNOBS if isinstance(record.choices, Config) else CHOICES
+        self.add({"format": FORMAT, **asdict(key), kind: record.choices.as_dict(), **saved, **facts})
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add a line."""
         if self.path is None:
             return
         if self._file is None:
             self._file = self._open(self.path)
-        saved = {name: getattr(record, name) for name in SAVED}
-        kind = KNOBS if isinstance(record.choices, Config) else CHOICES
-        line = {"format": FORMAT, **asdict(key), kind: record.choices.as_dict(), **saved, **facts}
         data = json.dumps(line).encode() + b"\n"
         if os.write(self._file, data) != len(data):
             raise TuningError(f"the disk of {self.path} is full: a record could not be written")

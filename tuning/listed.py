@@ -99,8 +99,7 @@ class Autotuned:
         session.space = Listed(self.candidates, session.space)
         search, budget = session.search(0, "exhaustive"), Budget(len(self.candidates) + 1)
         history, interrupted = trials(session, search, budget, self.database, cost=full_cost, progress=None)
-        path = self.database.path
-        return finish(session, search, history, budget, path, cost=full_cost, interrupted=interrupted)
+        return finish(session, search, history, budget, self.database, interrupted=interrupted)
 
 
 def candidate(config: Config) -> Candidate:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,12 @@ from sparsetir.composed import ComposedKernel
 from sparsetir.errors import ArgumentError
 from sparsetir.kernel import Kernel
 from sparsetir.schedules import Choices, Config, Template
+from sparsetir.tuning.comparison import Comparison
 from sparsetir.tuning.database import Key, Record
 from sparsetir.tuning.forms import with_knobs
 from sparsetir.tuning.space import Values, start
+from sparsetir.tuning.trials import is_untuned
+from sparsetir.tuning.tuned import TunedKernel
 
 SHOWN = 8
 OWN = "as it is"
@@ -26,9 +31,9 @@ class TuneResult:
 
     Parameters
     ----------
-    kernel : Kernel
-        Built with the best choices, for the sizes in ``best.fixed``; ``sparsetir.build(program,
-        schedule=result.schedule)`` makes one for all sizes.
+    kernel : Kernel, ComposedKernel or TunedKernel
+        Built with the best choices, for the sizes in ``best.fixed``; for others it takes the best kernel that fits.
+        ``sparsetir.build(program, schedule=result.schedule)`` makes one for all sizes with the same choices.
     best, untuned : Record
         With the times of a last, interleaved comparison of the two, which did not choose the winner.
     history : list of Record
@@ -55,9 +60,13 @@ class TuneResult:
         Seconds of the libraries that were timed beside the kernel.
     template : Template or None
         Whose knobs were searched.
+    comparison : Comparison or None
+        The last one, of the fastest candidates and the untuned kernel; None where nothing was ever compared.
+    is_recalled : bool
+        Whether nothing was searched: the kernel is that of the records or of the pretrained model.
     """
 
-    kernel: Kernel | ComposedKernel
+    kernel: Kernel | ComposedKernel | TunedKernel
     best: Record
     untuned: Record
     history: list[Record] = field(repr=False)
@@ -72,6 +81,8 @@ class TuneResult:
     importance: dict[str, float] = field(default_factory=dict, repr=False)
     peers: dict[str, float] = field(default_factory=dict, repr=False)
     template: Template | None = field(default=None, repr=False)
+    comparison: Comparison | None = field(default=None, repr=False)
+    is_recalled: bool = False
 
     @property
     def schedule(self) -> Choices | Template | None:
@@ -113,16 +124,40 @@ class TuneResult:
             return None if self.best.conversion or saved < 0 else 0.0
         return self.best.conversion / saved
 
+    @cached_property
+    def timed(self) -> list[Record]:
+        """What ran, with one set of times: those of the last comparison first, each time the fastest first.
+
+        What was not compared again has its trial's time, relative to the untuned kernel's then.
+        """
+        known = [r for r in self.history if r.seconds is not None and not is_untuned(r)]
+        compared = [(r, self._compared(r)) for r in known]
+        again = [replace(r, seconds=seconds) for r, seconds in compared if seconds is not None]
+        others = [replace(r, seconds=(r.seconds or 0.0) * self._pace) for r, seconds in compared if seconds is None]
+        recalled = [self.best] if self.best.seconds is not None and self.best != self.untuned and not known else []
+        rows = [*_by_time([*again, self.untuned, *recalled]), *_by_time(others)]
+        return [row for row in rows if row.seconds is not None]
+
+    def _compared(self, record: Record) -> float | None:
+        """Its time in the last comparison; None if it was not compared again."""
+        return self.comparison.seconds(record) if self.comparison is not None else None
+
+    @property
+    def _pace(self) -> float:
+        """How many times longer the untuned kernel took in the last comparison than as a trial."""
+        before = next((r.seconds for r in self.history if is_untuned(r) and r.seconds is not None), None)
+        return (self.untuned.seconds or 0.0) / before if before and self.untuned.seconds else 1.0
+
     def gains(self) -> dict[str, float]:
-        """What each choice is worth: of all trials, the best time with it left alone over the best time."""
+        """What each choice is worth: the best time with it left alone over the best time."""
         if self.template is not None:
-            return gains([r for r in self.history if isinstance(r.choices, Config)], start(self.space, Config()))
-        return gains([record for record in self.history if record.fixed] or self.history, start(self.space))
+            return gains([r for r in self.timed if isinstance(r.choices, Config)], start(self.space, Config()))
+        return gains([record for record in self.timed if record.fixed] or self.timed, start(self.space))
 
     def formats(self) -> dict[str, Record]:
-        """The best trial of each format, the fastest first; the program's own is called ``"as it is"``."""
+        """The best candidate of each format, the fastest first; the program's own is called ``"as it is"``."""
         found: dict[str, Record] = {}
-        for record in sorted((r for r in self.history if r.seconds is not None), key=lambda r: r.seconds or 0.0):
+        for record in _by_time(self.timed):
             found.setdefault(record.stored_as or OWN, record)
         return found
 
@@ -145,6 +180,8 @@ class TuneResult:
         sizes = ", ".join(f"{name} = {value}" for name, value in self.key.sizes.items())
         failed = sum(record.error is not None for record in self.history)
         counts = f"{len(self.history)} trials, {len(self.history) - self.measured} from the database, {failed} failed"
+        if self.is_recalled and len(self.history) <= 1:
+            counts = "no trials"
         pace = f"{self.seconds:.1f} s, {self.measured / max(self.seconds, 1e-9):.1f} trials/s"
         state = " (interrupted)" if self.interrupted else ""
         how = f", {self.template!r}" if self.template is not None else ""
@@ -155,23 +192,31 @@ class TuneResult:
         if self.is_guess:
             said = f"the pretrained model expects it to be {self.speedup:.2f} times as fast as the untuned kernel"
             lines.append(f"chosen without timing it: {said}")
+        elif self.is_recalled and self.comparison is not None:
+            lines.append(f"as the last search in {self.database} ended; nothing was timed again")
+        elif self.is_recalled and self.best != self.untuned:
+            lines.append(f"the best trial of a search in {self.database} that did not end; nothing was timed again")
+        elif self.is_recalled:
+            lines.append("neither the records nor the pretrained model have anything better than the untuned kernel")
         return lines
 
     def _formats(self) -> list[str]:
-        rows = [["format", "ms", "predicted", "conversion ms", "trials"]]
+        rows = [["format", "ms", "predicted", "conversion ms", "trials", ""]]
         counts = Counter(record.stored_as or OWN for record in self.history)
         for name, record in self.formats().items():
-            guess = "" if record.predicted is None else f"{record.predicted * 1e3:.4g}"
-            rows.append([name, _ms(record.seconds), guess, _ms(record.conversion), str(counts[name])])
+            guess = "" if record.predicted is None else f"{record.predicted * self._pace * 1e3:.4g}"
+            tried = [_ms(record.seconds), guess, _ms(record.conversion), str(counts[name])]
+            rows.append([name, *tried, self._remark(record)])
         failed = {r.stored_as or OWN: r.error for r in self.history if r.error is not None}
         notes = [f"{name}: {why}" for name, why in {**failed, **self.refused}.items() if name not in self.formats()]
         return [*aligned(rows), *notes]
 
     def _reasons(self) -> list[str]:
-        is_tuned = self.best.fixed or self.best.stored_as or isinstance(self.best.choices, Config)
-        chosen = self.best.candidate if is_tuned else "the untuned kernel"
         fast = f"{self.speedup:.2f} times as fast as the untuned kernel"
-        lines = [f"chosen: {chosen}, {'expected to be ' if self.is_guess else ''}{fast}", self._gains()[0]]
+        chosen = f"{self.best.candidate}, {'expected to be ' if self.is_guess else ''}{fast}"
+        if self.best == self.untuned:
+            chosen = "the untuned kernel: nothing is clearly faster"
+        lines = [f"chosen: {chosen}", self._gains()[0]]
         if self.best.conversion:
             calls = "never" if self.break_even is None else f"after {self.break_even:,.0f} calls"
             lines.append(f"the conversion of {_ms(self.best.conversion)} ms has paid {calls}")
@@ -195,13 +240,18 @@ class TuneResult:
         return ["loops:", *(line[4:] for line in lines if line.lstrip().startswith(shown))]
 
     def _table(self) -> list[str]:
-        ran = sorted((r for r in self.history if r.seconds is not None), key=lambda r: r.seconds or 0.0)
         shown = {candidate(self.best), candidate(self.untuned)}
         rows = [("best", self.best)]
-        rows += [("", record) for record in ran if candidate(record) not in shown][: SHOWN - 2]
+        rows += [("", record) for record in self.timed if candidate(record) not in shown][: SHOWN - 2]
         rows += [("untuned", self.untuned)] if len(shown) == 2 else []
-        head = ["", "format", *self._choices(), "ms", *(["GFLOP/s"] if self.flops else []), "speedup"]
+        head = ["", "format", *self._choices(), "sizes", "ms", *(["GFLOP/s"] if self.flops else []), "speedup", ""]
         return aligned([head, *(self._row(label, record) for label, record in rows)])
+
+    def _remark(self, record: Record) -> str:
+        """What is to be said of a time."""
+        if record.seconds is None or candidate(record) in (candidate(self.best), candidate(self.untuned)):
+            return ""
+        return "" if self._compared(record) is not None else "not compared again"
 
     def _choices(self) -> list[str]:
         """The columns of the table that say what was chosen."""
@@ -218,16 +268,18 @@ class TuneResult:
         has_knobs = isinstance(record.choices, Config)
         values = record.choices.as_dict() if has_knobs or self.template is None else {}
         chosen = [str(values.get(name, "")) for name in self._choices()]
-        return [label, record.stored_as or OWN, *chosen, f"{seconds * 1e3:.4g}", *rate, f"{speedup:.2f}"]
+        sizes = ", ".join(f"{name}={value}" for name, value in record.fixed.items()) or "all"
+        times = [f"{seconds * 1e3:.4g}", *rate, f"{speedup:.2f}", self._remark(record)]
+        return [label, record.stored_as or OWN, *chosen, sizes, *times]
 
     def _gains(self) -> list[str]:
         found = sorted(self.gains().items(), key=lambda item: -item[1])
         listed = ", ".join(f"{name} {gain:.2f}x" for name, gain in found)
         sizes = ", ".join(f"{name} = {value}" for name, value in self.best.fixed.items())
-        return [
-            f"worth of each choice (best time with it left alone / best time): {listed or 'there was none'}",
-            f"compiled for {sizes or 'all sizes'}",
-        ]
+        worth = f"worth of each choice (best time with it left alone / best time): {listed or 'there was none'}"
+        if self.best == self.untuned:
+            worth = "no choice is worth anything: nothing is clearly faster than the untuned kernel"
+        return [worth, f"compiled for {sizes or 'all sizes'}"]
 
 
 def candidate(record: Record) -> tuple[Choices | Config, str | None, bool]:
@@ -246,6 +298,10 @@ def gains(history: list[Record], base: Choices | Config) -> dict[str, float]:
         if held and len({chosen.get(name, value) for chosen, _ in times}) > 1:
             out[name] = min(held) / fastest
     return out
+
+
+def _by_time(records: Iterable[Record]) -> list[Record]:
+    return sorted(records, key=lambda r: float("inf") if r.seconds is None else r.seconds)
 
 
 def _chosen(record: Record) -> dict[str, Any]:

@@ -9,35 +9,33 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import tvm
 
-import sparsetir
-from sparsetir.build import _versions, build, single
+from sparsetir.build import single
 from sparsetir.errors import ArgumentError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern
-from sparsetir.ir import decode
+from sparsetir.kernel import Kernel
 from sparsetir.schedules import Config, Template
 from sparsetir.schedules import untuned as usual_choices
-from sparsetir.script.printer import script
 from sparsetir.threads import get_num_threads
-from sparsetir.transform.decompose import decompose_format
-from sparsetir.tuning import features, space
+from sparsetir.tuning import features
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.crew import TIMEOUT, Process, can_send, crew_of
-from sparsetir.tuning.database import Database, Key, Record, digest, fingerprint, machine_name
+from sparsetir.tuning.database import Database, Key, Record, fingerprint
 from sparsetir.tuning.encoding import Encoding
 from sparsetir.tuning.formats import dense_rows, promising
-from sparsetir.tuning.forms import own_storage, with_knobs
+from sparsetir.tuning.forms import own_storage
 from sparsetir.tuning.lab import Lab
 from sparsetir.tuning.measure import duel, typical
 from sparsetir.tuning.model import CostModel
 from sparsetir.tuning.nearest import hints
 from sparsetir.tuning.pretrained import prior_for
+from sparsetir.tuning.recorded import circumstances
 from sparsetir.tuning.report import OWN
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.space import Space
 from sparsetir.tuning.trials import is_untuned
+from sparsetir.tuning.tuned import TunedKernel, Variant
 from sparsetir.tuning.workload import Call
 
 MOST_VALUES = 2.5  # stored for each entry
@@ -83,6 +81,7 @@ class Session:
         self.described = pattern(self.lab.inputs[name]) if name is not None else None
         self.fixed = self.lab.fixed
         listed = self._formats(formats)
+        self.named = None if formats is None else [None, *formats]
         if template is not None and not listed:
             # Raised from here, an error shows the line of the template.
             template.space(self.lab.forms(None).form.second)
@@ -130,19 +129,8 @@ class Session:
         return {name: int(value) for name, value in self.workload.args.sizes.items()}
 
     def _key(self) -> Key:
-        signature = self.kernel.signature
-        texts = [script(self.func), *([self.template.text] if self.template is not None else [])]
-        return Key(
-            name=self.kernel.name,
-            program=digest("\0".join(texts)),
-            pattern=fingerprint(signature.program, self.workload.arrays),
-            sizes=self.sizes,
-            dtype=" ".join(signature.by_name[name].dtype for name in signature.effects.written),
-            target=str(self.kernel.target),
-            machine=machine_name(),
-            threads=get_num_threads(),
-            versions=f"sparsetir {sparsetir.__version__} {digest(_versions())}, tvm {tvm.__version__}",
-        )
+        pattern = fingerprint(self.kernel.signature.program, self.workload.arrays)
+        return Key(pattern=pattern, sizes=self.sizes, **circumstances(self.kernel, self.template))
 
     def search(
         self, seed: int, strategy: str = "evolution", *, informed: bool = True, records: Database | None = None
@@ -199,12 +187,19 @@ class Session:
         """Let the worker processes go."""
         self.crew.close()
 
-    def built(self, candidate: Candidate) -> Any:
-        """The kernel of a candidate, through the ordinary caches."""
-        func = space.fixed(decode(self.func), self.fixed)
-        if candidate.format is not None and self.lab.name is not None:
-            func = decompose_format(func, {self.lab.name: candidate.format})
-        return build(func, self.lab.target, schedule=with_knobs(self.template, candidate.choices))
+    def may_have(self, candidate: Candidate | None) -> bool:
+        """Whether the formats that were asked for, if any were, allow a candidate; None is the untuned kernel."""
+        return self.named is None or candidate is None or candidate.format in self.named
+
+    def variant(self, candidate: Candidate) -> Variant:
+        """A candidate on its own."""
+        return Variant(self.func, self.lab.target, candidate, self.lab.name, self.fixed, self.template, self.sizes)
+
+    def tuned(self, variant: Variant) -> Any:
+        """The kernel of a variant as a caller gets it: one that takes other sizes and numbers that are not finite."""
+        kernel = variant.kernel
+        is_plain = isinstance(kernel, Kernel) or not kernel.decomposition.multiplies_zeros
+        return kernel if is_plain and not variant.fixed else TunedKernel(self.kernel, [variant])
 
     def peers(self, names: Sequence[str]) -> dict[str, Call]:
         """Calls of other libraries for the same product.

@@ -14,6 +14,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.schedules import Template
 from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.comparison import WORTH, Comparison, last_of, note, rescaled, winner
 from sparsetir.tuning.crew import TIMEOUT
 from sparsetir.tuning.database import Database, Record
 from sparsetir.tuning.guess import Guess, guess
@@ -26,8 +27,6 @@ from sparsetir.tuning.trials import Asks, Budget, Cost, Log, explore, is_untuned
 
 # The fastest candidates of a search are compared again, interleaved with the untuned kernel.
 FINALISTS = 8
-# A tuned kernel takes the untuned one's place if it needs at most this share of its time.
-WORTH = 0.98
 ALONE = 16  # candidates for which no worker process is started
 # Share of the time budget kept for the last comparison, and the most seconds it may need.
 FINISH_SHARE, FINISH_SECONDS = 0.1, 2.0
@@ -38,13 +37,6 @@ def finalists(history: list[Record], cost: Cost) -> list[Candidate]:
     timed = [(cost(r), r.candidate.key, r.candidate) for r in history if r.seconds is not None]
     timed.sort(key=lambda entry: entry[:2])
     return [candidate for *_, candidate in timed[:FINALISTS]]
-
-
-def winner(times: Mapping[Candidate | None, float]) -> Candidate | None:
-    """The fastest; None, the untuned kernel, if nothing is clearly faster."""
-    tuned = [c for c in times if c is not None]
-    best = min(tuned, key=lambda c: (times[c], c.key), default=None)
-    return best if best is not None and times[best] <= WORTH * times[None] else None
 
 
 PRESETS: dict[str, tuple[int, float | None]] = {"quick": (24, 8.0), "standard": (64, None), "thorough": (400, 120.0)}
@@ -175,10 +167,11 @@ def tune_sparse(
     with closing(Session(program, inputs, target, formats, schedule, isolate=apart, timeout=timeout)) as session:
         peers, search = session.peers(against), session.search(seed, strategy, records=records)
         history, interrupted = trials(session, search, budget, records, cost=cost, progress=progress)
-        if not trials_left and not interrupted:
+        if not interrupted and (not trials_left or is_repeated(session, history, records, amortize_over)):
             found = unmeasured(session, search, history, budget, records, amortize_over)
         else:
-            found = finish(session, search, history, budget, records.path, cost=cost, interrupted=interrupted)
+            share = amortize_over
+            found = finish(session, search, history, budget, records, amortize_over=share, interrupted=interrupted)
         return replace(found, peers=session.beside(found.kernel, peers))
 
 
@@ -226,26 +219,44 @@ def finish(
     search: Search,
     history: list[Record],
     budget: Budget,
-    database: Path | None,
+    records: Database,
     *,
-    cost: Cost,
-    interrupted: bool,
+    amortize_over: float | None = None,
+    interrupted: bool = False,
 ) -> TuneResult:
-    """Compare the fastest candidates once more, and let the winner prove itself in runs that did not choose it."""
+    """Compare the fastest candidates once more, and let the winner prove itself in runs that did not choose it.
+
+    What that says is recorded, unless Ctrl-C ended the search.
+    """
+    cost = partial(full_cost, amortize_over=amortize_over)
     mine = [r for r in history if r.fixed == session.fixed and not is_untuned(r)]
     close = finalists(mine, cost)
     extra = {r.candidate: cost(r) - (r.seconds or 0.0) for r in mine if r.seconds is not None}
     times = session.crew.compare(close[:1] if interrupted else close)
     best, kernel = winner(added(times, extra)), session.kernel
     if best is not None:
-        tuned_kernel = session.built(best)
-        times = session.confirm(best, tuned_kernel)
-        best = winner(added(times, extra))
-        kernel = kernel if best is None else tuned_kernel
+        variant = session.variant(best)
+        confirmed = session.confirm(best, variant.kernel)
+        times = rescaled(times, confirmed, best)
+        best = winner(added(confirmed, extra))
+        kernel = kernel if best is None else session.tuned(variant)
+    held = [replace(r, seconds=times[r.candidate]) for r in mine if r.candidate in times]
+    ran = sorted((r for r in held if r.seconds != float("inf")), key=lambda r: r.seconds or 0.0)
+    found = Comparison(times[None], tuple(ran), best, amortize_over, session.lab.name)
+    if not interrupted:
+        with closing(records):
+            note(records, session.key, found)
     untuned = replace(next(record for record in history if is_untuned(record)), seconds=times[None])
-    tuned = [replace(r, seconds=times[best]) for r in mine if best is not None and r.candidate == best]
-    chosen = tuned[0] if tuned else untuned
-    return result(session, search, history, budget, database, kernel, chosen, untuned, interrupted=interrupted)
+    chosen = found.best or untuned
+    return result(
+        session, search, history, budget, records, kernel, chosen, untuned, comparison=found, interrupted=interrupted
+    )
+
+
+def is_repeated(session: Session, history: list[Record], records: Database, amortize_over: float | None) -> bool:
+    """Whether every trial was read from the records of a search that ended: it ends as it did then."""
+    ended = last_of(records, session.key) if all(r.reused for r in history) else None
+    return ended is not None and ended.amortize_over == amortize_over and session.may_have(ended.chosen)
 
 
 def unmeasured(
@@ -261,31 +272,47 @@ def unmeasured(
     Nothing is timed but the untuned kernel; a kernel that is wrong, or cannot be had, is not taken.
     """
     untuned = next(record for record in history if is_untuned(record))
-    record = known_best(session, records, partial(full_cost, amortize_over=amortize_over), untuned)
-    if record is None and session.prior is not None and untuned.seconds is not None:
+    ended = last_of(records, session.key)
+    ended = ended if ended is None or session.may_have(ended.chosen) else None
+    if ended is not None:
+        untuned = replace(untuned, seconds=ended.untuned)
+        record = chosen_then(ended, amortize_over)
+    else:
+        record, before = known_best(session, records, partial(full_cost, amortize_over=amortize_over), untuned)
+        untuned = untuned if record is None else replace(untuned, seconds=before.seconds)
+    if ended is None and record is None and session.prior is not None and untuned.seconds is not None:
         found = guess(session, session.prior, seconds=untuned.seconds, amortize_over=amortize_over, seed=search.seed)
         if found is not None:
             record = expected(session, found, untuned.seconds)
-    kernel: Any = None
+    kernel = session.kernel
     if record is not None:
         try:
-            kernel = session.built(record.candidate)
-            session.checked(record.candidate, kernel)
+            variant = session.variant(record.candidate)
+            session.checked(record.candidate, variant.kernel)
+            kernel = session.tuned(variant)
         except (SparseTIRError, RuntimeError) as error:
             session.crew.refuse(record.candidate.format, reason(error))
             record = None
-    if record is None:
-        return result(session, search, history, budget, records.path, session.kernel, untuned, untuned)
-    return result(session, search, history, budget, records.path, kernel, record, untuned)
+    best = untuned if record is None else record
+    return result(session, search, history, budget, records, kernel, best, untuned, comparison=ended, is_recalled=True)
 
 
-def known_best(session: Session, records: Database, cost: Cost, untuned: Record) -> Record | None:
-    """The best of earlier searches for these arguments, if it is clearly better than the untuned kernel."""
+def chosen_then(ended: Comparison, amortize_over: float | None) -> Record | None:
+    """What a search returned, or would have for so many calls; None for the untuned kernel."""
+    if ended.amortize_over == amortize_over:
+        return ended.best
+    costs: dict[Candidate | None, float] = {r.candidate: full_cost(r, amortize_over) for r in ended.records}
+    best = winner({None: ended.untuned, **costs})
+    return next((r for r in ended.records if r.candidate == best), None)
+
+
+def known_best(session: Session, records: Database, cost: Cost, untuned: Record) -> tuple[Record | None, Record]:
+    """The best trial of a search that did not end, if it is clearly better than the untuned one, and that one."""
     held = records.load(session.key)
     mine = [r for r in held if r.seconds is not None and r.fixed == session.fixed and not is_untuned(r)]
-    best = min(mine, key=cost, default=None)
+    best = min((r for r in mine if session.may_have(r.candidate)), key=cost, default=None)
     before = next((r for r in held if is_untuned(r) and r.seconds is not None), untuned)
-    return best if best is not None and cost(best) <= WORTH * cost(before) else None
+    return best if best is not None and cost(best) <= WORTH * cost(before) else None, before
 
 
 def expected(session: Session, found: Guess, seconds: float) -> Record:
@@ -301,12 +328,14 @@ def result(
     search: Search,
     history: list[Record],
     budget: Budget,
-    database: Path | None,
+    records: Database,
     kernel: Any,
     best: Record,
     untuned: Record,
     *,
+    comparison: Comparison | None = None,
     interrupted: bool = False,
+    is_recalled: bool = False,
 ) -> TuneResult:
     """What was found, with all that is told about it."""
     return TuneResult(
@@ -319,8 +348,10 @@ def result(
         key=session.key,
         checked_against=session.lab.checked_against,
         flops=session.flops,
-        database=database,
+        database=records.path,
         interrupted=interrupted,
+        comparison=comparison,
+        is_recalled=is_recalled,
         refused={shown(format): why for format, why in session.crew.refused.items()},
         importance=search.importance(session.encoding.names),
         template=session.template,

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last comparison of a search: what its result rests on, and what later processes build again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sparsetir.errors import SparseTIRError
+from sparsetir.schedules import Choices, Config
+from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.database import CHOICES, FORMAT, KEYS, KNOBS, Database, Key, Record
+
+COMPARISON = "comparison"  # a line that has it is no trial
+# A tuned kernel takes the untuned one's place if it needs at most this share of its time.
+WORTH = 0.98
+
+
+def winner(times: Mapping[Candidate | None, float]) -> Candidate | None:
+    """The fastest; None, the untuned kernel, if nothing is clearly faster."""
+    tuned = [c for c in times if c is not None]
+    best = min(tuned, key=lambda c: (times[c], c.key), default=None)
+    return best if best is not None and times[best] <= WORTH * times[None] else None
+
+
+def rescaled(
+    times: Mapping[Candidate | None, float], confirmed: Mapping[Candidate | None, float], best: Candidate
+) -> dict[Candidate | None, float]:
+    """One set of times: those of the confirmation, and of all others as they stood beside the winner.
+
+    Examples
+    --------
+    >>> first, second = Candidate(Choices(tile=8)), Candidate(Choices(tile=16))
+    >>> list(rescaled({None: 4.0, first: 1.0, second: 2.0}, {None: 5.0, first: 2.0}, first).values())
+    [5.0, 2.0, 4.0]
+    """
+    scale = confirmed[best] / times[best]
+    return {c: confirmed[c] if c in confirmed else seconds * scale for c, seconds in times.items()}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The fastest candidates of a search, timed in turn with the untuned kernel.
+
+    Parameters
+    ----------
+    untuned : float
+        Seconds of the untuned kernel.
+    records : tuple of Record
+        The candidates with their seconds beside it.
+    chosen : Candidate or None
+        Whose kernel the search returned; None is the untuned one.
+    amortize_over : float, optional
+        How many calls a conversion was shared among.
+    argument : str, optional
+        The sparse argument that formats are for.
+    """
+
+    untuned: float
+    records: tuple[Record, ...]
+    chosen: Candidate | None
+    amortize_over: float | None = None
+    argument: str | None = None
+
+    @property
+    def best(self) -> Record | None:
+        """The record of the kernel that was returned; None for the untuned one."""
+        return next((r for r in self.records if self.chosen is not None and r.candidate == self.chosen), None)
+
+    def seconds(self, record: Record) -> float | None:
+        """The time of a trial's candidate; None if it was not compared again."""
+        return next((r.seconds for r in self.records if _alike(r, record)), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        best = self.best
+        return {
+            "untuned": self.untuned,
+            "candidates": [_line(record) for record in self.records],
+            "chosen": None if best is None else self.records.index(best),
+            "amortize_over": self.amortize_over,
+            "argument": self.argument,
+        }
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> Comparison | None:
+        """The comparison in a line of a database; None if another version wrote it."""
+        try:
+            held = line[COMPARISON]
+            records = tuple(_record(each) for each in held["candidates"])
+            chosen = None if held["chosen"] is None else records[held["chosen"]].candidate
+            return cls(float(held["untuned"]), records, chosen, held["amortize_over"], held["argument"])
+        except (KeyError, TypeError, ValueError, IndexError, SparseTIRError):
+            return None
+
+
+def _alike(one: Record, other: Record) -> bool:
+    return (one.choices, one.stored_as, one.fixed) == (other.choices, other.stored_as, other.fixed)
+
+
+def _line(record: Record) -> dict[str, Any]:
+    kind = KNOBS if isinstance(record.choices, Config) else CHOICES
+    kept = {name: getattr(record, name) for name in ("stored_as", "fixed", "seconds", "conversion")}
+    return {kind: record.choices.as_dict(), **kept}
+
+
+def _record(line: Mapping[str, Any]) -> Record:
+    choices = Config.of(dict(line[KNOBS])) if KNOBS in line else Choices(**line[CHOICES])
+    record = Record(choices, line["stored_as"], dict(line["fixed"]), float(line["seconds"]), reused=True)
+    return replace(record, conversion=float(line["conversion"])) if record.candidate else record
+
+
+def note(records: Database, key: Key, comparison: Comparison) -> None:
+    """Add a comparison to a database."""
+    records.add({"format": FORMAT, **asdict(key), COMPARISON: comparison.as_dict()})
+
+
+def compared(records: Database, text: str = "") -> Iterator[tuple[Key, Comparison]]:
+    """Every comparison in a database with its key, in the order of the file; of the lines that contain `text`."""
+    for line in records.lines(text.encode()):
+        if line.get("format") != FORMAT or COMPARISON not in line or not all(name in line for name in KEYS):
+            continue
+        found = Comparison.of(line)
+        if found is not None:
+            yield Key(**{name: line[name] for name in KEYS}), found
+
+
+def last_of(records: Database, key: Key) -> Comparison | None:
+    """What the last search for just these arguments ended with."""
+    held = [comparison for known, comparison in compared(records, key.pattern) if known == key]
+    return held[-1] if held else None
+
+
+__all__ = ["WORTH", "Comparison", "compared", "last_of", "note", "rescaled", "winner"]
