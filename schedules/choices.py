@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from sparsetir.errors import ScheduleError
+from sparsetir.scalars import as_whole
 from sparsetir.threads import get_num_threads
 
 TILES = (8, 16, 32, 64, 128)
@@ -53,6 +54,10 @@ class Choices:
     lanes: int = 0
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not isinstance(as_whole(value), int):
+                raise ScheduleError(f"{name} must be a whole number, found {value!r}")
+            object.__setattr__(self, name, as_whole(value))
         if self.tile < 1 or self.tile & (self.tile - 1):
             raise ScheduleError(f"tile must be a power of two, found {self.tile}")
         if self.stream not in (0, 1):

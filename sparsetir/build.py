@@ -29,6 +29,7 @@ from sparsetir.ir import decode
 from sparsetir.kernel import Kernel
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
 from sparsetir.lower.balance_loops import INDPTR
+from sparsetir.scalars import as_whole
 from sparsetir.threads import get_num_threads
 from sparsetir.verify import verify
 
@@ -375,6 +376,7 @@ def build(
     get_num_threads()
     if database is not None:
         return _recorded(func, target, schedule, calls, database)
+    calls = as_whole(calls)
     if calls is not None and (isinstance(calls, bool) or not isinstance(calls, int) or calls < 1):
         raise ArgumentError(f"calls must be a positive number of calls, found {calls!r}")
     if not isinstance(func, (tirx.PrimFunc, ir.IRModule, s_tir.Schedule)):

@@ -58,10 +58,10 @@ _SAME_IN_NUMPY = (
 # Computed in float64, then rounded once to the dtype of the call.
 _MATH: dict[str, Callable[..., Any]] = {
     **{name: getattr(np, name) for name in _SAME_IN_NUMPY.split()},
-    "atan": np.arctan,
-    "atan2": np.arctan2,
+    **{name: getattr(np, name.replace("a", "arc", 1)) for name in "asin acos atan asinh acosh atanh atan2".split()},
     "erf": math.erf,
     "exp10": lambda x: 10.0**x,
+    "ldexp": lambda x, n: x * 2.0**n,
     "nearbyint": np.rint,
     "pow": np.power,
     "round": np.rint,

@@ -87,3 +87,11 @@ def name_of(expr: Call) -> str:
 def is_if_then_else(expr: Any) -> bool:
     """Whether `expr` is ``T.if_then_else``, which evaluates one of its values."""
     return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.name == "prim.if_then_else"
+
+
+def function_of(expr: Any) -> str:
+    """The name of TVM's function that `expr` calls, without its prefix; empty for anything else."""
+    if not isinstance(expr, Call) or not isinstance(expr.op, Op):
+        return ""
+    prefix, _, name = expr.op.name.partition(".")
+    return name if prefix in ("tirx", "prim") else ""

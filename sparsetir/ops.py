@@ -4,21 +4,55 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
-from typing import ParamSpec, cast
+from typing import Any, ParamSpec
 
 from tvm import tirx
 from tvm.script import sparsetir as T
 
 from sparsetir.errors import ArgumentError
+from sparsetir.rules import INDEX_DTYPES, VALUE_DTYPES
+from sparsetir.scalars import as_whole, dtype_name
 
 FORMATS = ("csr", "csc", "coo", "bsr", "dcsr", "ell")
 P = ParamSpec("P")
 
 
 def once(make: Callable[P, tirx.PrimFunc]) -> Callable[P, tirx.PrimFunc]:
-    """Make each program once: parsing takes longer than a hundred calls of most kernels."""
-    return cast(Callable[P, tirx.PrimFunc], functools.cache(make))
+    """Make each program once, however its dtypes are spelled: parsing takes as long as many calls of a kernel.
+
+    Raises
+    ------
+    ArgumentError
+        `make` would be given another dtype than those of the dialect.
+    """
+    signature, made = inspect.signature(make), functools.cache(make)
+
+    @functools.wraps(make)
+    def program(*args: P.args, **kwargs: P.kwargs) -> tirx.PrimFunc:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        for argument, value in bound.arguments.items():
+            bound.arguments[argument] = _spelled(make.__name__, argument, value, signature.parameters[argument].default)
+        return made(*bound.args, **bound.kwargs)
+
+    return program
+
+
+def _spelled(name: str, argument: str, value: Any, default: Any) -> Any:
+    """An argument of a ready program as `once` compares it."""
+    dtypes = {"dtype": VALUE_DTYPES, "idtype": INDEX_DTYPES}.get(argument)
+    if dtypes is None:
+        return as_whole(value)
+    spelled = default if value is None else dtype_name(value)
+    if spelled in dtypes:
+        return spelled
+    expected = f"{argument} is one of {', '.join(dtypes)}"
+    if isinstance(value, str):
+        raise ArgumentError(f"{expected}, found {value!r}")
+    how = f"sparsetir.ops.{name} makes a program: build it, and call the kernel with arrays by name"
+    raise ArgumentError(f"{expected}, found {spelled}; {how}")
 
 
 def _only(format: str, known: tuple[str, ...], name: str) -> None:
@@ -34,8 +68,10 @@ def spmm(
 
     Parameters
     ----------
-    dtype : str
-        Of A, B and C.
+    dtype : dtype
+        Of A, B and C: float16, bfloat16, float32, float64, int8, uint8, int32, int64 or bool, as text or as numpy or
+        torch have it. The results are of the same dtype: sums of integers wrap around as numpy's do, sums of bools are
+        or and their products and, 16-bit floats are summed in float32.
     format : {"csr", "csc", "coo", "bsr", "dcsr", "ell"}
         How A is stored. For ``"bsr"`` B and C are ``(blocks, block, feat)``.
     idtype : {"int32", "int64"}
@@ -49,6 +85,8 @@ def spmm(
         Buffers A, B and C.
     """
     _only(format, FORMATS, "spmm")
+    if block is not None and format != "bsr":
+        raise ArgumentError(f"block is the edge of a block of the format bsr, found block={block!r} for {format}")
     if format == "bsr":
         return _spmm_bsr(dtype, idtype, 4 if block is None else block)
     makers = {"csr": _spmm_csr, "csc": _spmm_csc, "coo": _spmm_coo, "dcsr": _spmm_dcsr, "ell": _spmm_ell}

@@ -9,6 +9,7 @@ import tvm
 
 from sparsetir._autoload import CORES
 from sparsetir.errors import ArgumentError
+from sparsetir.scalars import as_whole
 
 _state = {"threads": 0}
 
@@ -39,6 +40,7 @@ def set_num_threads(count: int) -> None:
     ArgumentError
         `count` is not a positive integer, or more than the pool has.
     """
+    count = as_whole(count)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ArgumentError(f"the number of threads must be a positive integer, found {count!r}")
     _prepare()

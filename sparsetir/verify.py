@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir import Call
 
-from sparsetir import op, rules
+from sparsetir import op, rules, type_rules
 from sparsetir.errors import VerifyError
 from sparsetir.ir import is_sp_iter
 from sparsetir.rules import INDEX_DTYPES, SEARCHES, Facts, Problem, Rule, loads, stores
@@ -145,6 +145,8 @@ STAGE_1: list[tuple[str, Rule]] = [
     ("variable-dtype", rules.variables_have_their_axis_dtype),
     ("variable-scope", rules.variables_stay_inside),
     ("subscripts", rules.subscripts_fit),
+    ("float-functions", type_rules.functions_take_floats),
+    ("bool-arithmetic", type_rules.bools_are_logic),
     ("init-spatial", rules.init_is_spatial),
     ("first-value", rules.sums_start_somewhere),
     ("structure", rules.structure_is_read_only),

@@ -84,6 +84,16 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "B",
         "a subscript of B must be an integer, found B[i] of float32; cast it",
     ),
+    "float-functions": (
+        '    with T.sp_iter([I], "S", "odd") as [i]:\n        B[i] = T.Cast("float32", T.exp(i))',
+        "",
+        "T.exp takes float16, bfloat16, float32, float64, found i of int32; convert it first, as by T.float32(...)",
+    ),
+    "bool-arithmetic": (
+        '    with T.sp_iter([I], "S", "odd") as [i]:\n        B[i] = T.Cast("float32", (B[i] > 0) - (i > 0))',
+        "",
+        "expected + (or), * (and), T.max, T.min or a comparison of bools, found",
+    ),
     "init-spatial": (
         '    with T.sp_iter([I, J], "SR", "odd") as [i, j]:\n        with T.init():\n'
         "            B[i] = A[i, j]\n        B[i] = B[i] + A[i, j]",

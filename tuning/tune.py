@@ -12,6 +12,7 @@ from typing import Any
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.format import Format
+from sparsetir.scalars import as_whole
 from sparsetir.schedules import Template
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.comparison import WORTH, Comparison, last_of, note, rescaled, winner
@@ -371,6 +372,7 @@ def check_arguments(
         found = type(inputs).__name__
         raise ArgumentTypeError(f'inputs must name the arguments, as in {{"A": A, "B": B}}; found {found}')
     for name, value, least in (("max_trials", max_trials, 0), ("patience", patience, 1)):
+        value = as_whole(value)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             wanted = "a positive integer" if least else "an integer that is not negative"
             raise ArgumentError(f"{name} must be {wanted}, found {value!r}")

@@ -14,6 +14,7 @@ import numpy as np
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.formats.arrays import Array, changes, put, take
 from sparsetir.formats.memory import check_memory, check_values, fits
+from sparsetir.scalars import as_whole
 from sparsetir.transform.rule import FormatRewriteRule
 
 Lazy: TypeAlias = "Array | Callable[[], Array] | None"
@@ -174,7 +175,7 @@ class Format:
         found: dict[str, Any] = {}
         if is_dataclass(self):
             found = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in found.items() if name != "idtype" or value is not None}
+        return {name: as_whole(value) for name, value in found.items() if name != "idtype" or value is not None}
 
     @property
     def rules(self) -> Sequence[FormatRewriteRule]:

@@ -39,6 +39,7 @@ from sparsetir.lower.mask_lanes import MaskLanes
 from sparsetir.lower.pack_panels import PackPanels
 from sparsetir.lower.peel_tiles import PeelTiles
 from sparsetir.lower.promote_halves import PromoteHalves
+from sparsetir.lower.replace_bools import ReplaceBools
 from sparsetir.lower.serialize_lanes import SerializeLanes
 from sparsetir.lower.split_locals import SplitLocals
 from sparsetir.lower.stack_locals import StackLocals
@@ -53,6 +54,7 @@ from sparsetir.lower.widen_sums import WidenSums
 from sparsetir.verify import verify
 
 TO_STAGE_2 = [
+    ReplaceBools,  # sums and products of bools -> or and and
     AlignParams,  # natural alignment, noalias
     EmitNest,  # sp_iter -> nested blocks over positions, searches as calls
     DeclareRegions,  # reads and writes of every block

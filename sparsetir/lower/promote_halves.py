@@ -12,6 +12,8 @@ after::
     acc = T.alloc_local((1,), "float32")
     acc[0] = acc[0] + T.Cast("float32", a[p]) * T.Cast("float32", b[q])
     c[i] = T.Cast("float16", acc[0])
+
+Functions such as ``T.exp`` and ``T.erf`` are computed in float32 likewise.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from tvm.ir import Var
 
 from sparsetir import op
 from sparsetir.lower.rewriting import collect
+from sparsetir.type_rules import FLOAT_FUNCTIONS
 
 HALVES = ("float16", "bfloat16")
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
@@ -37,6 +40,11 @@ def _is_half(expr: Any) -> bool:
 def _like(expr: Any) -> str:
     """float32 with as many lanes."""
     return "float32" + "".join(str(expr.ty.dtype).partition("x")[1:])
+
+
+def _is_function(expr: Any) -> bool:
+    """Whether it is a function of 16-bit floats; LLVM has no machine code for some."""
+    return op.function_of(expr) in FLOAT_FUNCTIONS
 
 
 class _Promoter:
@@ -57,6 +65,8 @@ class _Promoter:
             return tirx.BufferLoad(self.local[expr.source], [self.rewrite(i) for i in expr.indices])
         if op.is_if_then_else(expr):
             return tirx.if_then_else(self.rewrite(expr.args[0]), self.wide(expr.args[1]), self.wide(expr.args[2]))
+        if _is_function(expr):
+            return ir.Call(expr.op, [self.wide(a) for a in expr.args], ret_ty=ir.PrimType(_like(expr)))
         return tirx.Cast(_like(expr), self.rewrite(expr))
 
     def rewrite(self, node: Any) -> Any:
@@ -70,7 +80,11 @@ class _Promoter:
         def on_arithmetic(expr: Any, mutator: Any) -> Any:
             return tirx.Cast(str(expr.ty.dtype), self.wide(expr)) if _is_half(expr) else mutator.default_mutate(expr)
 
-        callbacks: list[Any] = [(ir.TensorLoad, on_load), *((kind, on_arithmetic) for kind in ARITHMETIC)]
+        def on_call(call: ir.Call, mutator: Any) -> Any:
+            return on_arithmetic(call, mutator) if _is_function(call) else mutator.default_mutate(call)
+
+        callbacks: list[Any] = [(ir.TensorLoad, on_load), (ir.Call, on_call)]
+        callbacks += [(kind, on_arithmetic) for kind in ARITHMETIC]
         return tvm_ffi.structural_mutate(node, callbacks)
 
     def store(self, node: tirx.BufferStore, _mutator: Any) -> tirx.Stmt:

@@ -27,6 +27,7 @@ from sparsetir.ir import (
     is_sp_iter,
 )
 from sparsetir.rules import Place, facts_of
+from sparsetir.scalars import as_whole
 
 REDUCE = 2
 Ref = Any  # an axis by name, a fused entry by the names of its members
@@ -77,6 +78,7 @@ def single_entry(iteration: SpIter, ref: Ref, purpose: str) -> Entry:
 
 def check_count(value: Any, what: str) -> int:
     """`value` as an int if it is one and positive."""
+    value = as_whole(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ScheduleError(f"{what} must be a positive integer, found {value!r}")
     return value

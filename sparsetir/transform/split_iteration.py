@@ -14,6 +14,7 @@ from tvm.ir import Var
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import Entry, SpIter
 from sparsetir.lower.rewriting import collect, mentions, substitute
+from sparsetir.scalars import as_whole
 from sparsetir.transform.dependence import Footprint, Steps, footprint, meeting_faults
 from sparsetir.transform.editing import (
     Edit,
@@ -107,6 +108,7 @@ class _Body:
         name, count = self.iteration.name, len(self.actions)
         if count < 2:
             raise ScheduleError(f"sp_iter {name!r} has one statement; there is nothing to split")
+        at = as_whole(at)
         if at is not None and (isinstance(at, bool) or not isinstance(at, int) or not 0 < at < count):
             wanted = f"cut before statement 1 to {count - 1}" if count > 2 else "cut before statement 1"
             raise ScheduleError(f"sp_iter {name!r} has {count} statements: {wanted}, not {at!r}")

@@ -21,6 +21,7 @@ from sparsetir import op
 from sparsetir.errors import VerifyError
 from sparsetir.ir import SPARSE_ITER, Axis, cast, const, decode_axis
 from sparsetir.rules import INDEX_DTYPES, SEARCHES, VALUE_DTYPES, chain_fault, fuse_fault
+from sparsetir.scalars import as_whole, dtype_name
 
 # `arg` has no operand to take its type from, so its text must say it.
 if op.OPS["arg"].get_attr("TScriptDtypePrintLocation") is None:
@@ -59,23 +60,24 @@ def view_axes(buffer: Any) -> tuple[Axis, ...] | None:
 # ---------------------------------------------------------------------------------------------- checks
 
 
-def _check_idtype(idtype: str) -> str:
-    if idtype not in INDEX_DTYPES:
+def _check_idtype(idtype: Any) -> str:
+    name = dtype_name(idtype)
+    if name not in INDEX_DTYPES:
         message = f"an axis counts in int32 or int64, found idtype={idtype!r}"
         raise VerifyError(message)
-    return idtype
+    return name
 
 
 def _check_dtype(dtype: Any) -> str:
-    name = str(dtype() if callable(dtype) and not isinstance(dtype, str) else dtype)
-    name = name if isinstance(dtype, str) or not hasattr(dtype, "__name__") else dtype.__name__
+    name = dtype_name(dtype)
     if name not in VALUE_DTYPES:
-        message = f"a sparse buffer holds one of {', '.join(VALUE_DTYPES)}, found dtype={name!r}"
+        message = f"a sparse buffer holds one of {', '.join(VALUE_DTYPES)}, found dtype={dtype!r}"
         raise VerifyError(message)
     return name
 
 
 def _size(value: Any, dtype: str) -> ir.Expr:
+    value = as_whole(value)
     if isinstance(value, bool) or not isinstance(value, (int, ir.Expr)):
         raise VerifyError(f"a size must be an integer or an integer expression, found {value!r}")
     if isinstance(value, int):
@@ -193,7 +195,8 @@ def _arity(axis: Axis | None) -> int:
 
 def dense_fixed(length: Any, idtype: str = "int32") -> Var:
     """An axis of `length` consecutive coordinates."""
-    return _declare("dense_fixed", [cast(_size(length, idtype), _check_idtype(idtype))], idtype)
+    idtype = _check_idtype(idtype)
+    return _declare("dense_fixed", [cast(_size(length, idtype), idtype)], idtype)
 
 
 def dense_variable(
@@ -210,7 +213,7 @@ def dense_variable(
     `shape` is ``length`` or ``(length, nnz)``. Instead of `indptr`, `extent` and `offset` may give the number
     of slots and the first position of a fiber as functions of the ancestors' coordinates.
     """
-    _check_idtype(idtype)
+    idtype = _check_idtype(idtype)
     axis, operand, above = _parent_args(parent)
     length, nnz = _pair(shape, "length or (length, nnz)")
     if indptr is None:
@@ -253,7 +256,7 @@ def sparse_fixed(
     the slot and, if it takes one more, the position; a coordinate outside ``[0, length)`` marks an absent slot. `full`
     promises that there is none.
     """
-    _check_idtype(idtype)
+    idtype = _check_idtype(idtype)
     axis, operand, above = _parent_args(parent)
     length, width = _pair(shape, "length or (length, nnz_cols)")
     if _is_formula(indices):
@@ -298,7 +301,7 @@ def sparse_variable(
     ancestors' coordinates, the slot and, if it takes one more, the position; a coordinate outside ``[0, length)`` marks
     an absent slot. `full` promises that there is none.
     """
-    _check_idtype(idtype)
+    idtype = _check_idtype(idtype)
     axis, operand, above = _parent_args(parent)
     length, nnz = _pair(shape, "length or (length, nnz)")
     if not isinstance(arrays, (tuple, list)) or len(arrays) != 2:
@@ -334,7 +337,7 @@ def singleton(
 
     `indices` and `full` are those of `sparse_fixed`.
     """
-    _check_idtype(idtype)
+    idtype = _check_idtype(idtype)
     axis, operand, above = _parent_args(parent)
     if isinstance(length, (tuple, list)):
         length = _pair(length, "length")[0]

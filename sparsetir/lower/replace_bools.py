@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compute with bools as numpy does: sums are or, products are and.
+
+before::
+
+    C[i, k] = C[i, k] + A[i, j] * B[j, k]           # of bool buffers
+    D[i] = T.max(D[i], A[i, j])
+    E[i] = A[i, j] == B[j, k]
+
+after::
+
+    C[i, k] = C[i, k] or A[i, j] and B[j, k]
+    D[i] = D[i] or A[i, j]
+    E[i] = T.Cast("uint8", A[i, j]) == T.Cast("uint8", B[j, k])
+
+TVM accepts such arithmetic in a program, but has no machine code for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+
+from sparsetir.ir import decode
+
+LOGIC = {tirx.Add: tirx.Or, tirx.Max: tirx.Or, tirx.Mul: tirx.And, tirx.Min: tirx.And}
+COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+
+
+def _replaced(expr: Any, mutator: Any) -> Any:
+    inner = mutator.default_mutate(expr)
+    if str(inner.a.ty.dtype) != "bool":
+        return inner
+    if isinstance(inner, COMPARISONS):
+        return type(inner)(tirx.Cast("uint8", inner.a), tirx.Cast("uint8", inner.b))
+    return LOGIC[type(inner)](inner.a, inner.b)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ReplaceBools")
+def ReplaceBools(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Replace the arithmetic of bools in a stage-I function."""
+    if not decode(func).axes:
+        return func
+    body = tvm_ffi.structural_mutate(func.body, [(kind, _replaced) for kind in (*LOGIC, *COMPARISONS)])
+    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+
+
+__all__ = ["ReplaceBools"]

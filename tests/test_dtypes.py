@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every dtype through the ready programs, the formats and the functions: right against numpy, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sparsetir
+from sparsetir import formats, ops
+from sparsetir.errors import ArgumentError, ScheduleError, ScriptError
+from sparsetir.interop import CooTensor
+from sparsetir.schedules import Choices
+from sparsetir.type_rules import FLOAT_FUNCTIONS, FLOATS
+from tests.decomposing import FORMATS, compiled, made
+
+FAST = {"kind": "llvm", "opt-level": 0}
+SHAPES = ((17, 24), (5, 4), (0, 3))
+FEAT = 5
+
+
+def numpy_dtype(dtype: str) -> np.dtype:
+    return np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+
+
+def small(rng: np.random.Generator, shape: Any, dtype: str) -> np.ndarray:
+    """Numbers whose sums of products every dtype holds."""
+    least, end = (0, 2) if dtype in ("bool", "uint8") else (-1, 2)
+    return rng.integers(least, end, shape).astype(numpy_dtype(dtype))
+
+
+def sparse(rng: np.random.Generator, m: int, n: int, dtype: str) -> tuple[CooTensor, np.ndarray]:
+    """A matrix, and the same one as dense integers."""
+    dense = np.where(rng.random((m, n)) < 0.3, 1 if dtype in ("bool", "uint8") else rng.choice([-1, 1], (m, n)), 0)
+    at = np.nonzero(dense)
+    return CooTensor(np.stack(at), dense[at].astype(numpy_dtype(dtype)), (m, n)), dense
+
+
+def dense_of(found: Any, m: int, n: int) -> np.ndarray:
+    out = np.zeros((m, n), found.values.dtype)
+    out[tuple(found.coords)] = np.asarray(found.values)
+    return out
+
+
+def run(op: str, kernel: Any, rng: np.random.Generator, m: int, n: int, dtype: str) -> tuple[Any, np.ndarray]:
+    """What a kernel of a ready program computes, and what numpy does in integers."""
+    A, dense = sparse(rng, m, n, dtype)
+    wide: Callable[[Any], Any] = lambda x: np.asarray(x).astype(np.int64)  # noqa: E731
+    if op == "spmm":
+        B = small(rng, (n, FEAT), dtype)
+        return kernel(A=A, B=B), dense @ wide(B)
+    if op == "spmv":
+        x = small(rng, n, dtype)
+        return kernel(A=A, x=x), dense @ wide(x)
+    if op == "linear":
+        X = small(rng, (FEAT, n), dtype)
+        return kernel(A=A, X=X), wide(X) @ dense.T
+    X, Y = small(rng, (m, FEAT), dtype), small(rng, (n, FEAT), dtype)
+    return dense_of(kernel(S=A, X=X, Y=Y), m, n), dense * (wide(X) @ wide(Y).T)
+
+
+def check(op: str, kernel: Any, dtype: str) -> None:
+    rng = np.random.default_rng(5)
+    for m, n in SHAPES:
+        found, want = run(op, kernel, rng, m, n, dtype)
+        found = np.asarray(found)
+        assert found.dtype == numpy_dtype(dtype)
+        want = want != 0 if dtype == "bool" else want
+        np.testing.assert_array_equal(found.astype(np.float64), want.astype(np.float64))
+
+
+OPERAND = {"spmm": "A", "spmv": "A", "linear": "A", "sddmm": "S"}
+NARROW = ("bool", "int8", "uint8", "float16", "bfloat16")
+#: every format in one op and dtype of the narrow ones, in turn
+PAIRS = [(name, list(OPERAND)[n % 4], NARROW[n % 5]) for n, name in enumerate(FORMATS)]
+
+
+@pytest.mark.parametrize(("name", "op", "dtype"), PAIRS)
+def test_every_format(name: str, op: str, dtype: str) -> None:
+    check(op, compiled(sparsetir.decompose_format(getattr(ops, op)(dtype), {OPERAND[op]: made(name)})), dtype)
+
+
+@pytest.mark.parametrize("op", OPERAND)
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8"])
+def test_every_ready_program(op: str, dtype: str) -> None:
+    check(op, compiled(getattr(ops, op)(dtype)), dtype)
+
+
+@pytest.mark.parametrize("format", [f for f in ops.FORMATS if f not in ("csr", "bsr")])
+def test_bools_in_every_format_of_the_ready_product(format: str) -> None:
+    check("spmm", sparsetir.build(ops.spmm("bool", format=format), FAST), "bool")
+
+
+# --- bools ------------------------------------------------------------------------------------------------------
+
+ELEMENTWISE = """
+@T.prim_func
+def func(a: T.handle, b: T.handle, c: T.handle, n: T.int32):
+    I = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I,), "{dtype}")
+    B = T.match_sparse_buffer(b, (I,), "{dtype}")
+    C = T.match_sparse_buffer(c, (I,), "{dtype}")
+    with T.sp_iter([I], "S") as [i]:
+        C[i] = {value}
+"""
+LOGIC = {
+    "A[i] + B[i]": np.logical_or,
+    "T.max(A[i], B[i])": np.logical_or,
+    "A[i] * B[i]": np.logical_and,
+    "T.min(A[i], B[i])": np.logical_and,
+    "A[i] == B[i]": np.equal,
+    "A[i] != B[i]": np.not_equal,
+    "A[i] < B[i]": np.less,
+    "A[i] <= B[i]": np.less_equal,
+    "A[i] > B[i]": np.greater,
+    "A[i] >= B[i]": np.greater_equal,
+}
+
+
+def test_bools_are_combined_as_numpy_does() -> None:
+    a, b = np.array([0, 0, 1, 1], bool), np.array([0, 1, 0, 1], bool)
+    lines = "\n".join(f"        C{n}[i] = {value}" for n, value in enumerate(LOGIC))
+    handles = "".join(f"c{n}: T.handle, " for n in range(len(LOGIC)))
+    buffers = "\n".join(f'    C{n} = T.match_sparse_buffer(c{n}, (I,), "bool")' for n in range(len(LOGIC)))
+    text = ELEMENTWISE.format(dtype="bool", value="").replace("c: T.handle, ", handles)
+    text = text.replace('    C = T.match_sparse_buffer(c, (I,), "bool")', buffers).replace("        C[i] = ", lines)
+    func = sparsetir.parse(text)
+    found = sparsetir.build(func, FAST)(A=a, B=b)
+    judged = sparsetir.interpret(func, {"a": a, "b": b})
+    for n, combine in enumerate(LOGIC.values()):
+        np.testing.assert_array_equal(found[n], combine(a, b))
+        np.testing.assert_array_equal(judged[f"c{n}"], combine(a, b))
+
+
+@pytest.fixture(scope="module")
+def reached() -> list[Any]:
+    """SpMM of bools under schedules that sum in other orders."""
+    schedules = [None, Choices(chunks=3, tile=8), Choices(chunks=0, unroll=4, tile=16), Choices(carry=1, chunks=2)]
+    return [sparsetir.build(ops.spmm("bool"), FAST, schedule=schedule) for schedule in schedules]
+
+
+@given(
+    shape=st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(0, 20)),
+    density=st.sampled_from([0, 0.1, 0.5, 1]),
+    seed=st.integers(0, 99),
+)
+def test_products_of_bools_say_what_is_reached(
+    reached: list[Any], shape: tuple[int, int, int], density: float, seed: int
+) -> None:
+    m, n, feat = shape
+    rng = np.random.default_rng(seed)
+    A, B = rng.random((m, n)) < density, rng.random((n, feat)) < 0.4
+    at = np.nonzero(A)
+    for kernel in reached:
+        found = kernel(A=CooTensor(np.stack(at), A[at], A.shape), B=B)
+        np.testing.assert_array_equal(found, A.astype(int) @ B.astype(int) > 0)
+
+
+@pytest.mark.parametrize("operator", ["-", "/"])
+def test_bools_have_no_differences(operator: str) -> None:
+    with pytest.raises(ScriptError) as caught:
+        sparsetir.parse(ELEMENTWISE.format(dtype="bool", value=f"A[i] {operator} B[i]"))
+    message = "expected + (or), * (and), T.max, T.min or a comparison of bools, found A[i] {} B[i]; convert them first"
+    assert message.format(operator) in str(caught.value)
+    assert "<str>:9:" in str(caught.value)
+
+
+OF_TWO = ("atan2", "copysign", "hypot", "ldexp", "pow")
+
+
+# --- functions --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool"])
+def test_functions_of_numbers_that_are_no_floats_are_refused(dtype: str) -> None:
+    for name in FLOAT_FUNCTIONS:
+        if name in (*OF_TWO, "sin", "cos", "tan"):  # TVM itself refuses the last
+            continue
+        with pytest.raises(ScriptError) as caught:
+            sparsetir.parse(ELEMENTWISE.format(dtype=dtype, value=f"T.{name}(A[i])"))
+        message = f"T.{name} takes {', '.join(FLOATS)}, found A[i] of {dtype}; convert it first, as by T.float32(...)"
+        assert message in str(caught.value)
+
+
+def test_functions_without_machine_code_are_refused() -> None:
+    with pytest.raises(ScriptError, match=r"T.fmod has no machine code on CPUs; write A - T.trunc\(A / B\) \* B"):
+        sparsetir.parse(ELEMENTWISE.format(dtype="float32", value="T.fmod(A[i], B[i])"))
+    with pytest.raises(ScriptError, match=r"T.nextafter takes float32, float64, found A\[i\] of float16"):
+        sparsetir.parse(ELEMENTWISE.format(dtype="float16", value="T.nextafter(A[i], B[i])"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_functions_of_16_bit_floats_are_computed_in_float32(dtype: str) -> None:
+    terms = [f"T.{name}(A[i])" for name in FLOAT_FUNCTIONS if name not in (*OF_TWO, "acosh")]
+    terms += ["T.hypot(A[i], B[i])", "T.atan2(A[i], B[i])", "T.copysign(A[i], B[i])", "T.ldexp(A[i], 1)"]
+    text = ELEMENTWISE.format(dtype=dtype, value=" + ".join(terms))
+    a, b = (np.array(x).astype(numpy_dtype(dtype)) for x in ([0.5, 0.25, 0.75], [1, -2, 3]))
+    found = sparsetir.build(sparsetir.parse(text), FAST)(A=a, B=b).astype(float)
+    wide = sparsetir.parse(text.replace(dtype, "float64"))
+    want = sparsetir.interpret(wide, {"a": a.astype(float), "b": b.astype(float)})["c"]
+    np.testing.assert_allclose(found, want, rtol=float(ml_dtypes.finfo(a.dtype).eps))
+
+
+# --- how dtypes and numbers are spelled -------------------------------------------------------------------------
+
+SPELLINGS = ["double", "f8", "<f8", float, np.float64, np.dtype("float64")]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=str)
+def test_spellings_of_a_dtype_make_one_program(spelling: Any) -> None:
+    assert ops.spmv(spelling) is ops.spmv("float64")
+    assert ops.spmv(dtype=spelling, idtype=np.int64) is ops.spmv("float64", idtype="int64")
+
+
+def test_other_spellings() -> None:
+    assert ops.spmv(None) is ops.spmv() is ops.spmv("float32")
+    assert ops.spmv(ml_dtypes.bfloat16) is ops.spmv("bfloat16")
+    assert ops.spmm(format="bsr", block=np.int64(2)) is ops.spmm(format="bsr", block=2)
+
+
+def test_dtypes_that_are_none_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"dtype is one of float16, .*, bool, found 'complex64'$"):
+        ops.spmm("complex64")
+    with pytest.raises(ArgumentError, match=r"idtype is one of int32, int64, found 'uint32'$"):
+        ops.spmm(idtype="uint32")
+    with pytest.raises(ArgumentError, match=r"found ndarray; sparsetir.ops.spmm makes a program: build it"):
+        ops.spmm(np.ones((2, 2)), np.ones((2, 2)))  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"block is the edge of a block of the format bsr, found block=3 for csr"):
+        ops.spmm(block=3)
+
+
+def test_scripts_take_numpy_s_numbers_and_dtypes() -> None:
+    from tvm.script import sparsetir as T
+
+    n, dtype, idtype, two = np.int64(3), np.dtype("float32"), np.int32, np.float32(2)
+
+    @T.prim_func
+    def double(a: T.handle, c: T.handle):
+        I = T.dense_fixed(n, idtype)
+        A = T.match_sparse_buffer(a, (I,), dtype)
+        C = T.match_sparse_buffer(c, (I,), T.float32)
+        with T.sp_iter([I], "S") as [i]:
+            C[i] = two * A[i]
+
+    np.testing.assert_array_equal(sparsetir.build(double, FAST)(A=np.ones(3, "float32")), [2, 2, 2])
+
+
+def test_numpy_s_numbers_everywhere_else() -> None:
+    whole = np.int64
+    assert Choices(tile=whole(32), chunks=whole(2)) == Choices(tile=32, chunks=2)
+    assert repr(formats.bsr(whole(2), whole(4))) == "bsr(r=2, c=4)"
+    sparsetir.set_num_threads(whole(sparsetir.get_num_threads()))
+    assert sparsetir.build(ops.spmm(), calls=whole(1000)).calls == 1000
+    for value in ("x", 2.5):
+        with pytest.raises(ScheduleError, match=f"tile must be a whole number, found {value!r}"):
+            Choices(tile=value)  # type: ignore[arg-type]
