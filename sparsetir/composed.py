@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from tvm import tirx
 
 from sparsetir import sizes
-from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.formats.format import Format
 from sparsetir.formats.tensor import Piece, SparseTensor
@@ -233,6 +233,7 @@ class ComposedKernel:
         if not isinstance(format, Format):
             raise ArgumentTypeError(f"{name} is decomposed by bare rules: use formats.tree, or pass the pieces by name")
         tensor = SparseTensor.from_any(value, format, idtype=format.index_type, check=checks_are_on())
+        _check_repeats(group, name, tensor, source)
         found = Converted(tensor, _arguments(group, tensor))
         if len(self.converted) >= MOST_CONVERTED:
             self.converted.pop(next(iter(self.converted)))
@@ -391,6 +392,16 @@ def _agree(given: dict[str, Any], name: str, size: SizeOf) -> None:
     known = given.setdefault(name, size)
     if known != size:
         raise ArgumentError(f"{name} is {known} from {known.source} but {size} from {size.source}")
+
+
+def _check_repeats(group: Group, name: str, tensor: SparseTensor, source: Source) -> None:
+    """Raise where entries were added up of which the program uses each."""
+    if group.adds_up or tensor.nnz == source.values.size:
+        return
+    axis = next(a.name for a in group.axes if not a.unique)
+    found = f"{name} holds {source.values.size} entries at {tensor.nnz} coordinates"
+    reason = f"this program uses each of them (axis {axis} has unique=False), and a format adds them up first"
+    raise StructureError(f"{found}: {reason}; add them up yourself, or build the program without formats")
 
 
 def _written(passed: Any, out: Any) -> Any:

@@ -286,7 +286,7 @@ class _Machine:
     # --- sparse iterations ---
 
     def iterate(self, it: SpIter) -> None:
-        """Initialise every spatial point once, then run the body at every stored point in list order."""
+        """Initialise once every spatial point that is named there, then run the body at every stored point."""
         items = [(axis, var, e.attached_to) for e in it.entries for axis, var in zip(e.axes, e.vars, strict=True)]
         if it.block.init is not None:
             spatial = [item for item, kind in zip(items, it.kinds, strict=True) if kind == "S"]
@@ -294,7 +294,7 @@ class _Machine:
                 alone = {e.axes[0] for e in it.entries if not e.is_fused}
                 self.initialise_stored(it.block, items, [axis for axis, _, _ in spatial], alone)
             else:
-                self.initialise(it.block, [(axis, var) for axis, var, _ in spatial])
+                self.initialise(it.block, [(axis, var) for axis, var, _ in spatial if _occurs(var, it.block.init)])
         self.walk(it.block, items, it.block.body)
 
     def initialise(self, block: s_tir.SBlock, spatial: Sequence[tuple[Axis, Var]]) -> None:
@@ -394,6 +394,12 @@ class _Machine:
         if name not in _MATH:
             raise _unknown(node, f"Call {name}")
         return _as(_MATH[name](*(np.float64(self.eval(a)) for a in node.args)), node.ty.dtype)
+
+
+def _occurs(var: Var, node: Any) -> bool:
+    found: set[Var] = set()
+    tvm_ffi.structural_walk(node, (Var, found.add))
+    return var in found
 
 
 _STATEMENTS: dict[type, Callable[[_Machine, Any], None]] = {

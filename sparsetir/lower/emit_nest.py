@@ -240,13 +240,13 @@ class NestEmitter:
         return body
 
     def emit_init(self, iteration: SpIter, split: InitPlan) -> tirx.Stmt:
-        """A nest of its own that initialises every spatial point not bound yet."""
+        """A nest of its own that initialises every spatial point not bound yet, of the axes that it names."""
         outer = self.scope
         self.scope = outer.child()
         levels = [Level()]
         for entry in iteration.entries[split.prefix :]:
             below = split.below(entry)
-            if "S" not in entry.kinds and not below:
+            if not below and not split.names(entry):
                 continue
             if below and not entry.is_fused and all(a.repeats_below(entry.axes[0]) for a in below):
                 cursor, given = any_slot(entry, self.scope)

@@ -50,6 +50,11 @@ class InitPlan:
             return True
         return all(self._own(store, v, a) for store in self.stores for v, a in spatial_pairs(entry))
 
+    def names(self, entry: Entry) -> bool:
+        """Whether the initialisation differs between the entry's points, or only happens at those that are stored."""
+        spatial = [v for v, _ in spatial_pairs(entry)]
+        return bool(spatial) and (self.stored_only or mentions(self.iteration.block.init, spatial))
+
     def below(self, entry: Entry) -> list[Axis]:
         """The axes whose stored points are initialised and that hang from an entry which is summed over."""
         if not self.stored_only or "S" in entry.kinds:

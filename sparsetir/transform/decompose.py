@@ -60,7 +60,9 @@ class Piece:
 class Group:
     """The buffers that share one structure, named by the one that was asked for, and the pieces they became.
 
-    ``multiplies_zeros`` tells whether zeros between the entries are multiplied with other operands' numbers.
+    ``multiplies_zeros`` tells whether zeros between the entries are multiplied with other operands' numbers,
+    ``adds_up`` whether entries with the same coordinates may be added up before the program runs: it takes no such
+    entries, or computes the same with their sum.
     """
 
     name: str
@@ -68,14 +70,13 @@ class Group:
     axes: tuple[Axis, ...]
     pieces: tuple[Piece, ...]
     multiplies_zeros: bool = False
+    adds_up: bool = True
 
 
 class Rewriter:
     """Rewrites one structure of one program."""
 
-    def __init__(
-        self, program: Program, name: str, rules: Sequence[FormatRewriteRule], *, finite: bool = True
-    ) -> None:
+    def __init__(self, program: Program, name: str, rules: Sequence[FormatRewriteRule], *, finite: bool = True) -> None:
         self.program = program
         self.structure = Structure(program, name, rules, finite=finite)
 
@@ -134,8 +135,9 @@ class Rewriter:
             mask = None if made.mask is None else str(made.mask.storage.name)
             buffers = {self.program.buffers[view].name: b.name for view, b in made.buffers.items()}
             pieces.append(Piece(made.rule, params, values, buffers, mask))
-        names, multiplies = tuple(b.name for b in self.structure.group), self.structure.multiplies_zeros
-        return Group(self.structure.name, names, self.structure.axes, tuple(pieces), multiplies)
+        names, axes = tuple(b.name for b in self.structure.group), self.structure.axes
+        adds_up = self.structure.adds_up or all(a.unique for a in axes)
+        return Group(self.structure.name, names, axes, tuple(pieces), self.structure.multiplies_zeros, adds_up)
 
     # ------------------------------------------------------------------ one iteration
 

@@ -11,8 +11,10 @@ from tvm.ir import Var
 
 from sparsetir.errors import VerifyError
 from sparsetir.ir import INDEPENDENT, INIT, STORED, SWEEP, Entry, SpIter, accesses, cast, const
-from sparsetir.lower.rewriting import all_same, collect, conjunction, mentions, renewed, seq
+from sparsetir.lower.rewriting import collect, conjunction, mentions, renewed, seq
 from sparsetir.transform.editing import make_iteration, notes_of
+from sparsetir.transform.entry_order import EntryOrder
+from sparsetir.transform.linear import Linear
 from sparsetir.transform.neutral import is_neutral, multiplies, still_clean
 from sparsetir.transform.structure import MASK_DTYPE, Made, Structure
 from sparsetir.transform.tidy import replaced_vars
@@ -27,6 +29,7 @@ class Pieces:
         self.old_vars = [axis_var[a] for a in structure.axes]
         self.kinds = {v: k for v, k in zip(it.vars, it.kinds, strict=True)}
         self.views = {b.view: b for b in structure.group}
+        self.order = EntryOrder(structure.facts, it, self.old_vars)
         self.own_init, self.shared_init = self._split_init()
 
     def statement(self) -> tirx.Stmt:
@@ -34,7 +37,11 @@ class Pieces:
         own = self._is_own
         parts = [p for p in (self.it.block.init, self.it.block.body) if p is not None]
         clean = set(self.structure.padded)
-        self._check_order()
+        fault = self.order.fault()
+        if fault:
+            raise self._refusal(fault)
+        linear = Linear(set(self.views), own, local=set(self.it.block.alloc_buffers))
+        self.structure.adds_up &= linear.holds(*self.own_init, self.it.block.body)
         neutral = is_neutral(self.it.block.body, set(self.views), clean, own)
         for view in self.views:
             if any(s.buffer.same_as(view) for p in parts for s in collect(p, tirx.BufferStore)):
@@ -48,15 +55,6 @@ class Pieces:
     def _refusal(self, fault: str) -> VerifyError:
         message = f"cannot decompose {self.structure.name}: iteration {self.it.name} {fault}"
         return VerifyError(message, self.it.name)
-
-    def _check_order(self) -> None:
-        """Entries may only be taken in another order where none needs the result of another."""
-        for store in collect(self.it.block.body, tirx.BufferStore):
-            loads = [x for x in collect(self.it.block.body, ir.TensorLoad) if x.source.same_as(store.buffer)]
-            moved = [x for x in loads if not all_same(list(x.indices), list(store.indices))]
-            if moved and mentions([*store.indices, *(i for x in moved for i in x.indices)], self.old_vars):
-                name = str(store.buffer.name)
-                raise self._refusal(f"reads {name} elsewhere than where it stores to it: the order of entries matters")
 
     # ------------------------------------------------------------------ initialisation
 
@@ -78,15 +76,21 @@ class Pieces:
         return made[:1] if made[0].rule.meets_rows and self._rows_first(made[0]) else []
 
     def _inits_rows(self) -> bool:
-        """Whether there is an initialisation that is the same wherever a row's entries are."""
+        """Whether each row can initialise what it reduces to, at the points that are stored.
+
+        That reaches all that ``T.init`` sets if there is a point for every coordinate of the other axes that it names,
+        stored or not: only dense ones have it. And nothing is set too late if no other row touches it.
+        """
         if not self.shared_init or self.own_init:
             return False
-        others = self.old_vars[1:]
-        row = self.old_vars[0]
+        row, *others = self.old_vars
         if any(self.kinds[v] == "S" for v in others) or self.kinds[row] != "S":
             return False
-        stores = [s for part in self.shared_init for s in collect(part, tirx.BufferStore)]
-        return all(any(i.same_as(row) for i in s.indices) for s in stores)
+        each = zip(self.it.axes, self.it.vars, strict=True)
+        beside = [(a, v) for a, v in each if v not in self.old_vars and self.kinds[v] == "S"]
+        if any(a.kind != "dense_fixed" or not mentions(self.shared_init, [v]) for a, v in beside):
+            return False
+        return self.order.keeps_apart(self.shared_init, row)
 
     def _rows_first(self, made: Made) -> bool:
         """Whether the points of every axis that stays are there without those of an axis that is summed over."""

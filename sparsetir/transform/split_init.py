@@ -82,10 +82,12 @@ class _Walk:
             if self._keeps(entry, kept):
                 new = [Entry(entry.axes, tuple(new_var(v.name, a) for v, a in _pairs(entry)), entry.kinds)]
                 kept.update(entry.axes)
+                old = list(entry.vars)
             else:
-                spatial = [(v, a) for (v, a), k in zip(_pairs(entry), entry.kinds, strict=True) if k == "S"]
+                pairs = zip(_pairs(entry), entry.kinds, strict=True)
+                spatial = [(v, a) for (v, a), k in pairs if k == "S" and mentions(self.iteration.block.init, [v])]
                 new = [self._dense_entry(v, a) for v, a in spatial]
-            old = [v for v, k in zip(entry.vars, entry.kinds, strict=True) if k == "S"]
+                old = [v for v, _ in spatial]
             renamed |= dict(zip(old, (v for e in new for v in e.vars), strict=True))
             out += new
         self._check_spatial(out)
@@ -119,6 +121,8 @@ class _Walk:
     def _keeps(self, entry: Entry, kept: set[Axis]) -> bool:
         """Whether the stored positions of an entry are all that its initialisation reaches."""
         if set(entry.kinds) != {"S"} or entry.attached_to is not None:
+            return False
+        if not mentions(self.iteration.block.init, list(entry.vars)):
             return False
         if entry.axes[0].kind == "dense_fixed" and not entry.is_fused:
             return True

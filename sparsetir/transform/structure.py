@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tvm import tirx
 from tvm.ir import Var
@@ -14,6 +15,7 @@ from sparsetir.effects import analyse
 from sparsetir.errors import VerifyError
 from sparsetir.ir import Axis, Program, SparseBuffer, cast, const
 from sparsetir.lower.rewriting import collect
+from sparsetir.rules import Facts
 from sparsetir.transform.rule import FormatRewriteRule
 from sparsetir.transform.splice import Spliced, make_buffer, splice
 from sparsetir.transform.tidy import names_of
@@ -41,12 +43,11 @@ class Structure:
     """The buffers over one list of axes, and the pieces they become.
 
     ``padded`` are those whose slots between the entries are known to hold zero so far. With ``finite``, zeros there are
-    multiplied as if they were entries; ``multiplies_zeros`` tells whether any are.
+    multiplied as if they were entries; ``multiplies_zeros`` tells whether any are. ``adds_up`` says whether all
+    iterations seen so far compute the same of entries that were added up.
     """
 
-    def __init__(
-        self, program: Program, name: str, rules: Sequence[FormatRewriteRule], *, finite: bool = True
-    ) -> None:
+    def __init__(self, program: Program, name: str, rules: Sequence[FormatRewriteRule], *, finite: bool = True) -> None:
         self.program, self.name, self.finite = program, name, finite
         self.multiplies_zeros = False
         self.axes = program.buffer(name).axes
@@ -54,8 +55,14 @@ class Structure:
         self.names = names_of(program.func)
         self.group = self._group()
         self.padded = {b.view for b in self.group} - _made_here(program) - _stored_in_loops(program)
+        self.adds_up = True
         self._check()
         self.made = [self._make(rule) for rule in self.rules]
+
+    @cached_property
+    def facts(self) -> Facts:
+        """The program as the tests of dependence ask for it."""
+        return Facts(self.program.func, self.program)
 
     # ------------------------------------------------------------------ what is rewritten
 
