@@ -26,7 +26,10 @@ DEFAULTS = (0.0, 1.5, -2.0)
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a drawn program; `rule` is a formula of `p`, the coordinate above, and the slot `s`."""
+    """One axis of a drawn program; `rule` is a formula of `p`, the coordinate above, and the slot `s`.
+
+    A dense axis may have the length of another one, or a constant one.
+    """
 
     name: str
     kind: str
@@ -35,6 +38,8 @@ class Axis:
     sorted: bool = True
     unique: bool = True
     rule: str = ""
+    like: Axis | None = None
+    constant: int | None = None
 
     @cached_property
     def chain(self) -> tuple[Axis, ...]:
@@ -58,6 +63,10 @@ class Axis:
     @property
     def sizes(self) -> dict[str, str]:
         """Names of its sizes: length `n`, width of a fiber `w`, number of positions `z`, as far as it has them."""
+        if self.like is not None:
+            return {"n": self.like.sizes["n"]}
+        if self.constant is not None:
+            return {}
         which = {"sparse_fixed": "nw", "sparse_rule": "nw", "dense_fixed": "n", "singleton": "n", "singleton_rule": "n"}
         return {size: size + self.name.lower() for size in which.get(self.kind, "nz")}
 
@@ -69,7 +78,7 @@ class Axis:
     @property
     def declaration(self) -> str:
         """The line that declares it."""
-        n, w, z = (self.sizes.get(size, "") for size in "nwz")
+        n, w, z = (self.sizes.get(size, str(self.constant)) for size in "nwz")
         above = "None" if self.parent is None else self.parent.name
         flags = f"{self.idtype!r}, sorted={self.sorted}, unique={self.unique}"
         p, i = f"p{self.name.lower()}", f"i{self.name.lower()}"
@@ -429,17 +438,27 @@ class Data:
     def __init__(self, program: Program, seed: int, most: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.program = program
-        self.most = min(most, {1: 6, 2: 6, 3: 4}.get(len(program.axes), 3))
+        self.most = self._limit(program, most)
         self.args: dict[str, Any] = {}
         #: coordinates of every stored position from the root down; None at padding
         self.points: dict[Axis, list[tuple[int, ...] | None]] = {}
+        #: position above each stored position
+        self.above: dict[Axis, list[int]] = {}
         for axis in program.axes:
             self._axis(axis)
         for buffer in program.buffers:
             if not buffer.scratch:
                 self.args[buffer.name.lower()] = self._values(buffer)
 
+    def _limit(self, program: Program, most: int) -> int:
+        """Few points where there are many axes."""
+        return min(most, {1: 6, 2: 6, 3: 4}.get(len(program.axes), 3))
+
     def _length(self, axis: Axis) -> int:
+        if axis.constant is not None:
+            return axis.constant
+        if axis.like is not None:
+            return int(self.args[axis.sizes["n"]])
         like = axis.name.removeprefix("D").lower()
         if axis.name == "D":
             return 1
@@ -458,6 +477,7 @@ class Data:
         for point, fiber in zip(above, fibers, strict=True):
             points += [None if point is None or not 0 <= c < length else (*point, c) for c in fiber]
         self.points[axis] = points
+        self.above[axis] = [n for n, fiber in enumerate(fibers) for _ in fiber]
         known = {"n": length, "w": width, "z": len(points)}
         self.args |= {name: known[size] for size, name in axis.sizes.items()}
         name = axis.name.lower()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from collections import defaultdict
 
 import numpy as np
 
@@ -25,20 +26,45 @@ def _library() -> ctypes.CDLL | None:
 _LIBC = _library()
 
 
-def fenced(array: np.ndarray) -> np.ndarray:
-    """A copy that ends where a page ends that must not be touched; never freed, so keep it small.
+class Fences:
+    """Copies of arrays that end where a page ends that must not be touched; `release` lets their memory be used again.
 
-    Elsewhere than on Linux, and for empty arrays, the array itself.
+    Elsewhere than on Linux, and for empty arrays, copies without a fence.
     """
-    array = np.ascontiguousarray(array)
-    if _LIBC is None or not array.nbytes:
-        return array
+
+    def __init__(self) -> None:
+        self.free: defaultdict[int, list[int]] = defaultdict(list)
+        self.used: list[tuple[int, int]] = []
+
+    def fenced(self, array: np.ndarray) -> np.ndarray:
+        """A copy of an array."""
+        array = np.ascontiguousarray(array)
+        if _LIBC is None or not array.nbytes:
+            return array.copy()
+        size = -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        base = self.free[size].pop() if self.free[size] else _fence(size)
+        self.used.append((size, base))
+        held = (ctypes.c_char * array.nbytes).from_address(base + size - array.nbytes)
+        out = np.frombuffer(held, array.dtype, array.size).reshape(array.shape)
+        out[...] = array
+        return out
+
+    def release(self) -> None:
+        """Give up all copies made so far."""
+        for size, base in self.used:
+            self.free[size].append(base)
+        self.used.clear()
+
+
+def _fence(size: int) -> int:
+    """Address of new memory between two unreadable pages."""
     page = mmap.PAGESIZE
-    size = -(-array.nbytes // page) * page
     base = _LIBC.mmap(None, size + 2 * page, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0)
     _LIBC.mprotect(base, page, _NONE)
     _LIBC.mprotect(base + page + size, page, _NONE)
-    held = (ctypes.c_char * array.nbytes).from_address(base + page + size - array.nbytes)
-    out = np.frombuffer(held, array.dtype, array.size).reshape(array.shape)
-    out[...] = array
-    return out
+    return int(base) + page
+
+
+def fenced(array: np.ndarray) -> np.ndarray:
+    """A copy that ends at an unreadable page; never freed, so keep it small."""
+    return Fences().fenced(array)

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import random
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from tvm.script import sparsetir as T
 import sparsetir
 from corpus import BY_NAME, Case
 from corpus.running import draw
-from sparsetir.errors import ScheduleError
+from sparsetir.errors import ScheduleError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.transform import Trace
 
@@ -165,3 +168,34 @@ def keeps_csr(sch: sparsetir.Schedule, base: Any, **more: Any) -> None:
     is_sound(sch, base)
     args = csr_arguments(base, **more)
     same_results(sparsetir.interpret(sch.func, args), sparsetir.interpret(base, args), str(sch.trace))
+
+
+# ---------------------------------------------------------------- moves drawn at random
+
+
+def moves(sch: sparsetir.Schedule, rng: random.Random) -> Iterator[tuple[Any, ...]]:
+    """What might be done next, legal or not."""
+    for name in sch.sp_iters:
+        entries = sch.get_axes(name)
+        if len(entries) > 1:
+            yield "sparse_reorder", name, rng.sample(entries, len(entries))
+        yield from (("sparse_fuse", name, list(pair)) for pair in itertools.pairwise(entries))
+        for entry in entries:
+            yield "sparse_split", name, entry, rng.choice([1, 2, 3, 4])
+            yield "pad", name, entry, rng.choice([2, 3, 8])
+            yield "to_dense", name, entry
+            yield "to_dense", name, entry, "guard"
+        yield from (("set_search", name, strategy) for strategy in ("hoist", "merge", "inline"))
+        yield from ((primitive, name) for primitive in ("split_init", "split_iteration"))
+    yield from (("fuse_iterations", *pair) for pair in itertools.permutations(sch.sp_iters, 2))
+
+
+def attempt(sch: sparsetir.Schedule, move: tuple[Any, ...]) -> bool:
+    """Make a move; False if it is refused; any other error is a mistake."""
+    primitive, *given = move
+    options = {"guard": True} if given[-1] == "guard" else {}
+    try:
+        getattr(sch, primitive)(*given[: len(given) - len(options)], **options)
+    except (ScheduleError, VerifyError):
+        return False
+    return True

@@ -226,9 +226,13 @@ PRIMITIVES: list[Callable[[s_tir.Schedule, Any, random.Random], Any]] = [
 
 
 def drawn_schedule(name: str, seed: int) -> s_tir.Schedule:
-    """A few primitives at random places, as far as TVM accepts them."""
-    rng, sch = random.Random(seed), stage2_schedule(name)
-    for _ in range(rng.randint(2, 12)):
+    """A random schedule of a program."""
+    return drawn_from(stage2_schedule(name), random.Random(seed))
+
+
+def drawn_from(sch: s_tir.Schedule, rng: random.Random, most: int = 12) -> s_tir.Schedule:
+    """Up to `most` primitives at random places, as far as TVM accepts them."""
+    for _ in range(rng.randint(2, most)):
         func = next(iter(sch.mod.functions.values()))
         names = [str(b.name_hint) for b in collect(func.body, s_tir.SBlock) if b.name_hint != "root"]
         changed = sch.copy()

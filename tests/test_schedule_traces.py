@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import re
 import textwrap
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,9 +21,9 @@ from tvm.script import sparsetir as T
 import sparsetir
 from corpus import BY_NAME, CASES, Case
 from corpus.running import draw
-from primitives import arguments, is_equal, is_sound, keeps_meaning, refused, same_results, schedule
+from primitives import arguments, attempt, is_equal, is_sound, keeps_meaning, moves, refused, same_results, schedule
 from sparsetir import formats
-from sparsetir.errors import ScheduleError, VerifyError
+from sparsetir.errors import ScheduleError
 from sparsetir.transform import Step, Trace
 
 # ---------------------------------------------------------------- traces
@@ -184,34 +182,6 @@ def test_a_decomposed_program_is_scheduled() -> None:
 
 
 # ---------------------------------------------------------------- every primitive, every program
-
-
-def moves(sch: sparsetir.Schedule, rng: random.Random) -> Iterator[tuple[Any, ...]]:
-    """What might be done next, legal or not."""
-    for name in sch.sp_iters:
-        entries = sch.get_axes(name)
-        if len(entries) > 1:
-            yield "sparse_reorder", name, rng.sample(entries, len(entries))
-        yield from (("sparse_fuse", name, list(pair)) for pair in itertools.pairwise(entries))
-        for entry in entries:
-            yield "sparse_split", name, entry, rng.choice([1, 2, 3, 4])
-            yield "pad", name, entry, rng.choice([2, 3, 8])
-            yield "to_dense", name, entry
-            yield "to_dense", name, entry, "guard"
-        yield from (("set_search", name, strategy) for strategy in ("hoist", "merge", "inline"))
-        yield from ((primitive, name) for primitive in ("split_init", "split_iteration"))
-    yield from (("fuse_iterations", *pair) for pair in itertools.permutations(sch.sp_iters, 2))
-
-
-def attempt(sch: sparsetir.Schedule, move: tuple[Any, ...]) -> bool:
-    """Make a move; False if it is refused; any other error is a mistake."""
-    primitive, *given = move
-    options = {"guard": True} if given[-1] == "guard" else {}
-    try:
-        getattr(sch, primitive)(*given[: len(given) - len(options)], **options)
-    except (ScheduleError, VerifyError):
-        return False
-    return True
 
 
 BROAD = (
