@@ -10,7 +10,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir import Call, Var
 
-from sparsetir.ir import Axis, Program, SpIter, is_sp_iter
+from sparsetir.ir import INIT, STORED, Axis, Program, SpIter, is_sp_iter
 from sparsetir.lower.rewriting import same
 
 
@@ -119,19 +119,35 @@ class _Order:
         if any(i not in axis_of for i in store.indices) or any(e.attached_to for e in iteration.entries):
             return False
         used = [axis_of[i] for i in store.indices]
-        if is_init:
-            return all(same(u.length, own.length) for u, own in zip(used, buffer.axes, strict=True))
+        pairs = list(zip(used, buffer.axes, strict=True))
+        if is_init and str(iteration.block.annotations.get(INIT, "")) != STORED:
+            others = [a for a, k in zip(iteration.axes, iteration.kinds, strict=True) if k == "S" and a not in used]
+            return all(_has_points(a) for a in others) and all(_initialises(u, own) for u, own in pairs)
         return (
-            "R" not in iteration.kinds
-            and len(iteration.vars) == len(used)
-            and all(_walks(u, own) for u, own in zip(used, buffer.axes, strict=True))
+            "R" not in iteration.kinds and len(iteration.vars) == len(used) and all(_walks(u, own) for u, own in pairs)
         )
+
+
+def _has_points(axis: Axis) -> bool:
+    """Whether an axis has a coordinate whatever the sizes: without one, nothing is initialised."""
+    return isinstance(axis.length, tirx.IntImm) and int(axis.length) > 0
+
+
+def _initialises(used: Axis, own: Axis) -> bool:
+    """Whether the coordinates of `used` reach every position of `own`; equal coordinates are found once."""
+    reached = used is own or own.unique
+    return reached and not _has_gaps(own) and same(used.length, own.length)
+
+
+def _has_gaps(axis: Axis) -> bool:
+    """Whether there may be stored elements without a coordinate: padding, or between the rows that formulas give."""
+    return axis.may_be_absent or axis.kind == "dense_implicit"
 
 
 def _walks(used: Axis, own: Axis) -> bool:
     """Whether iterating `used` reaches every position of `own`."""
     if used is own:
-        return not used.may_be_absent
+        return not _has_gaps(used)
     dense = used.kind == own.kind == "dense_fixed"
     return dense and same(used.length, own.length)
 

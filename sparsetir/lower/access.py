@@ -18,7 +18,7 @@ from tvm.ir import Call, Var
 from sparsetir import op
 from sparsetir.errors import LoweringError
 from sparsetir.ir import Axis, SparseBuffer, cast, const, load, substitute_args
-from sparsetir.lower.rewriting import conjunction, conjuncts, same
+from sparsetir.lower.rewriting import conjunction, conjuncts, same, without_zeros
 
 Conditions = list[ir.Expr]
 
@@ -235,7 +235,7 @@ def _slot_of_rule(axis: Axis, begin: ir.Expr, above: Sequence[ir.Expr], coord: i
     value = at(slot)
     for step in (1, -1):
         if sym.Analyzer().can_prove_equal(value, start + step * slot):
-            return (coord - start) * step if step < 0 else coord - start
+            return without_zeros((coord - start) * step if step < 0 else coord - start)
     return op.call("find_rule", [at(op.call("arg", [0], axis.idtype)), extent, coord], axis.idtype)
 
 

@@ -23,6 +23,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import decode
+from sparsetir.lower.apart import DISTINCT
 from sparsetir.lower.balance_loops import INDPTR
 from sparsetir.lower.declare_regions import STRUCTURE
 from sparsetir.lower.fuse_rows import ASCENDING
@@ -70,5 +71,9 @@ def AlignParams(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     indices = [str(a.indices.name) for a in program.axes.values() if a.indices is not None]
     lists = [a for a in program.axes.values() if a.parent is None and a.kind == "sparse_variable" and a.sorted]
     ascending = [str(a.indices.name) for a in lists if a.indices is not None]
+    roots = [a for a in program.axes.values() if a.parent is None and a.unique]
+    distinct = sorted({str(a.indices.name) for a in roots if a.indices is not None})
+    if distinct:
+        func = func.with_attr(DISTINCT, distinct)
     out = realign(func).with_attr(NOALIAS, True).with_attr(INDPTR, pointers)
     return out.with_attr(STRUCTURE, sorted({*pointers, *indices})).with_attr(ASCENDING, ascending)

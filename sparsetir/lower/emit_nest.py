@@ -55,7 +55,7 @@ from sparsetir.lower.access import Conditions, Resolver, Scope, assuming, guarde
 from sparsetir.lower.balance_loops import PARALLEL_MARK
 from sparsetir.lower.declare_regions import INIT_MARK
 from sparsetir.lower.hoist_search import Hoister
-from sparsetir.lower.independence import is_parallel
+from sparsetir.lower.independence import init_is_parallel, is_parallel
 from sparsetir.lower.init_plan import InitPlan
 from sparsetir.lower.nest import (
     REDUCE,
@@ -71,7 +71,7 @@ from sparsetir.lower.nest import (
     where_present,
     wrap,
 )
-from sparsetir.lower.rewriting import all_same, collect, conjunction, mentions, seq
+from sparsetir.lower.rewriting import all_same, collect, conjunction, mentions, seq, without_zeros
 
 OWN_NOTES = (SPARSE_ITER, SEARCH, INIT, INDEPENDENT)
 
@@ -103,13 +103,13 @@ class NestEmitter:
         return tvm_ffi.structural_mutate(node, callbacks)
 
     def _resolve(self, buffer: SparseBuffer, indices: Any, mutator: Any) -> tuple[list[ir.Expr], Conditions]:
-        coords = [mutator.mutate(i) for i in indices]
+        coords = [without_zeros(mutator.mutate(i)) for i in indices]
         return Resolver(self.scope, self.search).resolve(buffer, list(indices), coords)
 
     def _load(self, node: ir.TensorLoad, mutator: Any) -> ir.Expr:
         buffer = self.program.buffers.get(node.source)
         if buffer is None:
-            return tirx.BufferLoad(node.source, [mutator.mutate(i) for i in node.indices])
+            return tirx.BufferLoad(node.source, [without_zeros(mutator.mutate(i)) for i in node.indices])
         indices, conditions = self._resolve(buffer, node.indices, mutator)
         return guarded(conditions, tirx.BufferLoad(buffer.storage, indices), buffer.default)
 
@@ -117,7 +117,7 @@ class NestEmitter:
         value = mutator.mutate(node.value)
         buffer = self.program.buffers.get(node.buffer)
         if buffer is None:
-            return tirx.BufferStore(node.buffer, value, [mutator.mutate(i) for i in node.indices])
+            return tirx.BufferStore(node.buffer, value, [without_zeros(mutator.mutate(i)) for i in node.indices])
         indices, conditions = self._resolve(buffer, node.indices, mutator)
         store = tirx.BufferStore(buffer.storage, assuming(conditions, value), indices)
         return tirx.IfThenElse(conjunction(conditions), store, None) if conditions else store
@@ -244,6 +244,8 @@ class NestEmitter:
         outer = self.scope
         self.scope = outer.child()
         levels = [Level()]
+        first: list[Var] = []  # the variables of the outermost loop
+        by_position = False
         for entry in iteration.entries[split.prefix :]:
             below = split.below(entry)
             if not below and not split.names(entry):
@@ -258,9 +260,12 @@ class NestEmitter:
                 extend(levels, extent, slot, absent, SPATIAL)
                 for var, axis, cursor in zip(entry.vars, entry.axes, cursors, strict=True):
                     self.scope.add(var, cursor, axis.length)
+                by_position = by_position or not first
+                first = first or list(entry.vars)
                 continue
             for var, axis in spatial_pairs(entry):
                 extent, slot, cursor = walk_coordinates(var, axis)
+                first = first or [var]
                 extend(levels, extent, slot, [], SPATIAL)
                 self.scope.add(var, cursor, axis.length)
         body = self.rewrite(iteration.block.init)
@@ -268,8 +273,8 @@ class NestEmitter:
             name = self._free_name(f"{iteration.name}_init" + (f"_{n}" if n < len(levels) - 1 else ""))
             body = where_present(body, levels[n].predicates, False)
             outermost = n == 0 and split.prefix == 0
-            alone = outermost and self.depth == 1 and bool(levels[n].loops)
-            mark = {PARALLEL_MARK: str(levels[n].block_vars[0].name)} if alone else {}
+            parallel = outermost and self.depth == 1 and init_is_parallel(iteration, first, self.program, by_position)
+            mark = {PARALLEL_MARK: str(levels[n].block_vars[0].name)} if parallel else {}
             block = s_tir.SBlock(levels[n].iter_vars, [], [], name, body, None, annotations={INIT_MARK: True, **mark})
             inner = realize_inside(block, levels[n], self.outer_loops) if outermost else realize(block, levels[n])
             body = wrap(inner, levels[n])

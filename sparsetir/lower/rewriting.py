@@ -45,6 +45,14 @@ def all_same(a: Sequence[ir.Expr], b: Sequence[ir.Expr]) -> bool:
     return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
 
 
+def without_zeros(index: ir.Expr) -> ir.Expr:
+    """A subscript without terms that cancel out, by which TVM would divide where it flattens buffers."""
+    if isinstance(index, (Var, tirx.IntImm)):
+        return index
+    plain = sym.Analyzer().simplify(index)
+    return index if all(mentions(plain, [v]) for v in collect(index, Var)) else plain
+
+
 def moves_by_one(index: ir.Expr, var: Var) -> bool:
     """Whether a subscript moves by one with `var`."""
     gap = sym.Analyzer().simplify(substitute(index, {var: var + const(1, str(var.ty.dtype))}) - index)
