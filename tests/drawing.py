@@ -402,7 +402,8 @@ def attached(draw: Any) -> Program:
     outer = draw(chains("X", 2, types=types))
     base = Axis("V0", draw(st.sampled_from(["dense_fixed", "sparse_variable", "sparse_fixed"])), None, "int32")
     kind = draw(st.sampled_from(["sparse_variable", "dense_variable", "sparse_fixed"]))
-    inner = Axis("V1", kind, base, "int32", draw(st.booleans()))
+    repeats = kind != "dense_variable" and draw(st.booleans())
+    inner = Axis("V1", kind, base, "int32", draw(st.booleans()), not repeats)
     letters = "".join(draw(st.sampled_from("SR")) for _ in outer.chain) + draw(st.sampled_from("SR"))
     entries = (*(a.name for a in outer.chain), f"T.attach(V1, {outer.name})")
     walk = Walk((*outer.chain, inner), entries, letters)
@@ -411,11 +412,15 @@ def attached(draw: Any) -> Program:
     at = ", ".join(walk.var(a) for a in kept) or "0"
     buffers = [Buffer("A", outer.chain), Buffer("B", inner.chain), Buffer("Y", tuple(dense), written=True)]
     own = ", ".join(walk.var(a) for a in outer.chain)
-    body = f"Y[{at}] = Y[{at}] + A[{own}] * B[{walk.var(outer)}, {walk.var(inner)}]"
-    statements = walk.text([body], [f"Y[{at}] = 0"], draw(st.sampled_from(["inline", "hoist"])))
-    return Program(
-        **_types(draw), axes=unique_axes(outer.chain, inner.chain, dense), buffers=buffers, statements=statements
-    )
+    value = f"A[{own}] * B[{walk.var(outer)}, {walk.var(inner)}]"
+    if draw(st.booleans()):
+        leaf = draw(chains("U", 1, searched=True, types=types))
+        buffers.append(Buffer("E", leaf.chain, draw(st.sampled_from(DEFAULTS))))
+        value += f" * E[{walk.var(draw(st.sampled_from(walk.axes)))}]"
+    body = f"Y[{at}] = Y[{at}] + {value}"
+    statements = walk.text([body], [f"Y[{at}] = 0"], draw(searches(*buffers[1:])))
+    axes = unique_axes(*(b.axes for b in buffers))
+    return Program(**_types(draw), axes=axes, buffers=buffers, statements=statements)
 
 
 SHAPES = {

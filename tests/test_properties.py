@@ -172,6 +172,41 @@ def twice(a: T.handle, y: T.handle, p1: T.handle, p2: T.handle, n: T.int32, z1: 
         Y[r] = Y[r] + S[r, s, t]
 """
 
+REPEATED_BELOW_ATTACHED = """
+@T.prim_func
+def total(a: T.handle, y: T.handle, p0: T.handle, i0: T.handle, p1: T.handle, i1: T.handle,
+          n: T.int32, z0: T.int32, z1: T.int32):
+    I = T.sparse_variable(None, (n, z0), (p0, i0))
+    J = T.sparse_variable(I, (n, z1), (p1, i1), unique=False)
+    ALL = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    Y = T.match_sparse_buffer(y, (ALL,), "float32")
+    with T.sp_iter([ALL, T.attach(J, ALL)], "SR", "total") as [i, j]:
+        T.sp_iter_attr({"search": "SEARCH"})
+        with T.init():
+            Y[i] = 0
+        Y[i] = Y[i] + A[i, j]
+"""
+
+SEARCH_BELOW_ATTACHED = """
+@T.prim_func
+def weighted(a: T.handle, b: T.handle, y: T.handle, p0: T.handle, i0: T.handle, p1: T.handle, i1: T.handle,
+             pb: T.handle, ib: T.handle, n: T.int32, z0: T.int32, z1: T.int32, zb: T.int32):
+    J = T.dense_fixed(n)
+    L = T.sparse_variable(J, (n, z0), (p0, i0))
+    ALL = T.dense_fixed(n)
+    I = T.sparse_variable(L, (n, z1), (p1, i1))
+    JB = T.sparse_variable(None, (n, zb), (pb, ib))
+    D = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (J, L, I), "float32")
+    B = T.match_sparse_buffer(b, (JB,), "float32")
+    Y = T.match_sparse_buffer(y, (D,), "float32")
+    with T.sp_iter([J, ALL, T.attach(I, ALL)], "RRS", "weighted") as [j, l, i]:
+        with T.init():
+            Y[i] = 0
+        Y[i] = Y[i] + B[j] * A[j, l, i]
+"""
+
 
 def _floats(*values: float) -> np.ndarray:
     return np.array(values, "float32")
@@ -215,6 +250,32 @@ FOUND: dict[str, tuple[str, dict[str, Any], str]] = {
             **{"q": _ints(0, 3), "j0": _ints(0, 2, 2), "j1": _ints(1, 0, 1), "n": 3, "z": 2, "w": 3},
         },
         "c",
+    ),
+    **{
+        f"repeated entries below an attached axis, {search}": (
+            REPEATED_BELOW_ATTACHED.replace("SEARCH", search),
+            {
+                **{"a": _floats(1, 10), "y": _floats(9, 9, 9), "p0": _ints(0, 1), "i0": _ints(1), "p1": _ints(0, 2)},
+                **{"i1": _ints(2, 2), "n": 3, "z0": 1, "z1": 2},
+            },
+            "y",
+        )
+        for search in ("inline", "hoist", "merge")
+    },
+    "a search beside an attached axis": (
+        SEARCH_BELOW_ATTACHED,
+        {
+            **{
+                "a": _floats(1, 1, 1),
+                "b": _floats(2),
+                "y": _floats(9, 9, 9),
+                "p0": _ints(0, 1, 2, 2),
+                "pb": _ints(0, 1),
+            },
+            **{"i0": _ints(1, 0), "p1": _ints(0, 2, 3), "i1": _ints(0, 2, 1), "ib": _ints(1)},
+            **{"n": 3, "z0": 2, "z1": 3, "zb": 1},
+        },
+        "y",
     ),
     "two iterations of one name": (
         SAME_NAME_TWICE,

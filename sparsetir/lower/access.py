@@ -106,6 +106,23 @@ def assuming(conditions: Conditions, node: ir.Expr) -> ir.Expr:
     return tvm_ffi.structural_mutate(node, [(Call, on_call)])
 
 
+def _same_place(a: ir.Expr | None, b: ir.Expr | None) -> bool:
+    """Whether two positions are the same, however they are searched."""
+    return same(a, b) or (a is not None and b is not None and same(_inlined(a), _inlined(b)))
+
+
+def _inlined(position: ir.Expr) -> ir.Expr:
+    """A position with every search done where it stands."""
+
+    def on_call(call: Call, mutator: Any) -> ir.Expr:
+        inner = mutator.default_mutate(call)
+        if not op.is_call(inner, "find"):
+            return inner
+        return op.call("find", [*inner.args[:-1], ir.StringImm("inline")], str(inner.ty.dtype))
+
+    return tvm_ffi.structural_mutate(position, [(Call, on_call)])
+
+
 NOTHING = (False, False)
 
 
@@ -149,7 +166,9 @@ class Resolver:
                 else:
                     coord = cast(coords[where], axis.idtype)
                     known = self.scope.proven(subscripts[where], axis.length)
-                    pos, more = lookup(axis, pos, above, coord, conditions, known, self.strategy)
+                    pos, more = self._unless_here(
+                        axis, subscripts[where], pos, lookup(axis, pos, above, coord, conditions, known, self.strategy)
+                    )
                     conditions = conditions + more
                 above.append(coord)
             positions.append(pos)
@@ -157,10 +176,28 @@ class Resolver:
 
     def _direct(self, axis: Axis, subscript: ir.Expr, parent_pos: ir.Expr | None) -> Cursor | None:
         """The cursor whose position can be used as it stands: the axis's own, below the same parent."""
+        cursor = self._own(axis, subscript)
+        return cursor if cursor is not None and _same_place(cursor.parent_pos, parent_pos) else None
+
+    def _own(self, axis: Axis, subscript: ir.Expr) -> Cursor | None:
+        """The cursor of the axis if the subscript is its variable."""
         cursor = self.scope.by_var.get(subscript) if isinstance(subscript, Var) else None
-        if cursor is None or cursor.axis is not axis or not same(cursor.parent_pos, parent_pos):
-            return None
-        return cursor
+        return cursor if cursor is not None and cursor.axis is axis else None
+
+    def _unless_here(
+        self, axis: Axis, subscript: ir.Expr, parent_pos: ir.Expr | None, found: tuple[ir.Expr, Conditions]
+    ) -> tuple[ir.Expr, Conditions]:
+        """What a search finds, but where the axis is iterated below that very parent: its own slot.
+
+        Of several entries with one coordinate a search finds the first, whereas an iteration means each.
+        """
+        cursor = self._own(axis, subscript)
+        if axis.unique or cursor is None or cursor.parent_pos is None or parent_pos is None:
+            return found
+        here = cursor.parent_pos.equal(cast(parent_pos, str(cursor.parent_pos.ty.dtype)))
+        pos, conditions = found
+        is_there = [tirx.Or(here, conjunction(conditions))] if conditions else []
+        return guarded([here], cursor.pos, pos), is_there
 
 
 def lookup(

@@ -187,7 +187,7 @@ class FindLowerer:
         _refuse_scanned(call, conditions)
         inputs = [call, *conditions]
         loaded = [b for x in inputs for b in _loaded(x)]
-        floor = max((self.level_of.get(b, 0) for b in loaded), default=0)
+        floor = self._level(loaded)
         level = len(self.frames) - 1
         held = list(conditions)
         while level > floor and _may_leave(self.frames[level - 1].node, inputs, loaded):
@@ -197,6 +197,7 @@ class FindLowerer:
                 runs = extent > const(0, str(extent.ty.dtype))
                 held.append(runs)
                 inputs, loaded = [*inputs, runs], [*loaded, *_loaded(runs)]
+                floor = max(floor, self._level(_loaded(runs)))
         for known in self.frames[level].searches:
             if same(known.call, call) and _weaker(known.conditions, held):
                 return known.result
@@ -204,6 +205,10 @@ class FindLowerer:
         self.level_of[search.cell] = level
         self.frames[level].searches.append(search)
         return search.result
+
+    def _level(self, loaded: list[Var]) -> int:
+        """The innermost frame that holds the result of a search among these buffers."""
+        return max((self.level_of.get(b, 0) for b in loaded), default=0)
 
     # ------------------------------------------------------------------ statements
 
