@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sparsetir.interpret import interpret
     from sparsetir.kernel import BoundKernel, Kernel
     from sparsetir.lower import lower
+    from sparsetir.saving import load
     from sparsetir.schedules import Choices, template
     from sparsetir.script.printer import parse, script
     from sparsetir.signature import unchecked
@@ -59,6 +60,7 @@ _PUBLIC = {
     "get_num_threads": "sparsetir.threads",
     "interpret": "sparsetir.interpret",
     "ir": "sparsetir.ir",
+    "load": "sparsetir.saving",
     "lower": "sparsetir.lower",
     "ops": "sparsetir.ops",
     "parse": "sparsetir.script.printer",
@@ -94,6 +96,7 @@ __all__ = [
     "get_num_threads",
     "interpret",
     "ir",
+    "load",
     "lower",
     "ops",
     "parse",

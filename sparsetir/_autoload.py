@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entry point that TVM calls at the end of ``import tvm`` (group ``tvm.backends``).
 
-It only names the dialect; the parser and the compiler are imported when a program first asks for them.
+It names the dialect and its operators; the parser and the compiler are imported when a program first asks for them.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
@@ -19,6 +20,7 @@ def load() -> None:
     from tvm.script import register_dialect
     from tvm.tirx import register_tir_pipeline
 
+    importlib.import_module("sparsetir.op")  # so that programs can be unpickled wherever TVM is
     register_dialect("sparsetir", "sparsetir.script")
     register_tir_pipeline("sparsetir", _pipeline)
 

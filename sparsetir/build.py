@@ -255,6 +255,7 @@ def _has_sum(term: Any) -> bool:
 
 _kernels: dict[str, Compiled] = {}
 _pending: list[tuple[Compiled, Path]] = []
+SHIPPED: dict[str, tuple[bytes, dict[str, Any]]] = {}  # of a file with kernels, while it is loaded
 
 
 @cache
@@ -304,6 +305,14 @@ def write_cache(*, seconds: float | None = None) -> None:
             compiled.save(path)
 
 
+def write_one(compiled: Compiled) -> None:
+    """Put one kernel on disk now, if it waits for that."""
+    for entry in [entry for entry in _pending if entry[0] is compiled]:
+        _pending.remove(entry)
+        with contextlib.suppress(Exception):
+            compiled.save(entry[1])
+
+
 atexit.register(write_cache, seconds=EXIT_SECONDS)
 
 
@@ -316,12 +325,24 @@ def compile_cached(func: tirx.PrimFunc, target: Any, schedule: Any) -> Compiled:
         return _kernels[key]
     folder = cache_folder()
     path = folder / f"{key}.so" if folder is not None else None
+    if key in SHIPPED and _load_shipped(compiled, *SHIPPED[key]):
+        _kernels[key] = compiled
+        return compiled
     if path is None or not _load_quietly(compiled, path):
         compiled.compile()
         if path is not None:
             _pending.append((compiled, path))
     _kernels[key] = compiled
     return compiled
+
+
+def _load_shipped(compiled: Compiled, library: bytes, facts: dict[str, Any]) -> bool:
+    with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.so"
+        path.write_bytes(library)
+        compiled.load(path, facts)
+        return True
+    return False
 
 
 def _load_quietly(compiled: Compiled, path: Path) -> bool:

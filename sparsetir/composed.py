@@ -172,6 +172,17 @@ class ComposedKernel:
         """Write a shared library and a C header; it takes the pieces of sparse arguments, see `Kernel.export`."""
         return self.kernel.export(path, header=header)
 
+    def save(self, path: str | Path) -> Path:
+        """Write it to a file; see `Kernel.save`."""
+        from sparsetir.saving import save
+
+        return save(self, path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from sparsetir.saving import recomposed
+
+        return recomposed, (self.decomposition, getattr(self, "kernel", None))
+
     def convert(self, name: str, value: Any) -> SparseTensor:
         """A sparse argument in the format that the kernel has for it."""
         return self._converted(self.groups[name], name, value, open_source(value, name)).tensor
@@ -347,6 +358,21 @@ class BoundComposedKernel:
         every = {**self.fixed, **arguments}
         kernel._check_complete({**self.converted, **converted})
         return kernel._results(self.bound, given, {**self.converted, **converted}, every, self.given)
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to a file with the fixed arguments; see `Kernel.save`."""
+        from sparsetir.saving import save
+
+        return save(self, path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from sparsetir.saving import rebound
+
+        return rebound, (self.kernel, self.fixed)
+
+    def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
+        """Write a C library of the kernel, whose function takes the fixed arguments too; see `Kernel.export`."""
+        return self.kernel.export(path, header=header)
 
     def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
         """Time repeated calls of the compiled function, all arguments ready."""

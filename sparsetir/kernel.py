@@ -255,6 +255,23 @@ class Kernel:
         """The compiled module as ``"ll"`` (LLVM IR) or ``"asm"``."""
         return self.compiled.source(kind)
 
+    def save(self, path: str | Path) -> Path:
+        """Write the kernel to a file, machine code included; `sparsetir.load` reads it.
+
+        Where the processor, the number of threads or the versions differ, it is compiled anew when it is loaded.
+        """
+        from sparsetir.saving import save
+
+        return save(self, path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from sparsetir.saving import reduced
+
+        return reduced(self)
+
+    def __deepcopy__(self, _memo: Any) -> Kernel:
+        return Kernel(self.func, self.compiled, calls=self.calls)  # machine code does not change
+
     def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
         """Write a shared library and a C header that run without Python.
 
@@ -358,6 +375,21 @@ class BoundKernel:
             plan = make_plan(*kernel._called(args, arguments), finish=finish, fit=fit, after=after, spare=self.spare)
             kernel._remember(self.plans, key, plan)
         return found
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to a file with the fixed arguments; see `Kernel.save`."""
+        from sparsetir.saving import save
+
+        return save(self, path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from sparsetir.saving import rebound
+
+        return rebound, (self.kernel, self.fixed)
+
+    def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
+        """Write a C library of the kernel, whose function takes the fixed arguments too; see `Kernel.export`."""
+        return self.kernel.export(path, header=header)
 
     def _merged(self) -> Arguments:
         a = self.args

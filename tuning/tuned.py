@@ -20,6 +20,7 @@ from sparsetir.interop import is_sparse
 from sparsetir.ir import decode
 from sparsetir.kernel import BoundKernel, Kernel, Timing
 from sparsetir.plans import fits
+from sparsetir.saving import save
 from sparsetir.schedules import Template
 from sparsetir.signature import Signature
 from sparsetir.transform.decompose import decompose_format
@@ -230,6 +231,13 @@ class TunedKernel:
         """LLVM IR or assembly of the best kernel; see `Kernel.source`."""
         return self.best.source(kind)
 
+    def save(self, path: str | Path) -> Path:
+        """Write it to a file; see `Kernel.save`."""
+        return save(self, path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TunedKernel, (self.plain, self.variants)
+
     def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
         """Write the best kernel as a C library; see `Kernel.export`."""
         return self.best.export(path, header=header)
@@ -261,6 +269,13 @@ class BoundTunedKernel:
     def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
         """Time repeated calls of the compiled function, all arguments ready."""
         return self._bound(arguments).time(seconds=seconds, **arguments)
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to a file with the fixed arguments; see `Kernel.save`."""
+        return save(self, path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BoundTunedKernel, (self.kernel, self.fixed)
 
     def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
         """Write the best kernel as a C library; see `Kernel.export`."""

@@ -246,6 +246,9 @@ class Format:
         check_memory(nbytes, f"{count} values")
         return int(count)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "rules"}  # made again when needed
+
     def __repr__(self) -> str:
         shown = {k: v for k, v in self.parameters.items() if v is not None and (k, v) != ("idtype", "int32")}
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"

@@ -339,6 +339,9 @@ class SparseTensor:
         """
         return SparseTensor._store(self.origin, format, idtype, parameters, self)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SparseTensor.from_any, (self.restore(), self.format)
+
     def restore(self, values: Sequence[Array] | Array | None = None) -> Any:
         """An object of the class of the argument, with the argument's entries in the argument's order.
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any, TypeAlias
 
 import tvm
@@ -54,9 +56,10 @@ class CompiledModel:
         *,
         mod: ir.IRModule | None = None,
         executable: relax.VMExecutable | None = None,
+        file: Path | None = None,
     ) -> None:
         self.machine, self.signature, self._nesting = machine, signature, nesting
-        self.mod, self.executable = mod, executable
+        self.mod, self.executable, self._file = mod, executable, file
         self._function = machine["main" if signature is None else signature.function]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -113,6 +116,19 @@ class CompiledModel:
         with _without_notes_on_scopes():
             self.executable.export_library(str(path))
         return path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The library, weights included: pickling takes a C++ compiler, as `save` does."""
+        if self._file is not None and not self._file.is_file():
+            raise PicklingError(f"the model was loaded from {self._file}, which is gone: load it from where it is now")
+        with tempfile.TemporaryDirectory() as folder:
+            path = self._file or self.save(Path(folder) / "model.so")
+            return _unpickled, (path.read_bytes(),)
+
+    def __deepcopy__(self, _memo: Any) -> CompiledModel:
+        again = CompiledModel(self.machine, self.signature, self._nesting, mod=self.mod, file=self._file)
+        again.executable = self.executable
+        return again  # a model does not change, so there is nothing to copy
 
     def __repr__(self) -> str:
         return f"CompiledModel {self.signature if self.signature is not None else ''}".rstrip()
@@ -189,10 +205,19 @@ def load(path: str | Path) -> CompiledModel:
         raise ArgumentError(f"{path.name} is a library but no model; expected one that sparsetir.relax saved")
     machine = relax.VirtualMachine(library, tvm.cpu())
     if not machine.module.implements_function(ATTACHED):
-        return CompiledModel(machine)
+        return CompiledModel(machine, file=path)
     found = json.loads(machine[ATTACHED]())
     nesting = None if found["nesting"] is None else Nesting.from_json(found["nesting"])
-    return CompiledModel(machine, Signature.from_json(found["signature"]), nesting)
+    return CompiledModel(machine, Signature.from_json(found["signature"]), nesting, file=path)
+
+
+def _unpickled(library: bytes) -> CompiledModel:
+    """A model out of what pickle kept; its library stays in a file as long as the process runs."""
+    with tempfile.NamedTemporaryFile(suffix=".so", delete=False) as file:
+        file.write(library)
+    path = Path(file.name)
+    atexit.register(path.unlink, missing_ok=True)
+    return load(path)
 
 
 def _passed(mod: ir.IRModule, passes: Any, target: Any) -> ir.IRModule:

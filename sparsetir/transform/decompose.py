@@ -200,6 +200,9 @@ class Decomposition:
         """
         return any(group.multiplies_zeros for group in self.groups)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.original, self.formats, self.finite)
+
     def with_formats(self, formats: Any) -> dict[str, Any]:
         """The formats of the original's buffers when more are given, some for pieces by their buffers' names."""
         if not isinstance(formats, Mapping):
@@ -294,6 +297,11 @@ def decompose_format(func: Any, formats: Mapping[str, Any] | Any, *, finite: boo
             current = rewriter.function()
         groups.append(rewriter.record(current))
     return Decomposition(func, current, wanted, tuple(groups), finite is not False)
+
+
+def _again(func: Any, formats: Mapping[str, Any], finite: bool) -> Decomposition:
+    """A decomposition out of what pickle kept: formulas of formats have no names."""
+    return decompose_format(func, formats, finite=finite)
 
 
 def _first_sparse(func: tirx.PrimFunc) -> str:

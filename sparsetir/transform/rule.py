@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from pickle import PicklingError
 from typing import Any
 
 from tvm import tirx
@@ -97,6 +98,13 @@ class FormatRewriteRule:
         if self.inverse is None and any(len(group) != 1 for group in self.axis_map.values()):
             fault = "maps a dimension to several axes: give inverse=, the old coordinates from the new ones"
             raise VerifyError(f"rule {self.name!r} {fault}", self.name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        for formula in (self.inverse, self.forward):
+            if formula is not None and "<" in getattr(formula, "__qualname__", ""):
+                fault = f"rule {self.name!r} has a formula, {formula.__qualname__}, that has no name in a module"
+                raise PicklingError(f"{fault}: define it there with def to pickle or save what uses it")
+        return FormatRewriteRule, tuple(getattr(self, f.name) for f in fields(self))
 
     @cached_property
     def program(self) -> Program:
