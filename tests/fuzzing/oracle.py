@@ -17,7 +17,7 @@ import numpy as np
 
 from drawing import Axis
 from fuzzing.inputs import Inputs
-from fuzzing.program import Buffer, Expr, Iteration, Program, Store
+from fuzzing.program import Buffer, Expr, Iteration, Program, Store, variables
 
 WHOLE = ("int8", "uint8", "int32", "int64")
 
@@ -80,8 +80,9 @@ class Oracle:
                     self.store(step)
 
     def initialise(self, it: Iteration) -> None:
-        """Set every coordinate of the spatial axes, wherever it is stored."""
-        spatial = it.letter("S")
+        """Set every coordinate of the spatial axes that the initialisation names, wherever it is stored."""
+        named = {axis for store in it.init for e in (store.value, *store.subscripts) for axis in variables(e)}
+        spatial = [axis for axis in it.letter("S") if axis in named]
         for coords in itertools.product(*(range(self.inputs.lengths[a]) for a in spatial)):
             self.env.update(zip(spatial, coords, strict=True))
             for store in it.init:

@@ -190,4 +190,13 @@ def reads(e: Expr) -> Iterator[Expr]:
             yield from reads(part)
 
 
-__all__ = ["Buffer", "Expr", "Iteration", "Program", "Store", "reads", "show", "store_text", "variable"]
+def variables(e: Expr) -> Iterator[Axis]:
+    """The axes whose coordinates an expression names."""
+    for part in e[1:] if e[0] != "read" else e[2]:
+        if isinstance(part, Axis):
+            yield part
+        elif isinstance(part, tuple):
+            yield from variables(part)
+
+
+__all__ = ["Buffer", "Expr", "Iteration", "Program", "Store", "reads", "show", "store_text", "variable", "variables"]
