@@ -22,8 +22,8 @@ from fuzzing.program import Buffer, Expr, Iteration, Program, Store, variables
 WHOLE = ("int8", "uint8", "int32", "int64")
 
 
-class Overflow(Exception):
-    """A number that the dtype of a result does not hold: such inputs prove nothing."""
+class Unclear(Exception):
+    """Inputs that prove nothing: a number that a type does not hold, or what the language leaves open."""
 
 
 class Table:
@@ -81,8 +81,10 @@ class Oracle:
 
     def initialise(self, it: Iteration) -> None:
         """Set every coordinate of the spatial axes that the initialisation names, wherever it is stored."""
-        named = {axis for store in it.init for e in (store.value, *store.subscripts) for axis in variables(e)}
-        spatial = [axis for axis in it.letter("S") if axis in named]
+        named = [{a for e in (store.value, *store.subscripts) for a in variables(e)} for store in it.init]
+        spatial = [axis for axis in it.letter("S") if any(axis in some for some in named)]
+        if any(self.inputs.lengths[axis] == 0 and axis not in some for axis in spatial for some in named):
+            raise Unclear  # once or not at all: the language leaves it open
         for coords in itertools.product(*(range(self.inputs.lengths[a]) for a in spatial)):
             self.env.update(zip(spatial, coords, strict=True))
             for store in it.init:
@@ -204,7 +206,7 @@ def fitting(value: Any, dtype: str) -> Any:
     if dtype not in WHOLE:
         return bool(value) if dtype == "bool" else float(value)
     if value != value or not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
-        raise Overflow
+        raise Unclear
     return int(value)
 
 
@@ -220,4 +222,4 @@ ARITHMETIC = {
     "and": lambda a, b: bool(a) and bool(b),
 }
 
-__all__ = ["Oracle", "Overflow"]
+__all__ = ["Oracle", "Unclear"]
