@@ -139,11 +139,16 @@ def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices | None,
 
 
 def _hold_result(sch: s_tir.Schedule, block: Any, outer: Any) -> None:
-    """Reduce into a local array. Where several blocks write the result, registers are found when the loops are flat."""
+    """Reduce into a local array. Where TVM does not allow it, registers are found when the loops are flat."""
     with contextlib.suppress(s_tir.ScheduleError):
-        kept = sch.cache_write(block, 0, "local")
-        sch.reverse_compute_at(kept, outer)
-        sch.vectorize(sch.get_loops(kept)[-1])
+        _cache_result(sch.copy(), block, outer)  # all of it, or nothing
+        _cache_result(sch, block, outer)
+
+
+def _cache_result(sch: s_tir.Schedule, block: Any, outer: Any) -> None:
+    kept = sch.cache_write(block, 0, "local")
+    sch.reverse_compute_at(kept, outer)
+    sch.vectorize(sch.get_loops(kept)[-1])
 
 
 def _is_short(loop: tirx.For) -> bool:

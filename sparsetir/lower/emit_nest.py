@@ -289,14 +289,17 @@ class NestEmitter:
         return parent in self.scope.by_axis
 
 
-def _own_scratch(body: tirx.Stmt) -> tuple[tirx.Stmt, list[Var]]:
+def _own_scratch(body: tirx.Stmt, least: int = 0) -> tuple[tirx.Stmt, list[Var]]:
     """A body without the arrays that it allocates, which the block holds: TVM caches no others soundly.
 
-    Named values, arrays of one element, stay where they are named.
+    Named values, arrays of one element, stay where they are named, and so do arrays that fewer than `least` statements
+    use: TVM allocates them anew in each step of the loop around their use, and one step may read what another stored.
     """
     if not isinstance(body, tirx.SeqStmt):
         return body, []
-    own = [s for s in body.seq if isinstance(s, tirx.AllocBuffer) and _is_array(s.buffer)]
+    found = [s for s in body.seq if isinstance(s, tirx.AllocBuffer) and _is_array(s.buffer)]
+    users = [sum(mentions(t, [s.buffer]) for t in body.seq if not t.same_as(s)) for s in found]
+    own = [s for s, count in zip(found, users, strict=True) if count >= least]
     return seq(*(s for s in body.seq if s not in own)), [s.buffer for s in own]
 
 
@@ -337,10 +340,11 @@ def emit_nest(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return func
     emitter = NestEmitter(program)
     body = emitter.rewrite(func.body)
-    if emitter.scratch:
+    inner, own = _own_scratch(body.block.body, 2)
+    if emitter.scratch or own:
         root = body.block
-        allocated = [*root.alloc_buffers, *emitter.scratch]
-        block = s_tir.SBlock([], [], [], root.name_hint, root.body, None, allocated, annotations=root.annotations)
+        allocated = [*root.alloc_buffers, *own, *emitter.scratch]
+        block = s_tir.SBlock([], [], [], root.name_hint, inner, None, allocated, annotations=root.annotations)
         body = s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
