@@ -169,8 +169,36 @@ class ComposedKernel:
         return self.kernel.source(kind)
 
     def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
-        """Write a shared library and a C header; it takes the pieces of sparse arguments, see `Kernel.export`."""
-        return self.kernel.export(path, header=header)
+        """Write a shared library and a C header; see `Kernel.export`.
+
+        The C function takes the arrays and sizes of the pieces in place of the sparse arguments. The header says how
+        they are laid out; `write_pieces` writes those of an argument.
+        """
+        from sparsetir.export import export
+        from sparsetir.export_pieces import layout
+
+        where = Path(header) if header is not None else None
+        return export(self.kernel, Path(path), where, notes=layout(self.decomposition))
+
+    def write_pieces(self, folder: str | Path, **arguments: Any) -> Path:
+        """Write sparse arguments as the exported C function takes them.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Made if it is not there. Each array goes to a file of its own, ``indices_bsr.bin``: elements in order, as
+            they lie in memory.
+        **arguments
+            Sparse arguments by name.
+
+        Returns
+        -------
+        Path
+            A C header with the sizes, ``PIECES_mb_bsr``, and the numbers of elements, ``PIECES_indices_bsr_COUNT``.
+        """
+        from sparsetir.export_pieces import write_pieces
+
+        return write_pieces(self, Path(folder), arguments)
 
     def save(self, path: str | Path) -> Path:
         """Write it to a file; see `Kernel.save`."""

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,7 +80,7 @@ MISSING = {
 }
 
 
-def export(kernel: Kernel, path: Path, header: Path | None = None) -> Path:
+def export(kernel: Kernel, path: Path, header: Path | None = None, *, notes: Sequence[str] = ()) -> Path:
     """Write `kernel` as a shared library with a C header; see `Kernel.export`.
 
     The library needs libc, libm and POSIX threads, and a processor with the features of the kernel's target. For a
@@ -101,6 +102,8 @@ def export(kernel: Kernel, path: Path, header: Path | None = None) -> Path:
         The library, ``.so``.
     header : Path, optional
         The header, by default beside the library with suffix ``.h``.
+    notes : sequence of str
+        Lines for the header's comment.
 
     Returns
     -------
@@ -147,7 +150,7 @@ def export(kernel: Kernel, path: Path, header: Path | None = None) -> Path:
     header = path.with_suffix(".h") if header is None else header
     _check_places(path, header)
     _check_target(kernel.target)
-    interface = Interface(kernel)
+    interface = Interface(kernel, notes)
     compiler = _compiler()
     with tempfile.TemporaryDirectory() as folder:
         build = Path(folder)
@@ -197,6 +200,8 @@ class Interface:
     ----------
     kernel : Kernel
         What is exported.
+    notes : sequence of str
+        Lines for the header's comment.
 
     Raises
     ------
@@ -204,8 +209,8 @@ class Interface:
         A parameter that has no plain C type.
     """
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: Kernel, notes: Sequence[str] = ()) -> None:
+        self.kernel, self.notes = kernel, list(notes)
         self.name = identifier(kernel.name, set())
         taken: set[str] = set()
         self.given = [self._parameter(var, taken) for var in kernel.func.params]
@@ -264,7 +269,8 @@ class Interface:
     def header(self, stem: str) -> str:
         """The header for users."""
         guard = re.sub(r"\W", "_", f"SPARSETIR_{stem}_H", flags=re.ASCII).upper()
-        described = "\n".join(f" *   {p.description}" for _, p in self.arrays).replace("*/", "* /")
+        lines = [*(f"  {p.description}" for _, p in self.arrays), *([""] if self.notes else []), *self.notes]
+        described = "\n".join(f" * {line}".rstrip() for line in lines).replace("*/", "* /")
         main, last_error, set_threads = (_wrapped(p) for p in self.prototypes)
         return f"""\
 #ifndef {guard}

@@ -19,12 +19,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import tvm
 from tvm.script import sparsetir as T
 
 import sparsetir
 from corpus import BY_NAME
 from corpus.running import check, draw
+from sparsetir import formats
 from sparsetir.errors import ArgumentError, LoweringError, SparseTIRError
 from sparsetir.export import Interface, export, identifier
 from sparsetir.rules import VALUE_DTYPES
@@ -553,3 +555,28 @@ def test_a_kernel_that_calls_into_tvm_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(LoweringError, match=r"calls calls functions registered in TVM \(call_packed\)"):
         sparsetir.build(calls).export(tmp_path / "x.so")
+
+
+@pytest.mark.parametrize("format", [formats.bsr(2, 2), formats.blocks(2, 2), formats.sell(4, 8)], ids=repr)
+def test_kernels_over_other_formats(format: Any, tmp_path: Path) -> None:
+    """The library takes the pieces, which Python writes to files, and the header says what they are."""
+    A = sp.random_array((24, 20), density=0.2, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    B, C = np.random.default_rng(1).standard_normal((20, 8)).astype("float32"), np.zeros((24, 8), "float32")
+    kernel = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": format}))
+    header = kernel.bind(A=A).export(tmp_path / "libspmm.so").read_text()
+    assert f"A is stored as {format!r}" in header
+    table = kernel.write_pieces(tmp_path / "pieces", A=A).read_text()
+    given = dict(re.findall(r"#define PIECES_(\w+) (\d+)", table))
+    exported = Exported(kernel.kernel, tmp_path / "libspmm.so")
+    sizes = {"m": 24, "n": 20, "feat": 8}
+    arguments: dict[str, Any] = {"b": B, "c": C}
+    for parameter in exported.interface.parameters:
+        name = parameter.name
+        if parameter.shape is not None and name not in arguments:
+            arguments[name] = np.fromfile(tmp_path / "pieces" / f"{name}.bin", parameter.dtype)
+            assert arguments[name].size == int(given[f"{name}_COUNT"])
+            assert name in header
+        elif parameter.shape is None:
+            arguments[name] = int(given.get(name, sizes.get(name, 0)))
+    assert exported.call(arguments) == ""
+    np.testing.assert_allclose(C, A @ B, rtol=1e-4, atol=1e-5)
