@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tvm_ffi
@@ -16,17 +18,19 @@ from sparsetir.schedules.blocks import tile_block
 from sparsetir.schedules.carry import split_rows
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import tile_dot
+from sparsetir.schedules.fallback import DROPPED, is_strict, piecewise
 from sparsetir.schedules.fibers import fixed_sum, take_factors
 from sparsetir.schedules.knobs import Config, Knobs, Split
 from sparsetir.schedules.maps import tile_map
 from sparsetir.schedules.panels import tile_panels
 from sparsetir.schedules.registers import Registers
-from sparsetir.schedules.rows import share_rows, tile_row
+from sparsetir.schedules.rows import independent_blocks, share_block, share_rows, tile_row
 from sparsetir.schedules.sums import tile_sum
 from sparsetir.schedules.templates import Template, template
 
 __all__ = [
     "CHOICES",
+    "DROPPED",
     "SKETCHES",
     "Choices",
     "Config",
@@ -34,7 +38,9 @@ __all__ = [
     "Registers",
     "Split",
     "Template",
+    "is_strict",
     "leaves",
+    "legal_schedule",
     "schedule",
     "share_rows",
     "split_rows",
@@ -81,19 +87,34 @@ def untuned(func: tirx.PrimFunc, target: Any) -> Choices:
 
 
 def _try(
-    sch: s_tir.Schedule, func_name: str, name: str, choices: Choices | None, registers: Registers, *, reorders: bool
+    sch: s_tir.Schedule,
+    func_name: str,
+    name: str,
+    choices: Choices | None,
+    registers: Registers,
+    *,
+    reorders: bool,
+    first: int = 0,
 ) -> s_tir.Schedule:
-    """The schedule with the first sketch that fits applied to one block, or as it was where a primitive refuses."""
+    """The schedule with the first sketch that fits, from the one at `first` on, applied to one block.
+
+    As it was where a primitive refuses.
+    """
     trial = sch.copy()
     trial.work_on(func_name)
     block = trial.get_sblock(name)
     try:
         fixed = fixed_sum(trial, block) if reorders else None
-        fits = any(sketch(trial, block, choices, registers, reorders=reorders) for sketch in SKETCHES)
+        fits = any(sketch(trial, block, choices, registers, reorders=reorders) for sketch in SKETCHES[first:])
         fits = take_factors(trial, fixed) or fits
     except (s_tir.ScheduleError, InternalError):
         return sch
     return trial if fits else sch
+
+
+def _share(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices, *, reorders: bool) -> s_tir.Schedule:
+    share_block(sch, func_name, name, choices, reorders=reorders)
+    return sch
 
 
 def _noted(func: tirx.PrimFunc) -> Choices | None:
@@ -128,11 +149,34 @@ def schedule(
         Its module lowers with ``sparsetir.lower``'s stage-III passes; its trace replays.
     """
     sch = s_tir.Schedule(mod)
+    for _, ways in _steps(mod, choices, registers or Registers(), reorders=reorders):
+        sch = ways[0](sch)
+    return sch
+
+
+def _steps(mod: ir.IRModule, choices: Choices | None, registers: Registers, *, reorders: bool) -> list[tuple[str, Any]]:
+    """What `schedule` does: the name of each step, and the ways to take it, best first."""
+    steps: list[tuple[str, Any]] = []
     for gv, func in mod.functions.items():
         if not isinstance(func, tirx.PrimFunc) or func.attrs is None or INDPTR not in func.attrs:
             continue
-        own = choices or _noted(func)
-        share_rows(sch, gv.name_hint, own or Choices(), reorders=reorders)
+        own, where = choices or _noted(func), gv.name_hint
+        for name in independent_blocks(func):
+            share = partial(_share, func_name=where, name=name, choices=own or Choices(), reorders=reorders)
+            steps.append((f"rows of {name}", [share]))
         for name in leaves(func):
-            sch = _try(sch, gv.name_hint, name, own, registers or Registers(), reorders=reorders)
-    return sch
+            one = partial(_try, func_name=where, name=name, choices=own, registers=registers, reorders=reorders)
+            steps.append((name, [partial(one, first=n) for n in range(len(SKETCHES))]))
+    return steps
+
+
+def legal_schedule(
+    mod: ir.IRModule,
+    choices: Choices | None,
+    lowers: Callable[[ir.IRModule], Any],
+    *,
+    registers: Registers,
+    reorders: bool = False,
+) -> ir.IRModule:
+    """What is left of `schedule` where its module does not lower: see `sparsetir.schedules.fallback`."""
+    return piecewise(mod, _steps(mod, choices, registers, reorders=reorders), lowers)

@@ -190,21 +190,26 @@ def share_rows(sch: s_tir.Schedule, func_name: str, choices: Choices, *, reorder
     args: the schedule, a function of its module, the number of chunks, whether sums may be reordered.
     rewrite: ``for i in range(m)`` becomes ``for i in T.serial(m, annotations={"sparsetir.chunks": 16})``.
     """
+    for name in independent_blocks(sch.mod[func_name]):
+        share_block(sch, func_name, name, choices, reorders=reorders)
+
+
+def share_block(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices, *, reorders: bool = False) -> None:
+    """Do what `share_rows` does for one block whose steps are independent."""
     if choices.chunks == 0:
         return
-    for name in _independent_blocks(sch.mod[func_name]):
-        block = sch.get_sblock(name, func_name=func_name)
-        node = sch.get(block)
-        own = [str(iv.var.name) for iv in node.iter_vars].index(str(node.annotations[PARALLEL_MARK]))
-        loop = sch.get_loops(block)[own - len(node.iter_vars)]  # nothing is split yet
-        sch.annotate(loop, CHUNKS, choices.chunks)
-        split_rows(sch, loop, choices, reorders=reorders)
-        if SWEEP in node.annotations:
-            sch.annotate(loop, SWEEP, node.annotations[SWEEP])
-        if choices.stream:
-            sch.annotate(loop, STREAM, choices.stream)
+    block = sch.get_sblock(name, func_name=func_name)
+    node = sch.get(block)
+    own = [str(iv.var.name) for iv in node.iter_vars].index(str(node.annotations[PARALLEL_MARK]))
+    loop = sch.get_loops(block)[own - len(node.iter_vars)]  # nothing is split yet
+    sch.annotate(loop, CHUNKS, choices.chunks)
+    split_rows(sch, loop, choices, reorders=reorders)
+    if SWEEP in node.annotations:
+        sch.annotate(loop, SWEEP, node.annotations[SWEEP])
+    if choices.stream:
+        sch.annotate(loop, STREAM, choices.stream)
 
 
-def _independent_blocks(func: tirx.PrimFunc) -> list[str]:
+def independent_blocks(func: tirx.PrimFunc) -> list[str]:
     """Names of the blocks whose steps may run at the same time."""
     return [str(b.name_hint) for b in collect(func.body, s_tir.SBlock) if PARALLEL_MARK in b.annotations]

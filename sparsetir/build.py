@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,9 @@ class Compiled:
     @cached_property
     def stages(self) -> dict[int, ir.IRModule]:
         """The scheduled stage-II module and the stage-III module."""
-        return {2: self.second, 3: run(TO_STAGE_3, self.second)}
+        if callable(self.schedule):
+            return {2: self.second, 3: run(TO_STAGE_3, self.second)}
+        return lowered(run(TO_STAGE_2, as_module(self.func)), self.schedule, self.target)
 
     def stage(self, stage: int) -> tirx.PrimFunc:
         """The function at stage 2 or 3."""
@@ -167,6 +169,22 @@ def scheduled(mod: ir.IRModule, schedule: Any, target: Any = None) -> ir.IRModul
     registers = schedules.Registers.of(target or native_target())
     # The sketches reorder nothing but reductions, which the dialect leaves open; LLVM's leave covers every sum.
     return schedules.schedule(mod, schedule, registers=registers, reorders=True).mod
+
+
+def lowered(mod: ir.IRModule, schedule: Any, target: Any = None) -> dict[int, ir.IRModule]:
+    """The stage-II module after a schedule and its loops: the sketches never keep a program from having some."""
+    from sparsetir import schedules
+
+    try:
+        second = scheduled(mod, schedule, target)
+        return {2: second, 3: run(TO_STAGE_3, second)}
+    except Exception:
+        if not (schedule is None or isinstance(schedule, schedules.Choices)) or schedules.is_strict():
+            raise
+    registers = schedules.Registers.of(target or native_target())
+    lowers = partial(run, TO_STAGE_3)
+    second = schedules.legal_schedule(mod, schedule, lowers, registers=registers, reorders=True)
+    return {2: second, 3: lowers(second)}
 
 
 def _same_params(before: ir.IRModule, after: ir.IRModule) -> ir.IRModule:
@@ -459,11 +477,11 @@ def pipeline() -> tuple[Any, Any, Any]:
 
     @tvm.transform.module_pass(opt_level=0, name="sparsetir.Pipeline")
     def lower_all(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
-        second = scheduled(run(TO_STAGE_2, mod), None, tvm.target.Target.current(allow_none=True))
+        second = run(TO_STAGE_2, mod)
         ours = any(f.attrs is not None and INDPTR in f.attrs for f in second.functions.values())
         if not ours:
             return stock(second)
         with separate_storage():
-            return stock(run(TO_STAGE_3, second))
+            return stock(lowered(second, None, tvm.target.Target.current(allow_none=True))[3])
 
     return lower_all, host, device

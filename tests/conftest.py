@@ -11,6 +11,8 @@ import pytest
 
 # Hundreds of programs are compiled here once: none of them belongs in the user's cache.
 os.environ.setdefault("SPARSETIR_CACHE", "off")
+# A sketch that does not lower is an error here, and not left out.
+os.environ.setdefault("SPARSETIR_STRICT", "1")
 GOLDEN = Path(__file__).parent / "golden"
 
 

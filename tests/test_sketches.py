@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
+from tvm import s_tir
 
 import sparsetir
-from sparsetir import formats
+from sparsetir import SparseTIRError, formats, schedules
 from sparsetir.bench.suite import families
 from sparsetir.schedules import Choices
 
@@ -82,3 +84,94 @@ def test_sddmm(name: str, family: str) -> None:
     dots = np.einsum("ek,ek->e", X[rows].astype("float64"), Y[S.indices].astype("float64"))
     scale = np.einsum("ek,ek->e", np.abs(X[rows]), np.abs(Y[S.indices]))
     close(kernel("sddmm", name)(S=S, X=X, Y=Y).data, S.data * dots, S.data * scale)
+
+
+# ---------------------------------------------------------------- what is left where sketches do not lower
+
+LAYER = """
+@T.prim_func
+def layer(a: T.handle, x: T.handle, w: T.handle, y: T.handle, indptr: T.handle, indices: T.handle, n: T.int32,
+          nnz: T.int32, f: T.int32, o: T.int32):
+    I = T.dense_fixed(n)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    Jd = T.dense_fixed(n)
+    F = T.dense_fixed(f)
+    O = T.dense_fixed(o)
+    A = T.match_sparse_buffer(a, (I, J))
+    X = T.match_sparse_buffer(x, (Jd, F))
+    W = T.match_sparse_buffer(w, (F, O))
+    Y = T.match_sparse_buffer(y, (I, O))
+    BODY
+"""
+DENSE_FIRST = """H = T.alloc_sparse_buffer((Jd, O), "float32")
+    with T.sp_iter([Jd, F, O], "SRS", "lin") as [i, g, k]:
+        with T.init():
+            H[i, k] = 0
+        H[i, k] = H[i, k] + X[i, g] * W[g, k]
+    with T.sp_iter([I, J, O], "SRS", "agg") as [i, j, k]:
+        with T.init():
+            Y[i, k] = 0
+        Y[i, k] = Y[i, k] + A[i, j] * H[j, k]
+    with T.sp_iter([I, O], "SS", "relu") as [i, k]:
+        Y[i, k] = T.max(Y[i, k], T.float32(0))
+"""
+SPARSE_FIRST = """H = T.alloc_sparse_buffer((I, F), "float32")
+    with T.sp_iter([I, J, F], "SRS", "agg") as [i, j, g]:
+        with T.init():
+            H[i, g] = 0
+        H[i, g] = H[i, g] + A[i, j] * X[j, g]
+    with T.sp_iter([I, F, O], "SRS", "lin") as [i, g, k]:
+        with T.init():
+            Y[i, k] = 0
+        Y[i, k] = Y[i, k] + H[i, g] * W[g, k]
+    with T.sp_iter([I, O], "SS", "relu") as [i, k]:
+        Y[i, k] = T.max(Y[i, k], T.float32(0))
+"""
+
+
+def layer_is_right(kernel: Any) -> None:
+    rng = np.random.default_rng(0)
+    A = sp.random_array((30, 30), density=0.1, format="csr", dtype="float32", rng=rng)
+    X, W = rng.standard_normal((30, 12), "float32"), rng.standard_normal((12, 21), "float32")
+    assert np.allclose(kernel(A=A, X=X, W=W), np.maximum(A @ (X @ W), 0), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("body", [DENSE_FIRST, SPARSE_FIRST])
+@pytest.mark.parametrize("choices", [None, Choices(tile=8, chunks=4, unroll=2, prefetch=4)])
+def test_layers_of_a_dense_and_a_sparse_product(body: str, choices: Choices | None) -> None:
+    """Both products are in vectors and registers, and nothing was dropped: the tests are strict."""
+    kernel = sparsetir.build(sparsetir.parse(LAYER.replace("BODY", body)), schedule=choices)
+    layer_is_right(kernel)
+    assert kernel.script(stage=3).count("T.vectorized") > 4
+
+
+def spoilt(sch: s_tir.Schedule, block: Any, *_args: Any, **_more: Any) -> bool:
+    """A sketch that wants a parallel loop inside of another one."""
+    sch.annotate(sch.get_loops(block)[-1], "sparsetir.chunks", 2)
+    return True
+
+
+def test_what_does_not_lower_is_dropped_piece_by_piece(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    func = sparsetir.parse(LAYER.replace("BODY", SPARSE_FIRST).replace("def layer", "def spoilt"))
+    only_of = lambda sch, block, *args, **more: sch.get(block).name_hint == "lin" and spoilt(sch, block)  # noqa: E731
+    monkeypatch.setattr(schedules, "SKETCHES", [only_of, *schedules.SKETCHES])
+    with pytest.raises(SparseTIRError, match="cannot be parallel inside the parallel loop"):
+        sparsetir.build(func)
+    monkeypatch.setenv("SPARSETIR_STRICT", "")
+    with caplog.at_level("INFO", logger="sparsetir"):
+        kernel = sparsetir.build(func)
+    layer_is_right(kernel)
+    assert '"sparsetir.dropped": ["lin"]' in kernel.script(stage=2)
+    assert [record.message.split(":")[0] for record in caplog.records] == ["another sketch for lin"]
+    assert kernel.script(stage=3).count("T.vectorized") > 4
+
+
+def test_a_program_without_a_sketch_that_lowers_has_plain_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARSETIR_STRICT", "")
+    monkeypatch.setattr(schedules, "SKETCHES", [spoilt])
+    func = sparsetir.parse(LAYER.replace("BODY", DENSE_FIRST).replace("def layer", "def plain"))
+    kernel = sparsetir.build(func, schedule=Choices(chunks=4))
+    layer_is_right(kernel)
+    assert "T.parallel(4)" in kernel.script(stage=3)

@@ -13,13 +13,13 @@ import numpy as np
 import tvm
 from tvm import tirx
 
-from sparsetir.build import Compiled, make_target, scheduled
+from sparsetir.build import Compiled, lowered, make_target
 from sparsetir.composed import ComposedKernel
 from sparsetir.errors import SparseTIRError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.ir import decode
 from sparsetir.kernel import Kernel
-from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
+from sparsetir.lower import TO_STAGE_2, as_module, run
 from sparsetir.schedules import Choices, Config, Template
 from sparsetir.threads import get_num_threads
 from sparsetir.transform.decompose import decompose_format
@@ -61,8 +61,7 @@ class Form:
         """
         schedule = with_knobs(self.template, choices)
         compiled = Compiled(self.func, self.target, schedule)
-        changed = scheduled(self.second, schedule, self.target)
-        compiled.stages = {2: changed, 3: run(TO_STAGE_3, changed)}
+        compiled.stages = lowered(self.second, schedule, self.target)
         with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_assert": True}):
             compiled.compile()
         return compiled.function
