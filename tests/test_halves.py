@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from tvm import tirx
 
 import sparsetir
-from sparsetir import ops
+from sparsetir import formats, ops
 from sparsetir.bench import suite
 from sparsetir.interop import CooTensor
 from sparsetir.lower.rewriting import collect
@@ -174,3 +174,33 @@ def powers(a: T.handle, b: T.handle, n: T.int32, feat: T.int32):
     want = np.exp(wide) + wide
     slack = limits(result)["rtol"] if result in HALVES else 0.0
     np.testing.assert_allclose(found, want, rtol=slack + 1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("op", "format"),
+    [
+        ("sddmm", formats.bsr(2, 3)),
+        ("sddmm", formats.dbsr(2, 2)),
+        ("sddmm", formats.blocks(2, 2)),
+        ("spmm", formats.buckets((1, 2, 4))),
+        ("spmv", formats.hyb(2, (1, 2))),
+    ],
+    ids=str,
+)
+def test_bfloat16_over_formats(op: str, format: Any) -> None:
+    """Whole numbers of few bits: exact in any order."""
+    rng, dtype = np.random.default_rng(3), HALVES["bfloat16"]
+    pattern = np.where(rng.random((9, 11)) < 0.4, rng.integers(1, 4, (9, 11)), 0)
+    A = CooTensor(np.stack(pattern.nonzero()), pattern[pattern.nonzero()].astype(dtype), pattern.shape)
+    X, Y = (rng.integers(-2, 3, (n, 6)).astype(dtype) for n in pattern.shape)
+    wide, tall = Y.astype("float64"), X.astype("float64")
+    parts = sparsetir.decompose_format(getattr(ops, op)("bfloat16"), {"S" if op == "sddmm" else "A": format})
+    built = sparsetir.build(parts)
+    if op == "sddmm":
+        expected = (pattern * (tall @ wide.T))[pattern.nonzero()]
+        np.testing.assert_array_equal(built(S=A, X=X, Y=Y).values.astype("float64"), expected)
+    elif op == "spmm":
+        np.testing.assert_array_equal(built(A=A, B=Y).astype("float64"), pattern @ wide)
+    else:
+        found = built(A=A, x=np.ascontiguousarray(Y[:, 0]))
+        np.testing.assert_array_equal(found.astype("float64"), pattern @ wide[:, 0])

@@ -92,7 +92,10 @@ class _Promoter:
         indices = [self.rewrite(i) for i in node.indices]
         if node.buffer in self.local:
             return tirx.BufferStore(self.local[node.buffer], self.wide(node.value), indices)
-        return tirx.BufferStore(node.buffer, self.rewrite(node.value), indices)
+        value = self.rewrite(node.value)
+        if op.is_if_then_else(value) and _is_half(value):  # TVM chooses between no vectors of bfloat16
+            value = tirx.Cast(str(value.ty.dtype), self.wide(node.value))
+        return tirx.BufferStore(node.buffer, value, indices)
 
     def alloc(self, node: tirx.AllocBuffer, _mutator: Any) -> tirx.Stmt:
         """A float32 array instead of a 16-bit one."""

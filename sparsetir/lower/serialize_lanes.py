@@ -13,7 +13,8 @@ after::
     for i in range(8):
         ...
 
-TVM gives all lanes one array, and makes one vector loop of two nested ones: the numbers would be wrong.
+TVM gives all lanes one array, and makes one vector loop of two nested ones: the numbers would be wrong. It has no
+instruction that stores one bfloat16 number in all lanes either; LLVM finds the vectors of such a loop by itself.
 """
 
 from __future__ import annotations
@@ -34,7 +35,13 @@ def _differ(lanes: tirx.For) -> bool:
     inner = collect(lanes.body, tirx.For)
     if collect(lanes.body, tirx.AllocBuffer) or collect(lanes.body, tirx.While):
         return True
+    if any(_is_bfloat16_number(s.value) for s in collect(lanes.body, tirx.BufferStore)):
+        return True
     return any(loop.kind != SERIAL or mentions(loop.extent, [lanes.loop_var]) for loop in inner)
+
+
+def _is_bfloat16_number(value: ir.Expr) -> bool:
+    return isinstance(value, tirx.FloatImm) and str(value.ty.dtype) == "bfloat16"
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SerializeLanes")
