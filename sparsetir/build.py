@@ -69,6 +69,12 @@ class Compiled:
         """The function at stage 2 or 3."""
         return self.stages[stage][self.name]
 
+    def of(self, func: tirx.PrimFunc) -> Compiled:
+        """Another program under the same schedule, not compiled yet."""
+        if isinstance(self.schedule, s_tir.Schedule):
+            raise ScheduleError("this kernel has a schedule of its own blocks: show it without sizes")
+        return Compiled(func, self.target, self.schedule)
+
     def compile(self) -> None:
         """Lower and compile."""
         self.searched = searched_arrays(self.stages[2][self.name])

@@ -24,6 +24,7 @@ from sparsetir.interop.sources import Compressed, Source, open_source
 from sparsetir.ir import Program, decode
 from sparsetir.kernel import BoundKernel, Kernel, Timing
 from sparsetir.plans import fits
+from sparsetir.shown import shown_signature
 from sparsetir.signature import Signature, SizeOf, checks_are_on
 from sparsetir.transform.decompose import Decomposition, Group
 from sparsetir.transform.structure import MASK_DTYPE
@@ -125,11 +126,7 @@ class ComposedKernel:
 
     def __repr__(self) -> str:
         chosen = ", ".join(f"{name} as {format!r}" for name, format in self.formats.items())
-        shown = self.signature.shown
-        inputs = [shown(p.name) for p in self.signature.params if p.is_array and p.name in self.signature.holder]
-        outputs = [shown(n) for n in self.signature.outputs]
-        taken = ", ".join(n for n in inputs if n not in outputs)
-        return f"Kernel {self.name}({taken}) -> {', '.join(outputs) or 'updates in place'} with {chosen}"
+        return f"Kernel {self.name}{shown_signature(self.signature, self.formats)} with {chosen}"
 
     # ------------------------------------------------------------------ calling
 
@@ -160,9 +157,9 @@ class ComposedKernel:
         given, converted = self._translate(arguments)
         return self.kernel.time(seconds=seconds, **self._taken(given), **self._outputs(converted, given))
 
-    def script(self, stage: int = 1) -> str:
+    def script(self, stage: int = 1, *, outline: bool = False, **sizes: int) -> str:
         """The program over the pieces at a stage; see `Kernel.script`."""
-        return self.kernel.script(stage)
+        return self.kernel.script(stage, outline=outline, **sizes)
 
     def source(self, kind: str = "ll") -> str:
         """Its LLVM IR or assembly; see `Kernel.source`."""

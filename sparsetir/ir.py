@@ -78,6 +78,10 @@ class Axis:
     unique: bool = True
     full: bool = False
 
+    def __repr__(self) -> str:
+        parent = "" if self.parent is None else f", below {self.parent.name}"
+        return f"{self.name} = {self.kind} of {self.length}{parent}, {self.count} positions"
+
     @property
     def name(self) -> str:
         return str(self.var.name)
@@ -172,6 +176,9 @@ class SparseBuffer:
     default: ir.Expr
     allocated: bool = False
 
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(a.name for a in self.axes)}) of {self.dtype}"
+
     @property
     def name(self) -> str:
         return str(self.view.name)
@@ -220,6 +227,9 @@ class SpIter:
     block: s_tir.SBlock
     node: s_tir.SBlockRealize
 
+    def __repr__(self) -> str:
+        return f"{self.name} over [{', '.join(a.name for a in self.axes)}] {self.kinds!r}"
+
     @property
     def kinds(self) -> str:
         return "".join(e.kinds for e in self.entries)
@@ -245,6 +255,10 @@ class Program:
     axes: dict[Var, Axis] = field(default_factory=dict)
     buffers: dict[Var, SparseBuffer] = field(default_factory=dict)
     iterations: list[SpIter] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        parts = {"axes": self.axes.values(), "buffers": self.buffers.values(), "iterations": self.iterations}
+        return "\n".join(f"{title}:\n" + "".join(f"    {x!r}\n" for x in part) for title, part in parts.items())
 
     @property
     def params(self) -> dict[str, Var]:

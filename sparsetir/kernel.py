@@ -20,6 +20,7 @@ from sparsetir import interop
 from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.plans import fits, is_of_arrays, key_of, make_plan
+from sparsetir.shown import shown_signature
 from sparsetir.signature import Arguments, Signature
 from sparsetir.spare import Spare
 from sparsetir.threads import get_num_threads
@@ -85,10 +86,7 @@ class Kernel:
         return self.compiled.target
 
     def __repr__(self) -> str:
-        shown = self.signature.shown
-        inputs = [shown(p.name) for p in self.signature.params if p.is_array and p.name not in self.signature.outputs]
-        outputs = [shown(n) for n in self.signature.outputs]
-        return f"Kernel {self.name}({', '.join(inputs)}) -> {', '.join(outputs) or 'updates in place'}"
+        return f"Kernel {self.name}{shown_signature(self.signature)}"
 
     # ------------------------------------------------------------------ calling
 
@@ -241,15 +239,42 @@ class Kernel:
 
     # ------------------------------------------------------------------ looking inside
 
-    def script(self, stage: int = 1) -> str:
-        """The program's text at a stage: 1 as written, 2 scheduled blocks, 3 flat loops."""
-        from sparsetir.script.printer import script
+    def script(self, stage: int = 1, *, outline: bool = False, **sizes: int) -> str:
+        """The program's text at a stage.
 
-        if stage == 1:
-            return script(self.func)
-        if stage not in (2, 3):
+        Parameters
+        ----------
+        stage : {1, 2, 3}
+            1 as written, 2 scheduled blocks, 3 flat loops: what is compiled.
+        outline : bool
+            Loops, conditions and the names of what is stored, without the arithmetic.
+        **sizes
+            The text for these sizes, which is shorter: what is done for other sizes falls away.
+
+        Examples
+        --------
+        >>> import sparsetir
+        >>> kernel = sparsetir.build(sparsetir.ops.spmm(), schedule=sparsetir.Choices(chunks=0, tile=64))
+        >>> print(kernel.script(stage=3, outline=True, feat=64))
+            for i in range(m):
+                for k_1_init in T.vectorized(64):
+                    c_local[...] = ...
+                for j in range(indptr_1[i + 1] - indptr_1[i]):
+                    for k_1 in T.vectorized(64):
+                        c_local[...] = ...
+                for ax0 in T.vectorized(64):
+                    c_1[...] = ...
+        """
+        from sparsetir.script.outline import outline as outlined
+        from sparsetir.script.printer import script
+        from sparsetir.specialize import with_sizes
+
+        if stage not in (1, 2, 3):
             raise VerifyError(f"stage must be 1, 2 or 3, found {stage!r}; source() shows machine code")
-        return script(self.compiled.stage(stage))
+        func = with_sizes(self.func, sizes)
+        if stage > 1:
+            func = (self.compiled.of(func) if sizes else self.compiled).stage(stage)
+        return outlined(script(func)) if outline else script(func)
 
     def source(self, kind: str = "ll") -> str:
         """The compiled module as ``"ll"`` (LLVM IR) or ``"asm"``."""

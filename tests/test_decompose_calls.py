@@ -303,7 +303,8 @@ def test_a_matrix_that_a_format_cannot_hold() -> None:
 def test_what_a_kernel_shows(given_csr: Any) -> None:
     A, _, B = given_csr
     kernel = blocked("spmm")
-    assert repr(kernel) == "Kernel spmm(A, B) -> C with A as bsr(r=2, c=3)"
+    shown = "Kernel spmm(A: float32[m, n], B: float32[n, feat]) -> C: float32[m, feat] with A as bsr(r=2, c=3)"
+    assert repr(kernel) == shown
     assert kernel.formats["A"].name == "bsr"
     assert "spmm_bsr" in kernel.script()
     assert kernel.convert("A", A).padding > 0

@@ -149,4 +149,5 @@ def test_the_first_program_of_the_readme_at_the_prompt() -> None:
         pass  # how the other end's closing shows on Linux
     prompt.wait(timeout=120)
     os.close(main)
-    assert b"Kernel spmm(A, B, indptr, indices) -> C\r\n(1000, 64)\r\nTrue" in shown, shown.decode()
+    signature = b"spmm(A: float32[m, n] csr, B: float32[n, feat]) -> C: float32[m, feat]"
+    assert b"Kernel " + signature + b"\r\n(1000, 64)\r\nTrue" in shown, shown.decode()

@@ -36,6 +36,7 @@ from sparsetir.lower.keep_accumulators import KeepAccumulators
 from sparsetir.lower.lift_tiles import LiftTiles
 from sparsetir.lower.lower_find import LowerFind
 from sparsetir.lower.mask_lanes import MaskLanes
+from sparsetir.lower.name_scratch import NameScratch
 from sparsetir.lower.pack_panels import PackPanels
 from sparsetir.lower.peel_tiles import PeelTiles
 from sparsetir.lower.promote_halves import PromoteHalves
@@ -51,9 +52,11 @@ from sparsetir.lower.vectorize_dots import VectorizeDots
 from sparsetir.lower.vectorize_maps import VectorizeMaps
 from sparsetir.lower.version_edges import VersionEdges
 from sparsetir.lower.widen_sums import WidenSums
+from sparsetir.specialize import with_sizes
 from sparsetir.verify import verify
 
 TO_STAGE_2 = [
+    NameScratch,  # scratch called as in the program
     ReplaceBools,  # sums and products of bools -> or and and
     AlignParams,  # natural alignment, noalias
     EmitNest,  # sp_iter -> nested blocks over positions, searches as calls
@@ -129,7 +132,7 @@ def run(passes: list[Any], mod: ir.IRModule) -> ir.IRModule:
         return tvm.transform.Sequential(passes)(mod)
 
 
-def lower(func: Any, stage: int = 3) -> Any:
+def lower(func: Any, stage: int = 3, **sizes: int) -> Any:
     """Lower a stage-I function or module.
 
     Parameters
@@ -139,6 +142,8 @@ def lower(func: Any, stage: int = 3) -> Any:
     stage : {2, 3}
         2: nested blocks over positions, ready for the stock ``tvm.s_tir.Schedule``.
         3: flat loops over one-dimensional arrays, nothing of the dialect left.
+    **sizes
+        Sizes of a function that are known.
 
     Returns
     -------
@@ -152,6 +157,8 @@ def lower(func: Any, stage: int = 3) -> Any:
     """
     if stage not in (2, 3):
         raise VerifyError(f"stage must be 2 or 3, found {stage!r}; stage 1 is the function itself")
+    if sizes:
+        func = with_sizes(func, sizes)
     mod = run(TO_STAGE_2, as_module(func))
     if stage == 3:
         mod = run(TO_STAGE_3, mod)

@@ -186,6 +186,11 @@ class Decomposition:
     groups: tuple[Group, ...]
     finite: bool = True
 
+    def __repr__(self) -> str:
+        chosen = ", ".join(f"{name} as {format!r}" for name, format in self.formats.items())
+        name = self.original.attrs["global_symbol"]
+        return f"# {name} with {chosen or ', '.join(g.name for g in self.groups)}\n{self.func!r}"
+
     @property
     def multiplies_zeros(self) -> bool:
         """Whether zeros that the formats store are multiplied: an infinity or a NaN reaches results that do not use it.

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How programs and kernels show themselves: in the words of the user's script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from tvm import ir, tirx
+
+from sparsetir.ir import SparseBuffer, decode
+
+if TYPE_CHECKING:
+    from sparsetir.signature import Signature
+
+#: The kinds of a buffer's axes, but for dense axes that stand alone, and what the layout is called.
+LAYOUTS = {
+    ("dense_fixed", "sparse_variable"): "csr",
+    ("sparse_fixed", "singleton"): "coo",
+    ("sparse_variable", "sparse_variable"): "dcsr",
+    ("dense_fixed", "sparse_fixed"): "ell",
+    ("dense_fixed", "dense_variable"): "ragged",
+    ("dense_fixed", "sparse_variable", "sparse_variable"): "csf",
+}
+
+
+def layout_of(buffer: SparseBuffer) -> str:
+    """The usual name of the way a buffer is stored; empty for a dense one.
+
+    Examples
+    --------
+    >>> import sparsetir
+    >>> [layout_of(sparsetir.ir.decode(sparsetir.ops.spmm(format=f)).buffer("A")) for f in ("csr", "csc", "bsr", "coo")]
+    ['csr', 'csc', 'bsr', 'coo']
+    """
+    if buffer.is_dense:
+        return ""
+    sparse = [tree for tree in buffer.trees if len(tree) > 1 or tree[0].kind != "dense_fixed"]
+    name = LAYOUTS.get(tuple(axis.kind for axis in sparse[0]), "sparse") if len(sparse) == 1 else "sparse"
+    if name == "csr" and len(buffer.trees) == 3:
+        return "bsr"
+    in_order = [buffer.axes.index(axis) for axis in sparse[0]]
+    return "csc" if name == "csr" and in_order == [1, 0] else name
+
+
+def shown_buffer(buffer: SparseBuffer, *, layout: bool = True) -> str:
+    """Name, dtype, sizes and layout of a buffer, as in ``A: float32[m, n] csr``."""
+    sizes = ", ".join(str(axis.length) for axis in buffer.axes)
+    named = layout_of(buffer) if layout else ""
+    return f"{buffer.name}: {buffer.dtype}[{sizes}] {named}".rstrip()
+
+
+def shown_signature(signature: Signature, converted: Collection[str] = ()) -> str:
+    """The arguments and results of a kernel; of those in `converted`, whose class is free, without their layout.
+
+    Index arrays of buffers that are passed whole are left out.
+    """
+    held = [signature.holder[p.name] for p in signature.params if p.name in signature.holder]
+    outputs = [signature.holder[name] for name in signature.outputs]
+    show = lambda b: shown_buffer(b, layout=b.name not in converted)  # noqa: E731
+    taken = [show(b) for b in held if b not in outputs]
+    taken += [p.name for p in signature.params if p.is_array and p.name not in _passed_whole(signature)]
+    return f"({', '.join(taken)}) -> {', '.join(map(show, outputs)) or 'updates in place'}"
+
+
+def _passed_whole(signature: Signature) -> set[str]:
+    """The array parameters that a caller need not name: those of buffers, and of the axes of buffers."""
+    axes = [axis for buffer in signature.buffers.values() for axis in buffer.axes]
+    arrays = [array for axis in axes for array in (axis.indptr, axis.indices) if array is not None]
+    return {*signature.holder, *(str(array.name) for array in arrays)}
+
+
+# ---------------------------------------------------------------------------------------------- programs
+
+
+def is_program(value: Any) -> bool:
+    """Whether it is a function of stage I, or a module that holds one."""
+    if isinstance(value, ir.IRModule):
+        return any(is_program(func) for func in value.functions.values())
+    return isinstance(value, tirx.PrimFunc) and bool(decode(value).axes)
+
+
+def show_programs_as_scripts() -> None:
+    """Let functions and modules of the dialect, and no others, be shown as their script.
+
+    TVM's own representation spells out the nodes behind axes and iterations; ``func.script()`` still prints it.
+    """
+    for kind in (tirx.PrimFunc, ir.IRModule):
+        kind.__repr__ = _as_script(kind.__repr__)
+
+
+def _as_script(plain: Callable[[Any], str]) -> Callable[[Any], str]:
+    def __repr__(self: Any) -> str:
+        from sparsetir.script.printer import script
+
+        try:
+            return script(self) if is_program(self) else plain(self)
+        except Exception:  # half-made nodes are shown, too
+            return plain(self)
+
+    return __repr__
+
+
+__all__ = ["layout_of", "show_programs_as_scripts", "shown_buffer", "shown_signature"]
