@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from sparsetir._autoload import load as _register_dialect
+from sparsetir._autoload import ensure as _ensure_dialect
 
 if TYPE_CHECKING:
     from sparsetir import errors, formats, ir, ops, relax
@@ -111,7 +111,7 @@ __all__ = [
     "verify",
 ]
 
-_register_dialect()
+_ensure_dialect()
 
 
 class _Face(ModuleType):
@@ -132,7 +132,8 @@ class _Face(ModuleType):
         return value
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *__all__})
+        own = (name for name in super().__dir__() if name.startswith("__"))
+        return sorted({*own, *__all__})
 
 
 sys.modules[__name__].__class__ = _Face

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
+from importlib import metadata
 from typing import Any
+
+GROUP = "tvm.backends"
 
 # Counted before TVM's thread pool can pin this process to one of them.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -23,6 +27,13 @@ def load() -> None:
     importlib.import_module("sparsetir.op")  # so that programs can be unpickled wherever TVM is
     register_dialect("sparsetir", "sparsetir.script")
     register_tir_pipeline("sparsetir", _pipeline)
+
+
+def ensure() -> None:
+    """`load`, unless ``import tvm`` will call it: importing this package alone must not take as long as TVM does."""
+    off = os.environ.get("TVM_DEVICE_BACKEND_AUTOLOAD", "1") == "0"
+    if "tvm" in sys.modules or off or not any(p.name == "sparsetir" for p in metadata.entry_points(group=GROUP)):
+        load()
 
 
 def _pipeline() -> tuple[Any, Any, Any]:

@@ -15,12 +15,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sparsetir.errors import ArgumentError, SparseTIRError
 
 DONE, FINDING, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
+STATUS = "exit status: 0 done, 1 a finding (a wrong result, a format that failed), 2 wrong use, 130 interrupted"
 OPS = ("spmm", "spmv", "sddmm", "mttkrp")
+PRESETS = ("quick", "standard", "thorough")
 LOOPS_SHOWN = 90
 REPEATED_BYTES, SMALLEST_COPY = 16 << 20, 64 << 10
 PACKAGES = ("apache-tvm", "apache-tvm-ffi", "numpy", "scipy", "xgboost", "torch", "mkl", "matplotlib")
@@ -66,29 +66,37 @@ def complain(error: Exception) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    top = argparse.ArgumentParser(prog="sparsetir", description="A compiler for sparse tensor programs.")
+    top = argparse.ArgumentParser(
+        prog="sparsetir", description="A compiler for sparse tensor programs.", epilog=STATUS
+    )
+    top.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     commands = top.add_subparsers(title="commands", required=True, metavar="command")
 
     demo = command(commands, "demo", run_demo, "tune a kernel on a real matrix and compare it with other libraries")
-    demo.add_argument("--matrix", metavar="FILE", help="default: words in the sources of Python's standard library")
-    demo.add_argument("--op", choices=OPS, default="spmm")
+    words = "the sparse operand (default: words in the sources of Python's standard library)"
+    demo.add_argument("--matrix", metavar="FILE", help=words)
+    demo.add_argument("--op", choices=OPS, default="spmm", help="the operation")
     demo.add_argument("--feat", type=positive(int), default=128, metavar="N", help="columns of the dense operands")
     demo.add_argument("--seconds", type=positive(float), default=30.0, metavar="S", help="time for the search")
     demo.add_argument("--out", type=Path, default=Path("demo-out"), metavar="DIR", help="for pictures and records")
 
     tune = command(commands, "tune", run_tune, "find the fastest format and schedule for a matrix or tensor")
     tune.add_argument("file", metavar="FILE", help=".mtx, .npz, .smtx or .tns, also with .gz or .xz behind it")
-    tune.add_argument("--op", choices=OPS, required=True)
+    tune.add_argument("--op", choices=OPS, required=True, help="the operation")
     tune.add_argument("--feat", type=positive(int), default=128, metavar="N", help="columns of the dense operands")
-    tune.add_argument("--trials", type=positive(int), default=64, metavar="N")
-    tune.add_argument("--seconds", type=positive(float), metavar="S", help="end the search after this time")
+    presets = "quick: 24 trials in 8 seconds, standard: 64 trials, thorough: 400 trials in two minutes"
+    tune.add_argument("--preset", choices=PRESETS, default="standard", help=presets)
+    trials = "candidates, those in the database included (default: that of the preset)"
+    tune.add_argument("--trials", type=positive(int), metavar="N", help=trials)
+    limit = "end the search after this time (default: that of the preset)"
+    tune.add_argument("--seconds", type=positive(float), metavar="S", help=limit)
     tune.add_argument(
         "--strategy", default="guided", help="guided, evolution, annealing, portfolio, random, exhaustive"
     )
     tune.add_argument("--amortize-over", type=positive(float), metavar="CALLS", help="that share a conversion")
     tune.add_argument("--against", default="", metavar="PEERS", help="scipy,torch,mkl: time these beside the result")
     tune.add_argument("--schedules-only", action="store_true", help="leave the format as it is")
-    tune.add_argument("--seed", type=int, default=0, metavar="N")
+    tune.add_argument("--seed", type=int, default=0, metavar="N", help="of the search and of the dense operands")
     tune.add_argument("--database", type=Path, metavar="FILE", help="JSON lines: trials in it are not measured again")
     tune.add_argument("--out", type=Path, metavar="DIR", help="write the report, the loops and a picture there")
     tune.add_argument("--json", metavar="OUT", help="write the result as JSON, to stdout if OUT is -")
@@ -106,7 +114,8 @@ def parser() -> argparse.ArgumentParser:
 
     show = command(commands, "show", run_show, "print a program of the dialect, or what it is compiled to")
     show.add_argument("script", metavar="SCRIPT.py[:FUNC]", help="all programs in the file, or one")
-    show.add_argument("--stage", choices=("1", "2", "3", "llvm", "asm"), default="1")
+    stages = "1 as written, 2 scheduled blocks, 3 loops, llvm, asm"
+    show.add_argument("--stage", choices=("1", "2", "3", "llvm", "asm"), default="1", help=stages)
 
     command(commands, "info", run_info, "versions, target, cores, caches and measured bandwidth")
     return top
@@ -136,9 +145,30 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
 
 def command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
     """Add a command."""
-    found: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    found: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text, formatter_class=WithDefaults, epilog=STATUS
+    )
     found.set_defaults(run=run)
     return found
+
+
+class WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds an option's default to its help, where there is one and the help does not say it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if "default" in (action.help or "") or action.default in (None, False, ""):
+            return action.help
+        return super()._get_help_string(action)
+
+
+class Version(argparse.Action):
+    """Prints the versions that a report of a fault needs."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_args: Any) -> None:
+        import sparsetir
+
+        print(f"sparsetir {sparsetir.__version__} (apache-tvm {version('apache-tvm')})")
+        parser.exit()
 
 
 def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
@@ -183,6 +213,7 @@ def run_tune(args: argparse.Namespace) -> int:
     database = args.database or (args.out / "tuning.jsonl" if args.out else None)
     case = make_case(args.op, read(args.file), feat=args.feat, seed=args.seed)
     budget = {"max_trials": args.trials, "max_seconds": args.seconds, "amortize_over": args.amortize_over}
+    budget["preset"] = args.preset
     how = {"strategy": args.strategy, "formats": [] if args.schedules_only else None, "seed": args.seed}
     how["against"] = [name for name in args.against.split(",") if name]
     result = tune_sparse(case.program, case.inputs, database=database, **budget, **how)
@@ -196,7 +227,10 @@ def run_tune(args: argparse.Namespace) -> int:
         draw(lambda: result.plot(args.out / "tuning.png"))
     if args.json:
         write_json(args.json, facts_of(result))
-    return DONE
+    if not result.measured:
+        held = f"all {len(result.history)} trials were in {database}"
+        print(f"sparsetir: {held}: nothing was measured; a larger --trials searches on", file=sys.stderr)
+    return INTERRUPTED if result.interrupted else DONE
 
 
 def facts_of(result: Any) -> dict[str, Any]:
@@ -240,6 +274,7 @@ def draw(picture: Callable[[], Path]) -> None:
 def run_demo(args: argparse.Namespace) -> int:
     """``sparsetir demo``."""
     from sparsetir.bench import spy
+    from sparsetir.bench.peers import available
     from sparsetir.script.printer import script
     from sparsetir.tuning import tune_sparse
     from sparsetir.tuning.operands import make_case
@@ -252,7 +287,7 @@ def run_demo(args: argparse.Namespace) -> int:
     print(script(case.program))
     heading(f"The search, {args.seconds:g} s")
     args.out.mkdir(parents=True, exist_ok=True)
-    limits = {"max_trials": 10_000, "max_seconds": args.seconds}
+    limits = {"max_trials": 10_000, "max_seconds": args.seconds, "against": available(args.op)}
     result = tune_sparse(case.program, case.inputs, database=args.out / "tuning.jsonl", **limits)
     print(result.report())
     heading("Why this kernel")
@@ -260,13 +295,13 @@ def run_demo(args: argparse.Namespace) -> int:
     heading("The tuned loop nest (stage III)")
     print(shortened(result.kernel.script(stage=3)))
     heading("Time of a call")
-    print("\n".join(comparison(case, result, rest=min(0.25, args.seconds / 100))))
+    print("\n".join(comparison(case, result)))
     heading("Files")
     print(f"wrote {args.out / 'tuning.jsonl'}")
     if len(case.sparse.shape) == 2:
         draw(lambda: spy(case.sparse, args.out / "spy.png"))
     draw(lambda: result.plot(args.out / "tuning.png"))
-    return DONE
+    return INTERRUPTED if result.interrupted else DONE
 
 
 def demo_operand(args: argparse.Namespace) -> tuple[str, Any]:
@@ -289,6 +324,8 @@ def heading(text: str) -> None:
 
 def facts(sparse: Any) -> str:
     """Size and shape of a pattern in a few lines."""
+    import numpy as np
+
     shape = " x ".join(f"{n:,}" for n in sparse.shape)
     cells = float(np.prod([float(n) for n in sparse.shape]))
     lines = [f"{shape}, {sparse.nnz:,} nonzeros, density {sparse.nnz / cells if cells else 0.0:.3g}"]
@@ -307,27 +344,20 @@ def shortened(text: str, most: int = LOOPS_SHOWN) -> str:
     return "\n".join(lines if rest <= 0 else [*lines[:most], f"... ({rest} more lines)"])
 
 
-def comparison(case: Any, result: Any, *, rest: float) -> list[str]:
-    """A table of the time of a call: this package and the peers."""
-    from sparsetir.bench import interleave, missing, set_threads
-    from sparsetir.bench.kernels import our_call
-    from sparsetir.bench.measure import peer_calls
-    from sparsetir.build import build
-    from sparsetir.threads import get_num_threads
+def comparison(case: Any, result: Any) -> list[str]:
+    """A table of the time of a call: the search's last comparison, and the peers beside its kernel."""
+    from sparsetir.bench import missing
     from sparsetir.tuning.report import aligned
 
-    calls = {
-        "sparsetir, tuned": our_call(result.kernel, case),
-        "sparsetir, untuned": our_call(build(case.program), case),
-    }
-    set_threads(get_num_threads())
-    calls |= peer_calls(case.op, case)
-    times = interleave(calls, rest=rest)
-    baseline = next((times[name].median for name in ("scipy", "numpy") if name in times), None)
+    ours = {"sparsetir, tuned": result.best.seconds, "sparsetir, untuned": result.untuned.seconds}
+    if result.best == result.untuned:
+        ours = {"sparsetir, untuned (nothing is clearly faster)": result.untuned.seconds}
+    times = ours | result.peers
+    baseline = next((times[name] for name in ("scipy", "numpy") if name in times), None)
     rows = [["", "ms", "GFLOP/s", "speedup"]]
-    for name, timing in times.items():
-        speedup = f"{baseline / timing.median:.2f}" if baseline else ""
-        rows.append([name, f"{timing.median * 1e3:.4g}", f"{result.flops / timing.median / 1e9:.1f}", speedup])
+    for name, seconds in times.items():
+        speedup = f"{baseline / seconds:.2f}" if baseline else ""
+        rows.append([name, f"{seconds * 1e3:.4g}", f"{result.flops / seconds / 1e9:.1f}", speedup])
     return [*aligned(rows), *(f"without {peer}: {why}" for peer, why in missing().items() if case.op != "mttkrp")]
 
 
@@ -419,8 +449,13 @@ def programs(path: Path, name: str | None) -> list[Any]:
     """The programs that a script defines, or the one called `name`."""
     from tvm import ir, tirx
 
+    if path.is_dir():
+        raise ArgumentError(f"{path} is a folder; expected SCRIPT.py or SCRIPT.py:FUNC")
     if not path.is_file():
         raise ArgumentError(f"there is no script {path}; expected SCRIPT.py or SCRIPT.py:FUNC")
+    if path.suffix != ".py":
+        hint = "sparsetir formats shows a matrix or tensor"
+        raise ArgumentError(f"{path} is no Python script; expected SCRIPT.py or SCRIPT.py:FUNC; {hint}")
     found = {n: v for n, v in loaded(path).items() if isinstance(v, (tirx.PrimFunc, ir.IRModule)) and n[0] != "_"}
     if name is not None and name not in found:
         raise ArgumentError(f"{path} defines no program {name!r}; it defines {', '.join(found) or 'none'}")
@@ -494,6 +529,8 @@ def version(package: str) -> str:
 
 def copy_bandwidth(size: int, *, seconds: float = 0.1) -> float:
     """Bytes read and written per second by copying within `size` bytes."""
+    import numpy as np
+
     source, target = np.ones(size // 2, np.uint8), np.ones(size // 2, np.uint8)
     repeats = max(1, REPEATED_BYTES // size)
     best, end = float("inf"), time.perf_counter() + seconds

@@ -32,6 +32,8 @@ MOST_PLANS = 64
 SMALL_ELEMENTS, SMALL_SUMS = 1 << 13, 1 << 16  # of all arrays; where rows are summed into one number each
 GATHERED = 4  # elements of such sums that take as long as one that is gathered through an index
 HOT_CALLS, FEW_CALLS = 32, 4  # of one plan, before other code is compiled for it
+# What completion leaves out: for other modules of this package.
+INTERNAL = {"calls", "compiled", "fitting", "function", "is_small", "plans", "suitable", "suited", "sums_numbers"}
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,9 @@ class Kernel:
     def target(self) -> Any:
         """The TVM target it was compiled for."""
         return self.compiled.target
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in INTERNAL]
 
     def __repr__(self) -> str:
         return f"Kernel {self.name}{shown_signature(self.signature)}"

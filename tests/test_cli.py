@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ import pytest
 import scipy.io
 import scipy.sparse as sp
 
+import sparsetir
 from sparsetir.bench import MissingPackageError, command, kernels, plot, reference, roofline
 from sparsetir.build import write_cache
 from sparsetir.cli import main, shortened
+from sparsetir.tuning import tune
 
 PROGRAM = """
 from __future__ import annotations
@@ -70,10 +73,14 @@ def test_the_demo(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         "trials/s",
         "T.vectorized",
         "GFLOP/s",
-        "sparsetir, tuned",
+        "sparsetir, ",
         "scipy",
     ):
         assert part in shown.out
+    table = shown.out.partition("== Time of a call")[2]
+    assert ("sparsetir, tuned" in table) is ("sparsetir, untuned (nothing" not in table)
+    for figure in re.findall(r"sparsetir, [^\d]*([\d.e-]+) ", table):  # those of the search
+        assert f" {figure} " in shown.out.partition("== Time of a call")[0]
     assert (out / "tuning.jsonl").stat().st_size > 100
     assert json.loads((out / "tuning.jsonl").read_text().splitlines()[0])["choices"]["tile"] == 64
 
@@ -124,6 +131,8 @@ def test_tune(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["tune", "{small}", "--op", "spmm", "--feat", "0"], "positive"),
         (["tune", "{small}", "--op", "spmm", "--seed", "-1"], "seed must be an integer"),
         (["tune", "{program}", "--op", "spmm"], "no known extension"),
+        (["show", "{small}"], "is no Python script; expected SCRIPT.py or SCRIPT.py:FUNC; sparsetir formats shows"),
+        (["show", "."], ". is a folder"),
         (["show", "missing.py"], "there is no script missing.py"),
         (["show", "{program}:other"], "defines no program 'other'; it defines scale"),
         (["show", "{program}", "--stage", "9"], "invalid choice"),
@@ -300,12 +309,71 @@ def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert "usage: sparsetir" in capsys.readouterr().out
 
 
+def test_help_says_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for said in ("(default: 128)", "(default: guided)", "(default: standard)", "(default: that of the preset)"):
+        assert said in shown
+    assert "None" not in shown
+    assert "exit status: 0 done" in shown
+    assert main(["--version"]) == 0
+    assert re.match(r"sparsetir \d+\.\d+\.\d+ \(apache-tvm ", capsys.readouterr().out)
+
+
+def test_an_interrupted_search_says_so(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_args: object, **_named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tune, "explore", stop)
+    assert main(["tune", str(small), "--op", "spmv", "--trials", "3"]) == 130
+    assert "(interrupted)" in capsys.readouterr().out
+
+
+def test_a_search_with_nothing_left_to_measure_says_so(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["tune", str(small), "--op", "spmv", "--trials", "2", "--database", str(tmp_path / "tuning.jsonl")]
+    assert main(arguments) == 0
+    assert "nothing was measured" not in capsys.readouterr().err
+    assert main(arguments) == 0
+    assert "a larger --trials searches on" in capsys.readouterr().err
+
+
+def test_formats_are_listed_once_the_fastest_first(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["formats", str(small), "--feat", "8"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    lines = shown.out.splitlines()
+    begin = next(n for n, line in enumerate(lines) if line.startswith("format "))
+    rows = [line.split() for line in lines[begin + 1 :] if re.match(r"[a-z_]+\(", line)]
+    gains = [float(row[-2]) for row in rows if row[-2] != "-"]
+    assert len(gains) > 3
+    assert gains == sorted(gains, reverse=True)
+    assert len({tuple(row) for row in rows}) == len(rows)
+
+
+def test_the_package_is_imported_without_tvm() -> None:
+    program = "import sparsetir, sparsetir.cli, sys; sparsetir.cli.parser().format_help(); print('tvm' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("False", "")
+
+
+def test_completion_shows_what_is_public() -> None:
+    assert set(dir(sparsetir)) >= set(sparsetir.__all__)
+    assert not {"Any", "sys", "importlib", "annotations", "ModuleType"} & set(dir(sparsetir))
+    kernel = sparsetir.build(sparsetir.ops.spmv())
+    shown = {name for name in dir(kernel) if name[0] != "_"}
+    assert shown == {"bind", "export", "func", "name", "save", "script", "signature", "source", "target", "time"}
+
+
 def test_long_programs_are_shortened() -> None:
     assert shortened("# from x\n\na\nb\nc\n", 2) == "a\nb\n... (1 more lines)"
 
 
 def test_in_a_process_of_its_own(program: Path) -> None:
-    command = [sys.executable, "-m", "sparsetir.cli", "show", str(program)]
+    command = [sys.executable, "-m", "sparsetir", "show", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0
     assert "def scale(" in done.stdout

@@ -7,6 +7,8 @@ import importlib.util
 import io
 import json
 import multiprocessing
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -775,14 +777,35 @@ def test_integers_must_be_equal() -> None:
 
 def test_the_progress_line() -> None:
     stream = io.StringIO()
-    with Progress(10, shown=True, flops=2_000_000, stream=stream) as bar:
+    with Progress(Budget(10), shown=True, flops=2_000_000, stream=stream) as bar:
+        bar.say("preparing")
         bar.update(10, Record(Choices(), seconds=2e-3, predicted=3e-3, best=1e-3))
     assert "10/10  best 1 ms  2.0 GFLOP/s" in stream.getvalue()
+    assert stream.getvalue().startswith("\rtuning: preparing")
     assert stream.getvalue().endswith("\n")
     silent = io.StringIO()
-    with Progress(10, stream=silent) as bar:
+    with Progress(Budget(10), stream=silent) as bar:
+        bar.say("preparing")
         bar.update(10, Record(Choices(), seconds=2e-3, predicted=3e-3, best=1e-3))
     assert silent.getvalue() == ""
+
+
+@pytest.mark.parametrize(("trials", "elapsed"), [(6, 1.0), (1, 4.0), (1, 9.0), (0, 0.0)])
+def test_the_bar_is_as_far_as_its_count(trials: int, elapsed: float) -> None:
+    budget = Budget(10, seconds=8.0)
+    budget.start -= elapsed
+    text = Progress(budget).text(trials, Record(Choices(), seconds=1e-3), 0, elapsed)
+    found = re.search(r"\[(#*)(\.*)\] ([\d.]+)/([\d.]+)", text)
+    assert found is not None
+    assert len(found[1]) / 24 == pytest.approx(float(found[3]) / float(found[4]), abs=0.05)
+    assert f"{trials} trials" in text or f"{trials}/10" in text
+
+
+def test_progress_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ipykernel", "IPython"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert Progress(Budget(3), stream=io.StringIO()).shown
+    assert not Progress(Budget(3), stream=io.StringIO(), shown=False).shown
 
 
 def test_other_libraries_are_timed_beside_the_result() -> None:

@@ -134,7 +134,7 @@ def measured(records: Labelled, matrix: Any, op: str, feat: int, *, most: int, s
             if len(records.trials()) < count:
                 # What a shipped model likes must not decide what the next one learns from.
                 search, budget = session.search(seed, strategy, informed=False), Budget(count, seconds)
-                _, interrupted = trials(session, search, budget, records, cost=full_cost, progress=False)
+                _, interrupted = trials(session, search, budget, records, cost=full_cost)
                 if interrupted:
                     raise KeyboardInterrupt
     return len(records.trials()) - before
@@ -178,7 +178,7 @@ def measured_again(records: Labelled, matrix: Any, op: str, feat: int, *, seed: 
     case = make_case(op, matrix, feat=feat)
     formats = list(dict.fromkeys(c.format for c in waiting if c.format is not None))
     with closing(Session(case.program, case.inputs, None, formats, isolate=True)) as session:
-        _, interrupted = trials(session, search, budget, records, cost=full_cost, progress=False)
+        _, interrupted = trials(session, search, budget, records, cost=full_cost)
     if interrupted:
         raise KeyboardInterrupt
     return len(records.trials()) - len(held)

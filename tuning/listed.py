@@ -17,6 +17,7 @@ from sparsetir.ir import decode
 from sparsetir.schedules import Choices
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database
+from sparsetir.tuning.progress import Progress
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.session import Session
 from sparsetir.tuning.space import Space, free_sizes
@@ -98,7 +99,8 @@ class Autotuned:
         session = Session(self.func, arguments, self.target, formats)
         session.space = Listed(self.candidates, session.space)
         search, budget = session.search(0, "exhaustive"), Budget(len(self.candidates) + 1)
-        history, interrupted = trials(session, search, budget, self.database, cost=full_cost, progress=None)
+        with Progress(budget) as bar:
+            history, interrupted = trials(session, search, budget, self.database, cost=full_cost, bar=bar)
         return finish(session, search, history, budget, self.database, interrupted=interrupted)
 
 

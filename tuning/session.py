@@ -218,16 +218,16 @@ class Session:
             raise ArgumentError(
                 f"{name} cannot be timed beside {self.kernel.name}, which is no program of sparsetir.ops"
             )
-        missing = [operand for operand in known.operands if operand not in self.lab.inputs]
-        if missing:
+        # A buffer cannot be called T in a script.
+        operands = [self.lab.inputs.get(n, self.lab.inputs.get(f"{n}_")) for n in known.operands]
+        if any(operand is None for operand in operands):
             wanted, given = ", ".join(known.operands), ", ".join(self.lab.inputs)
             raise ArgumentError(f"{name} is timed on the arguments {wanted}; found {given}")
-        operands = [self.lab.inputs[operand] for operand in known.operands]
         peers.set_threads(get_num_threads())
         return {name: peers.setup(known.name, name)(*operands) for name in names}
 
-    def beside(self, kernel: Any, peers: Mapping[str, Call]) -> dict[str, float]:
-        """Seconds of other libraries, in turn with the kernel that is returned."""
+    def beside(self, kernel: Any, peers: Mapping[str, Call], seconds: float | None) -> dict[str, float]:
+        """Seconds of other libraries, in turn with the kernel that is returned, if that takes `seconds`."""
         if not peers:
             return {}
         bound = kernel.bind(**{n: v for n, v in self.lab.inputs.items() if n == self.lab.name})
@@ -235,7 +235,8 @@ class Session:
         calls: dict[str | None, Call] = {None: lambda: bound(**others)}
         calls.update(peers)
         times = duel({name: partial(typical, call) for name, call in calls.items()})
-        return {name: times[name] for name in peers}
+        pace = 1.0 if seconds is None else seconds / times[None]
+        return {name: times[name] * pace for name in peers}
 
     def confirm(self, candidate: Candidate, kernel: Any) -> dict[Candidate | None, float]:
         """Times, in this process, of the kernel that would be returned and of the untuned one.

@@ -165,15 +165,17 @@ def tune_sparse(
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
     apart = trials_left > ALONE if isolate is None else isolate
     cost = partial(full_cost, amortize_over=amortize_over)
-    with closing(Session(program, inputs, target, formats, schedule, isolate=apart, timeout=timeout)) as session:
-        peers, search = session.peers(against), session.search(seed, strategy, records=records)
-        history, interrupted = trials(session, search, budget, records, cost=cost, progress=progress)
-        if not interrupted and (not trials_left or is_repeated(session, history, records, amortize_over)):
-            found = unmeasured(session, search, history, budget, records, amortize_over)
-        else:
-            share = amortize_over
-            found = finish(session, search, history, budget, records, amortize_over=share, interrupted=interrupted)
-        return replace(found, peers=session.beside(found.kernel, peers))
+    with Progress(budget, shown=progress) as bar:
+        bar.say("preparing the untuned kernel")
+        with closing(Session(program, inputs, target, formats, schedule, isolate=apart, timeout=timeout)) as session:
+            peers, search = session.peers(against), session.search(seed, strategy, records=records)
+            history, interrupted = trials(session, search, budget, records, cost=cost, bar=bar)
+            if not interrupted and (not trials_left or is_repeated(session, history, records, amortize_over)):
+                found = unmeasured(session, search, history, budget, records, amortize_over)
+            else:
+                bar.say("comparing the fastest")
+                found = finish(session, search, history, budget, records, amortize_over, interrupted=interrupted)
+            return replace(found, peers=session.beside(found.kernel, peers, found.best.seconds))
 
 
 def full_cost(record: Record, amortize_over: float | None = None) -> float:
@@ -184,7 +186,7 @@ def full_cost(record: Record, amortize_over: float | None = None) -> float:
 
 
 def trials(
-    session: Session, search: Asks, budget: Budget, records: Database, *, cost: Cost, progress: bool | None
+    session: Session, search: Asks, budget: Budget, records: Database, *, cost: Cost, bar: Progress | None = None
 ) -> tuple[list[Record], bool]:
     """Trials of a session, those in the database first, and whether Ctrl-C ended them."""
     history: list[Record] = []
@@ -193,25 +195,26 @@ def trials(
         if record.fixed == session.fixed and not is_untuned(record):
             search.tell(record.candidate, cost(record))
     reused = len(history)
-    with Progress(budget.trials, seconds=budget.seconds, shown=progress, flops=session.flops) as bar:
+    bar = Progress(budget, shown=False) if bar is None else bar
+    bar.flops = session.flops
 
-        def note(record: Record) -> None:
-            records.append(session.key, record, features=session.seen(record))
-            bar.update(len(history), record, reused=reused)
+    def note(record: Record) -> None:
+        records.append(session.key, record, features=session.seen(record))
+        bar.update(len(history), record, reused=reused)
 
-        try:
-            log = Log(budget, search.seed, history, note)
-            # What is measured now must be comparable with what was recorded.
-            session.crew.usual = next((r.seconds for r in history if is_untuned(r)), None)
-            if not any(is_untuned(record) for record in history):
-                log.add(Candidate(), {}, session.crew.time(None))
-            explore(search, session.crew.measure, log, fixed=session.fixed, conversion=session.conversion, cost=cost)
-        except KeyboardInterrupt:
-            if not any(is_untuned(record) for record in history):
-                raise
-            return history, True
-        finally:
-            records.close()
+    try:
+        log = Log(budget, search.seed, history, note)
+        # What is measured now must be comparable with what was recorded.
+        session.crew.usual = next((r.seconds for r in history if is_untuned(r)), None)
+        if not any(is_untuned(record) for record in history):
+            log.add(Candidate(), {}, session.crew.time(None))
+        explore(search, session.crew.measure, log, fixed=session.fixed, conversion=session.conversion, cost=cost)
+    except KeyboardInterrupt:
+        if not any(is_untuned(record) for record in history):
+            raise
+        return history, True
+    finally:
+        records.close()
     return history, False
 
 
@@ -221,8 +224,8 @@ def finish(
     history: list[Record],
     budget: Budget,
     records: Database,
-    *,
     amortize_over: float | None = None,
+    *,
     interrupted: bool = False,
 ) -> TuneResult:
     """Compare the fastest candidates once more, and let the winner prove itself in runs that did not choose it.

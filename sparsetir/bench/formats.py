@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -104,6 +106,7 @@ class Survey:
     feat : int or None
         Columns of the dense operand; None where nothing was timed.
     stored : list of Stored
+        The fastest product first, where any was timed.
     skipped : list of Considered
         Formats that would need too much memory.
     findings : list of str
@@ -195,14 +198,33 @@ def survey(
     found = Survey(name, known or pattern(tensor), feat)
     found.skipped.extend(c for c in considered(found.pattern, most=most) if c.objection)
     products = Products(name, case, rounds) if case is not None else None
-    for format in candidates(found.pattern, most=most):
-        try:
-            found.stored.append(measure(sparse, format, products))
-            say(f"{name}: {' '.join(found.table()[-1])}")
-        except Exception as error:  # one format must not end a run over many
-            found.findings.append(f"failed: {format!r}: {reason(error)}")
+    listed = candidates(found.pattern, most=most)
+    for n, format in enumerate(listed, 1):
+        with status(f"{name}: {n} of {len(listed)}, {format!r}"):
+            try:
+                found.stored.append(measure(sparse, format, products))
+            except Exception as error:  # one format must not end a run over many
+                found.findings.append(f"failed: {format!r}: {reason(error)}")
+        if found.findings and found.findings[-1].startswith(f"failed: {format!r}:"):
             say(f"{name}: {found.findings[-1]}")
+    if feat:
+        found.stored.sort(key=lambda row: row.spmm.median / row.csr.median if row.spmm and row.csr else 0.0)
     return found
+
+
+@contextmanager
+def status(text: str) -> Iterator[None]:
+    """A line on stderr while something runs, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    sys.stderr.write(f"\r{text}")
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        sys.stderr.write(f"\r{' ' * len(text)}\r")
+        sys.stderr.flush()
 
 
 def measure(sparse: Any, format: Format, products: Products | None) -> Stored:
