@@ -338,6 +338,8 @@ def write_one(compiled: Compiled) -> None:
 
 
 atexit.register(write_cache, seconds=EXIT_SECONDS)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pending.clear)  # the parent writes them
 
 
 def compile_cached(func: tirx.PrimFunc, target: Any, schedule: Any) -> Compiled:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,12 +21,15 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.ir import Axis, Program, SparseBuffer
 
 LARGEST_INT32 = 2**31 - 1
-_checks = {"on": True}
+# Of a thread or an asyncio task, so that a block of one takes no check from another.
+_checks: ContextVar[bool] = ContextVar("_checks", default=True)
 
 
 @contextlib.contextmanager
 def unchecked() -> Iterator[None]:
     """Trust the index arrays of sparse arguments inside the block: no check, and a crash if they are wrong.
+
+    Only calls in the block's own thread are meant, and without ``with`` nothing changes.
 
     Examples
     --------
@@ -33,16 +37,17 @@ def unchecked() -> Iterator[None]:
     >>> with sparsetir.unchecked():
     ...     pass
     """
-    before, _checks["on"] = _checks["on"], False
+    before = _checks.get()
+    _checks.set(False)
     try:
         yield
     finally:
-        _checks["on"] = before
+        _checks.set(before)
 
 
 def checks_are_on() -> bool:
     """Whether index arrays are checked where they enter."""
-    return _checks["on"]
+    return _checks.get()
 
 
 class SizeOf(int):
@@ -202,7 +207,7 @@ class Signature:
         levels = self.fixed_levels[buffer.name] or [
             self._known(level, axis, args) for level, axis in zip(self.levels[buffer.name], buffer.axes, strict=True)
         ]
-        stored = interop.store(value, levels, name=buffer.name, dtype=buffer.dtype, check=_checks["on"])
+        stored = interop.store(value, levels, name=buffer.name, dtype=buffer.dtype, check=_checks.get())
         args.stored[buffer.name] = stored
         args.arrays[str(buffer.storage.name)] = stored.values
         for d, axis in enumerate(buffer.axes):
@@ -295,7 +300,7 @@ class Signature:
                 if array.size > LARGEST_INT32:
                     message = f"{self.shown(storage)} has {array.size} elements, more than 32-bit indices can address"
                     raise ArgumentError(f"{message}: build the program with T.int64 sizes (idtype='int64')")
-        if not _checks["on"]:
+        if not _checks.get():
             return
         for axis, names in self.axes_of_array.items():
             if any(n in args.raw for n in names if n):

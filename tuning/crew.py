@@ -46,9 +46,6 @@ serve(int(sys.argv[1]))
 """
 WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
 MOST_BYTES = 1 << 30  # of arguments that are copied to workers
-# How often a worker's threads look for more to do before they sleep, about a millisecond: TVM's own number keeps a core
-# busy for a tenth of a second after a call, which is taken from what another worker times then.
-SPINS = "3000"
 TURN_SECONDS = 0.005  # of a candidate's second and third turn
 CLOSE = (1.5, 1.2)  # times the best so far: slower candidates get no second turn, or no third
 LONG = 5e-3  # seconds of a call; longer ones see their share of whatever else the machine does
@@ -117,7 +114,7 @@ class Process:
         ours, theirs = socket.socketpair()
         self.threads, self.path = get_num_threads(), modules_path()
         own = {"PYTHONPATH": self.path, "TVM_NUM_THREADS": str(self.threads), WORKER: "1"}
-        environment = {"TVM_THREAD_POOL_SPIN_COUNT": SPINS, **os.environ, **own}
+        environment = {**os.environ, **own}  # the threads that wait sleep soon, see `sparsetir.threads`
         command = [sys.executable, "-c", BEGIN, str(theirs.fileno())]
         self.process = subprocess.Popen(
             command,
@@ -177,6 +174,10 @@ def modules_path() -> str:
 def _dismiss() -> None:
     while Process.idle:
         Process.idle.pop().kill()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=Process.idle.clear)  # they are the parent's
 
 
 class Worker:

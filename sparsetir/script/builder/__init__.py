@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,22 +40,29 @@ class _Function:
     open_iterations: list[list[str]] = field(default_factory=list)
 
 
-_stack: list[_Function] = [_Function()]
+class _Scopes(threading.local):
+    """The functions that this thread is parsing, the innermost last, as TVM's builder of a thread is its own."""
+
+    def __init__(self) -> None:
+        self.functions = [_Function()]
+
+
+_scopes = _Scopes()
 
 
 @contextlib.contextmanager
 def function_scope() -> Iterator[None]:
     """Forget the axes of other functions while one is parsed."""
-    _stack.append(_Function())
+    _scopes.functions.append(_Function())
     try:
         yield
     finally:
-        _stack.pop()
+        _scopes.functions.pop()
 
 
 def view_axes(buffer: Any) -> tuple[Axis, ...] | None:
     """The axes of a sparse buffer of the function being parsed; None for an ordinary buffer."""
-    return _stack[-1].views.get(buffer) if isinstance(buffer, Var) else None
+    return _scopes.functions[-1].views.get(buffer) if isinstance(buffer, Var) else None
 
 
 # ---------------------------------------------------------------------------------------------- checks
@@ -98,7 +106,7 @@ def _pair(value: Any, meaning: str) -> tuple[Any, Any]:
 
 
 def _axis_of(value: Any, role: str) -> Axis:
-    axis = _stack[-1].axes.get(value) if isinstance(value, Var) else None
+    axis = _scopes.functions[-1].axes.get(value) if isinstance(value, Var) else None
     if axis is None:
         shown = value.name if isinstance(value, Var) else value
         raise VerifyError(f"{role} must be an axis declared earlier in this function, found {shown!r}")
@@ -119,7 +127,7 @@ def _parent_args(parent: Any) -> tuple[Axis | None, ir.Expr, ir.Expr]:
 def _declare(name: str, args: list[Any], idtype: str) -> Var:
     value = op.call(name, args, idtype)
     var = T.Bind(value)
-    _stack[-1].axes[var] = decode_axis(var, value, _stack[-1].axes)
+    _scopes.functions[-1].axes[var] = decode_axis(var, value, _scopes.functions[-1].axes)
     return var
 
 
@@ -135,7 +143,7 @@ def _auxiliary(array: Any, shape: list[ir.Expr], idtype: str, role: str) -> Var:
         return array
     if not _is_handle(array):
         raise VerifyError(f"{role} must be a T.handle or T.Buffer parameter, found {_shown(array)}")
-    matched = _stack[-1].matched
+    matched = _scopes.functions[-1].matched
     if array not in matched:
         buffer = T.match_buffer(array, shape, idtype, align=_itemsize(idtype))
         IRBuilder.name(str(array.name), buffer)
@@ -151,12 +159,12 @@ def _shown(value: Any) -> str:
     """How a message names what the user passed."""
     if not isinstance(value, Var):
         return repr(value)
-    return f"{value.name}, which is {'an axis' if value in _stack[-1].axes else f'of type {value.ty}'}"
+    return f"{value.name}, which is {'an axis' if value in _scopes.functions[-1].axes else f'of type {value.ty}'}"
 
 
 def _known_size(array: Any) -> ir.Expr | None:
     """The number of elements of an array that is a buffer or has become one."""
-    buffer = array if tirx.is_buffer_var(array) else _stack[-1].matched.get(array)
+    buffer = array if tirx.is_buffer_var(array) else _scopes.functions[-1].matched.get(array)
     return None if buffer is None else buffer.ty.shape[0]
 
 
@@ -383,7 +391,7 @@ def _bind_view(storage: Var, name: str, axes: tuple[Axis, ...], dtype: str, defa
     T.add_to_parent(tirx.DeclBuffer(view, data=tirx.buffer_data(storage)))
     args = [view, _default(default, dtype), *(a.var for a in axes)]
     T.evaluate(op.call("bind_axes", args))
-    _stack[-1].views[view] = axes
+    _scopes.functions[-1].views[view] = axes
     return view
 
 
@@ -423,11 +431,11 @@ def match_sparse_buffer(
             raise VerifyError(f"buffer {handle.name} holds {storage.ty.dtype}, match_sparse_buffer says {dtype}")
     elif not _is_handle(handle):
         raise VerifyError(f"match_sparse_buffer takes a T.handle or T.Buffer parameter, found {_shown(handle)}")
-    elif handle not in _stack[-1].matched:
+    elif handle not in _scopes.functions[-1].matched:
         shape = _storage_shape(decoded)
         storage, name = T.match_buffer(handle, shape, dtype, align=_itemsize(dtype)), str(handle.name)
         IRBuilder.name(str(handle.name), storage)
-        _stack[-1].matched[handle] = storage
+        _scopes.functions[-1].matched[handle] = storage
     else:
         message = f"the handle {handle.name} is already matched to another buffer"
         raise VerifyError(f"{message}; declare it as T.Buffer to view it twice", str(handle.name))
@@ -445,7 +453,7 @@ def alloc_sparse_buffer(
     decoded = _buffer_axes(axes)
     storage = T.alloc_buffer(_storage_shape(decoded), dtype, scope=scope)
     storage = storage if tirx.is_buffer_var(storage) else storage.__enter__()
-    count = len(_stack[-1].views)
+    count = len(_scopes.functions[-1].views)
     IRBuilder.name(f"scratch_{count}", storage)
     return _bind_view(storage, f"alloc_{count}", decoded, dtype, default_value)
 
@@ -456,7 +464,7 @@ def _match_buffer(param: Any, shape: Any = None, dtype: Any = "float32", *args: 
         return match_sparse_buffer(param, shape, dtype, *args, **kwargs)
     buffer = T.match_buffer(param, shape, dtype, *args, **kwargs)
     if isinstance(param, Var):
-        _stack[-1].matched[param] = buffer
+        _scopes.functions[-1].matched[param] = buffer
     return buffer
 
 
@@ -469,7 +477,7 @@ def _alloc_buffer(shape: Any, dtype: Any = "float32", *args: Any, **kwargs: Any)
 
 def _is_axes(shape: Any) -> bool:
     items = shape if isinstance(shape, (tuple, list)) else (shape,)
-    return bool(items) and all(isinstance(s, Var) and s in _stack[-1].axes for s in items)
+    return bool(items) and all(isinstance(s, Var) and s in _scopes.functions[-1].axes for s in items)
 
 
 # ---------------------------------------------------------------------------------------------- iterations
@@ -503,7 +511,7 @@ def _check_kinds(kinds: Any, count: int) -> str:
 
 
 def _unique_name(name: str) -> str:
-    taken = _stack[-1].names
+    taken = _scopes.functions[-1].names
     base = name or "sp_iter"
     candidate, k = (base, 0) if name else (f"{base}_0", 0)
     while candidate in taken:
@@ -575,7 +583,7 @@ def _raw_coord(target: Any, member: int) -> Call:
 
 
 def _raw_bind_axes(view: Var, default: Any, *axes: Any) -> Call:
-    _stack[-1].views[view] = tuple(_axis_of(a, "a buffer axis") for a in axes)
+    _scopes.functions[-1].views[view] = tuple(_axis_of(a, "a buffer axis") for a in axes)
     return op.call("bind_axes", [view, _default(default, str(view.ty.dtype)), *axes])
 
 
