@@ -99,8 +99,8 @@ def _leave_without_the_pool() -> None:
     at_thread_exit = getattr(libc, "__cxa_thread_atexit_impl", None)
     if at_thread_exit is None:
         return
-    status = {"code": 0, "last": getattr(sys, "last_value", None)}
-    leave = sys.exit
+    status = {"code": 0}
+    before, leave = getattr(sys, "last_value", None), sys.exit
 
     @wraps(leave)
     def exit(code: Any = None, /) -> NoReturn:
@@ -108,7 +108,7 @@ def _leave_without_the_pool() -> None:
         leave(code)
 
     def register() -> None:
-        crashed = getattr(sys, "last_value", None) is not status["last"]
+        crashed = getattr(sys, "last_value", None) is not before
         at_thread_exit(libc._exit, ctypes.c_void_p(1 if crashed else status["code"] & 0xFF), None)
         at_thread_exit(libc.fflush, None, None)
 
