@@ -426,6 +426,17 @@ def test_infinities_stay_where_they_belong() -> None:
         assert ("_bsr" in text) is finite
 
 
+@pytest.mark.parametrize(("rows", "columns", "feat"), [(2, 3, 0), (1, 0, 0), (0, 3, 4), (2, 3, 4)])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_arrays_without_elements_and_in_the_other_byte_order(rows: int, columns: int, feat: int, order: str) -> None:
+    make = lambda b, data, indptr, indices, B: srelax.spmm(data, indptr, indices, B)  # noqa: E731
+    A = sp.csr_array(np.ones((rows, columns), "float32"))
+    args = {**csr(A), "B": np.ones((columns, feat), "float32")}
+    model = srelax.compile_model(module(make, {**csr(matrix()), "B": dense(N, F)}, set(), True))
+    found = model(*(array.astype(array.dtype.newbyteorder(order)) for array in args.values()))
+    np.testing.assert_array_equal(found, A @ args["B"])
+
+
 def bad_structures(A: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     far, negative, falling, short = A.indices.copy(), A.indices.copy(), A.indptr.copy(), A.indptr.copy()
     far[7], negative[-1], falling[5], short[-1] = 10**8, -1, A.nnz, A.nnz - 1

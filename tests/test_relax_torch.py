@@ -391,3 +391,9 @@ def test_pruned_weights_of_torch_become_sparse() -> None:
     assert [layer.is_sparse for layer in sparsify.layers] == [True] * 3
     with torch.no_grad():
         np.testing.assert_allclose(model(x).numpy(), network(x).numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_linear_layer_of_no_rows() -> None:
+    structure = torch.ones(2), torch.tensor([0, 1, 2]), torch.tensor([0, 2])
+    assert ops.linear(torch.zeros(0, 3), *structure).shape == (0, 2)
+    assert ops.linear(torch.zeros(4, 0, 3), *structure).shape == (4, 0, 2)

@@ -53,14 +53,20 @@ def _from_torch(tensor: Any, name: str) -> tvm.runtime.Tensor:
         fault = f"{name} requires grad, but a compiled model has no gradients"
         raise ArgumentTypeError(f"{fault}: pass {name}.detach(), or call under torch.no_grad()")
     tensor = tensor.detach()
+    if not tensor.numel():
+        return tvm.runtime.empty(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
     if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return tvm.runtime.from_dlpack(tensor)
 
 
 def _from_numpy(array: np.ndarray) -> tvm.runtime.Tensor:
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if not array.size:  # numpy's strides of it are not the compact ones that the compiled checks ask for
+        return tvm.runtime.empty(array.shape, str(array.dtype))
     flags = array.flags
-    is_shared = flags.c_contiguous and flags.writeable and array.ctypes.data % ALIGNMENT == 0 and array.dtype.isnative
+    is_shared = flags.c_contiguous and flags.writeable and array.ctypes.data % ALIGNMENT == 0
     if is_shared and array.dtype.kind in "biuf":  # bfloat16 has no DLPack in numpy
         return tvm.runtime.from_dlpack(array)
     return tvm.runtime.tensor(array)

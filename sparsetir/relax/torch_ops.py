@@ -80,7 +80,7 @@ def _spmv(data: Any, indptr: Any, indices: Any, x: Any) -> Any:
 def _linear(x: Any, data: Any, indptr: Any, indices: Any) -> Any:
     kernel = _kernel("linear", "m n nnz batch", *_dtypes(indptr, x=x, data=data))
     rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
-    return kernel(a_data=data, indptr=indptr, indices=indices, X=rows).reshape(*x.shape[:-1], -1)
+    return kernel(a_data=data, indptr=indptr, indices=indices, X=rows).reshape(*x.shape[:-1], indptr.shape[0] - 1)
 
 
 def _sddmm(data: Any, indptr: Any, indices: Any, X: Any, Y: Any) -> Any:
@@ -108,7 +108,7 @@ def _attention(Q: Any, K: Any, V: Any, indptr: Any, indices: Any, scale: float |
     kernel = _attention_kernel(
         tuple(sizes.items()), *_dtypes(indptr, Q=Q, K=K, V=V), feat**-0.5 if scale is None else scale
     )
-    q, k, v = (part.reshape(heads, blocks, -1, part.shape[-1]) for part in (Q, K, V))
+    q, k, v = (part.reshape(heads, blocks, sizes["block"], part.shape[-1]) for part in (Q, K, V))
     return kernel(Q=q, K=k, V=v, indptr=indptr, indices=indices).reshape(heads, length, out)
 
 
