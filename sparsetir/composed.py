@@ -19,13 +19,13 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.formats.format import Format
 from sparsetir.formats.tensor import Piece, SparseTensor
-from sparsetir.interop import aligned_contiguous, check_dtype, is_sparse
+from sparsetir.interop import aligned_contiguous, check_detached, check_dtype, is_sparse, is_torch
 from sparsetir.interop.sources import Compressed, Source, open_source
 from sparsetir.ir import Program, decode
 from sparsetir.kernel import BoundKernel, Kernel, Timing
-from sparsetir.plans import fits
+from sparsetir.plans import Unfit, fits
 from sparsetir.shown import shown_signature
-from sparsetir.signature import Signature, SizeOf, checks_are_on
+from sparsetir.signature import Signature, SizeOf, checks_are_on, is_integer
 from sparsetir.transform.decompose import Decomposition, Group
 from sparsetir.transform.structure import MASK_DTYPE
 
@@ -93,12 +93,7 @@ class ComposedKernel:
         self.groups = {name: g for g in decomposition.groups for name in g.buffers}
         self.converted: dict[Any, Converted] = {}
         self.sizes = {p.name for p in self.signature.params if not p.is_array and p.dtype.startswith("int")}
-        self.lengths = {
-            (g.name, d): str(axis.length.name)
-            for g in decomposition.groups
-            for d, axis in enumerate(g.axes)
-            if hasattr(axis.length, "name") and str(axis.length.name) in self.sizes
-        }
+        self.lengths = {g.name: [sizes.Size(axis.length) for axis in g.axes] for g in decomposition.groups}
         if compile is not None:
             self.kernel = compile(decomposition.func)
             # The pieces together set what the original sets: with the sizes that conversion gives them, every element.
@@ -130,8 +125,10 @@ class ComposedKernel:
 
     # ------------------------------------------------------------------ calling
 
-    def __call__(self, **arguments: Any) -> Any:
+    def __call__(self, *unnamed: Any, **arguments: Any) -> Any:
         """Run the kernel; see `Kernel.__call__`. A sparse argument is converted when its structure is new."""
+        if unnamed:
+            raise self.signature.unnamed(unnamed)
         given, converted = self._translate(arguments)
         self._check_complete(converted)
         return self._results(self.kernel, self._taken(given), converted, arguments)
@@ -231,7 +228,7 @@ class ComposedKernel:
         converted: dict[str, Converted] = {}
         for name, value in arguments.items():
             group = self._group_of(name)
-            if group is None and name in self.sizes and isinstance(value, (int, np.integer)):
+            if group is None and name in self.sizes and is_integer(value):
                 _agree(given, name, SizeOf(int(value), "the argument"))
                 continue
             if group is None and self.signature.storage_name(name) is None and name not in self.signature.by_name:
@@ -246,6 +243,8 @@ class ComposedKernel:
         return given, converted
 
     def _add(self, group: Group, name: str, value: Any, given: dict[str, Any], converted: dict[str, Converted]) -> None:
+        if is_torch(value):
+            check_detached(value, name, "a kernel")
         buffer, source = self.program.buffer(name), open_source(value, name)
         check_dtype(source.values.dtype, buffer.dtype, name=name)
         found = converted[name] = self._converted(group, name, value, source)
@@ -254,9 +253,15 @@ class ComposedKernel:
             raise ArgumentError(f"{name} and another argument share axes but have different structures")
         given.update(found.arguments)
         given.update(found.values(group, str(buffer.storage.name), found.held(source)))
-        for d, size in enumerate(found.tensor.shape):
-            if (group.name, d) in self.lengths:
-                _agree(given, self.lengths[group.name, d], SizeOf(size, f"{name}.shape[{d}]"))
+        for d, (size, length) in enumerate(zip(self.lengths[group.name], found.tensor.shape, strict=True)):
+            self._note(given, size, SizeOf(length, f"{name}.shape[{d}]"))
+
+    def _note(self, given: dict[str, Any], size: sizes.Size, value: SizeOf) -> None:
+        """Note what the length of an axis says of the sizes."""
+        if size.name in self.sizes:
+            _agree(given, size.name, value)
+        elif solved := size.solve(value, {n: v for n, v in given.items() if n in self.sizes}):
+            _agree(given, solved[0], SizeOf(solved[1], value.source))
 
     def _converted(self, group: Group, name: str, value: Any, source: Source) -> Converted:
         """The structure of `value` in the group's format; kept under a checksum of its index arrays."""
@@ -360,19 +365,24 @@ class BoundComposedKernel:
         self.is_plain = kernel.has_plain_results
 
     def __repr__(self) -> str:
-        return f"{self.kernel!r} with {', '.join(self.fixed)} fixed"
+        return f"{self.kernel!r} with {', '.join(self.fixed) or 'nothing'} fixed"
 
     @property
     def last(self) -> tuple[Any, Callable[[dict[str, Any]], Any] | None]:
         """The key of the last call and its plan, where results are those of the compiled function."""
-        return self.bound.last if self.is_plain else (None, None)
+        return self.bound.last if self.is_plain else ((), None)
 
-    def __call__(self, **arguments: Any) -> Any:
+    def __call__(self, *unnamed: Any, **arguments: Any) -> Any:
         """Run with the open arguments; see `Kernel.__call__`."""
         kernel = self.kernel
+        if unnamed:
+            raise kernel.signature.unnamed(unnamed)
         key, plan = self.bound.last
         if self.is_plain and plan is not None and fits(key, arguments):
-            return plan(arguments)
+            try:
+                return plan(arguments)
+            except Unfit:
+                pass
         if self.is_plain and kernel.groups.keys().isdisjoint(arguments):
             return self.bound(**arguments)
         clash = [name for name in arguments if name in self.fixed]

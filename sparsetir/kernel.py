@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 import tvm
 import tvm_ffi
 from tvm import tirx
@@ -19,7 +17,7 @@ from tvm import tirx
 from sparsetir import interop
 from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
-from sparsetir.plans import fits, is_of_arrays, key_of, make_plan
+from sparsetir.plans import Caller, Plan, Run, Unfit, fits, look, remember, shaped
 from sparsetir.shown import shown_signature
 from sparsetir.signature import Arguments, Signature
 from sparsetir.spare import Spare
@@ -28,7 +26,6 @@ from sparsetir.untuned import Suited
 
 Fit = Callable[[], Callable[..., Any]]
 
-MOST_PLANS = 64
 SMALL_ELEMENTS, SMALL_SUMS = 1 << 13, 1 << 16  # of all arrays; where rows are summed into one number each
 GATHERED = 4  # elements of such sums that take as long as one that is gathered through an index
 HOT_CALLS, FEW_CALLS = 32, 4  # of one plan, before other code is compiled for it
@@ -79,7 +76,7 @@ class Kernel:
         self.name = compiled.name
         self.signature = Signature(decode(func), compiled.searched)
         self.function: Callable[..., Any] = compiled.function
-        self.plans: dict[Any, Callable[[dict[str, Any]], Any]] = {}
+        self.plans: dict[Any, Plan | None] = {}
         self.suited = Suited.of(self.signature.program)
 
     @property
@@ -95,7 +92,7 @@ class Kernel:
 
     # ------------------------------------------------------------------ calling
 
-    def __call__(self, **arguments: Any) -> Any:
+    def __call__(self, *unnamed: Any, **arguments: Any) -> Any:
         """Run the kernel.
 
         Parameters
@@ -119,18 +116,27 @@ class Kernel:
         StructureError
             Index arrays that are not what the axes promise.
         """
-        key = key_of(arguments)
-        plan = self.plans.get(key) if key is not None else None
-        if plan is not None:
-            return plan(arguments)
+        if unnamed:
+            raise self.signature.unnamed(unnamed)
+        seen = look(arguments)
+        if seen is not None and (plan := self.plans.get(seen[0])) is not None:
+            try:
+                return plan.at(seen[1])(arguments)
+            except Unfit:
+                pass
         args = self._prepare(arguments)
         self._run(args)
-        if key is not None and not args.copy_back and all(a.size for a in args.arrays.values()):
-            finish = lambda ready, values: self._finish(ready, values, args, Arguments())  # noqa: E731
-            fit, after = self.fitting(args)
-            plan = make_plan(*self._called(args, arguments), finish=finish, fit=fit, after=after)
-            self._remember(self.plans, key, plan)
+        if seen is not None and seen[0] not in self.plans and not args.copy_back:
+            caller = Caller(self.signature, self.function, lambda args: self.fitting(args), {}, Arguments())
+            remember(self.plans, seen[0], self._plan(caller, args, arguments))
         return self._results(args, arguments)
+
+    def _plan(self, caller: Caller, args: Arguments, arguments: dict[str, Any]) -> Plan | None:
+        """How later calls like one that was made can be made sooner."""
+        try:
+            return Plan(caller, args, arguments, [_passed(args, p) for p in self.signature.params])
+        except Unfit:
+            return None
 
     def fitting(self, args: Arguments, *, is_bound: bool = False) -> tuple[Fit | None, int]:
         """What makes a function that suits these arguments better, and after how many calls it pays.
@@ -169,50 +175,20 @@ class Kernel:
         is_dense = all(n not in holder or holder[n].is_dense for n in self.signature.effects.written)
         return is_dense and all("R" in iteration.kinds for iteration in program.iterations)
 
-    @staticmethod
-    def _remember(plans: dict[Any, Any], key: Any, plan: Any) -> None:
-        """Keep a plan; a kernel called with ever new shapes must not grow without bound."""
-        if plan is None:
-            return
-        if len(plans) >= MOST_PLANS:
-            plans.pop(next(iter(plans)))
-        plans[key] = plan
-
-    def _called(
-        self, args: Arguments, arguments: dict[str, Any]
-    ) -> tuple[Signature, Callable[..., Any], Arguments, dict[str, Any], list[Any]]:
-        template = [_passed(args, p) for p in self.signature.params]
-        return self.signature, self.function, args, arguments, template
-
-    def _finish(self, ready: list[Any], values: dict[str, Any], model: Arguments, base: Arguments) -> Any:
-        """Results of a planned call whose outputs need more than handing over."""
+    def _prepare(self, arguments: dict[str, Any], known: Arguments | None = None) -> Arguments:
         signature = self.signature
-        fresh = Arguments(
-            {p.name: ready[n] for n, p in enumerate(signature.params) if p.is_array},
-            model.sizes,
-            model.sources,
-            dict(base.stored),
-            given={signature.storage_name(n) or "": n for n in values},
-            torch=model.torch,
-        )
-        for name, value in values.items():
-            if name in signature.buffers and interop.is_sparse(value):
-                levels, dtype = signature.levels[name], signature.buffers[name].dtype
-                fresh.stored[name] = interop.store(value, levels, name=name, dtype=dtype, check=False)
-        return self._results(fresh, values)
-
-    def _prepare(self, arguments: dict[str, Any]) -> Arguments:
-        signature = self.signature
-        args = signature.gather(arguments)
+        args = signature.gather(arguments, known)
         signature.check(args)
         signature.allocate(args)
-        _check_overlap(args, signature, arguments)
+        _check_overlap(args, signature)
         return args
 
     def _run(self, args: Arguments) -> None:
         self.function(*(_passed(args, p) for p in self.signature.params))
         for target, storage in args.copy_back:
-            target[...] = args.arrays[storage].reshape(target.shape)
+            array, buffer = args.arrays[storage], self.signature.holder.get(storage)
+            stored = args.stored.get(buffer.name) if buffer is not None else None
+            target[...] = array.reshape(target.shape) if stored is None else interop.entries(stored, array)
 
     def _results(self, args: Arguments, arguments: dict[str, Any]) -> Any:
         names = self.signature.outputs or self.signature.effects.updated
@@ -333,16 +309,13 @@ class BoundKernel:
         self.fixed = dict(arguments)
         signature = kernel.signature
         self.args = Arguments()
-        for name, value in arguments.items():
-            param = signature.by_name.get(name)
-            if param is not None and not param.is_array:
-                signature._scalar(self.args, param, value)
-        for name, value in arguments.items():
-            param = signature.by_name.get(name)
-            if param is None or param.is_array:
-                signature._array(self.args, name, value)
-        self.plans: dict[Any, Callable[[dict[str, Any]], Any]] = {}
-        self.last: tuple[Any, Callable[[dict[str, Any]], Any] | None] = (None, None)  # the key of a call, and its plan
+        signature.take(self.args, arguments)
+        if self.args.copy_back:
+            name = signature.shown(self.args.copy_back[0][1])
+            fault = f"{name} is written by this kernel and has another layout, so that each call would copy it"
+            raise ArgumentError(f"{fault}: bind a contiguous array, or pass it at each call")
+        self.plans: dict[Any, Plan | None] = {}
+        self.last: tuple[Any, Run | None] = ((), None)  # the arrays of a call, and what makes such calls
         self.over_another: Any = None  # a BoundComposedKernel
         self.spare = Spare()
         self.is_open = kernel.calls is not None and kernel.compiled.schedule is None
@@ -350,26 +323,38 @@ class BoundKernel:
     def __repr__(self) -> str:
         if self.over_another is not None:
             return repr(self.over_another)
-        return f"{self.kernel!r} with {', '.join(self.fixed)} fixed"
+        return f"{self.kernel!r} with {', '.join(self.fixed) or 'nothing'} fixed"
 
-    def __call__(self, **arguments: Any) -> Any:
+    def __call__(self, *unnamed: Any, **arguments: Any) -> Any:
         """Run with the open arguments; see `Kernel.__call__`."""
-        key, plan = self.last
-        if plan is not None and fits(key, arguments):
-            return plan(arguments)
+        if unnamed:
+            raise self.kernel.signature.unnamed(unnamed)
+        key, run = self.last
+        if run is not None and fits(key, arguments):
+            try:
+                return run(arguments)
+            except Unfit:
+                pass
         if self.is_open:
             self._choose_format(arguments)
-        if self.over_another is not None:
-            found = self.over_another(**arguments)
-            self.last = self.over_another.last  # its plans are as good as ours
-            return found
-        key = key_of(arguments)
-        plan = self.plans.get(key) if key is not None else None
-        if plan is None:
-            return self._first(arguments, key)
-        if is_of_arrays(key):
-            self.last = key, plan
-        return plan(arguments)
+        if self.over_another is None:
+            return self._planned(arguments)
+        found = self.over_another(**arguments)
+        self.last = self.over_another.last  # its plans are as good as ours
+        return found
+
+    def _planned(self, arguments: dict[str, Any]) -> Any:
+        seen = look(arguments)
+        plan = self.plans.get(seen[0]) if seen is not None else None
+        if seen is not None and plan is not None:
+            try:
+                run = plan.at(seen[1])
+                if key := shaped(arguments):
+                    self.last = key, run
+                return run(arguments)
+            except Unfit:
+                pass
+        return self._first(arguments, seen)
 
     def _choose_format(self, arguments: dict[str, Any]) -> None:
         """Convert the bound matrix if that pays within the calls that were announced."""
@@ -378,33 +363,34 @@ class BoundKernel:
         self.over_another = bound_over_another(self.kernel, self.fixed, arguments)
         self.is_open = False
 
-    def _first(self, arguments: dict[str, Any], key: Any) -> Any:
-        """A call with shapes not seen yet: everything is checked, and the plan is kept for the next."""
+    def _first(self, arguments: dict[str, Any], seen: tuple[Any, Any] | None) -> Any:
+        """A call of a kind not seen yet, or one that does not fit: everything is checked."""
         kernel, signature = self.kernel, self.kernel.signature
-        clash = [n for n in arguments if signature.storage_name(n) in self.args.given and n in self.fixed]
-        if clash:
-            raise ArgumentTypeError(f"{clash[0]} is fixed by bind; do not pass it again")
-        args = self._merged()
-        for name, value in arguments.items():
-            param = signature.by_name.get(name)
-            if param is not None and not param.is_array:
-                signature._scalar(args, param, value)
-            else:
-                signature._array(args, name, value)
-        signature._infer(args)
-        signature.check(args)
-        signature.allocate(args)
-        _check_overlap(args, signature, arguments)
-        self.kernel._run(args)
-        found = self.kernel._results(args, {**self.fixed, **arguments})
-        base = self.args
-        if key is not None and not args.copy_back:
-            finish = lambda ready, values: kernel._finish(ready, {**self.fixed, **values}, args, base)  # noqa: E731
-            finish = _like(found, args, arguments, signature) or finish
-            fit, after = kernel.fitting(args, is_bound=True)
-            plan = make_plan(*kernel._called(args, arguments), finish=finish, fit=fit, after=after, spare=self.spare)
-            kernel._remember(self.plans, key, plan)
-        return found
+        for name in arguments:
+            self._check_open(name)
+        args = kernel._prepare(arguments, self._merged())
+        kernel._run(args)
+        if seen is not None and seen[0] not in self.plans and not args.copy_back:
+            fitting = lambda args: kernel.fitting(args, is_bound=True)  # noqa: E731
+            caller = Caller(signature, kernel.function, fitting, self.fixed, self.args, self.spare)
+            remember(self.plans, seen[0], kernel._plan(caller, args, arguments))
+        return kernel._results(args, {**self.fixed, **arguments})
+
+    def _check_open(self, name: str) -> None:
+        """Raise if an argument is fixed, or an array of one that is."""
+        signature = self.kernel.signature
+        storage = signature.storage_name(name)
+        bound = self.args.given.get(storage) if storage is not None else None
+        if bound is None:
+            return
+        if name == bound:
+            raise ArgumentTypeError(f"{name} is fixed by bind; do not pass it again")
+        fault, buffer = f"{name} belongs to {bound}, which is fixed by bind", signature.holder.get(storage or "")
+        arrays = [n for axis in buffer.axes for n in signature.axes_of_array.get(axis, ()) if n] if buffer else []
+        if arrays and bound in self.args.stored:
+            form = ", ".join(f"{n}=..." for n in dict.fromkeys(arrays))
+            fault += f": to pass other values at each call, bind the structure alone, bind({form})"
+        raise ArgumentTypeError(fault)
 
     def save(self, path: str | Path) -> Path:
         """Write it to a file with the fixed arguments; see `Kernel.save`."""
@@ -436,30 +422,6 @@ class BoundKernel:
         return self.kernel.time(seconds=seconds, **self.fixed, **arguments)
 
 
-def _like(found: Any, args: Arguments, arguments: dict[str, Any], signature: Signature) -> Callable[..., Any] | None:
-    """Makes results like one that is an argument or has the structure of a fixed one; None for other kinds."""
-    passed = next((name for name, value in arguments.items() if value is found), None)
-    if passed is not None:
-        return lambda _ready, values: values[passed]
-    if any(interop.is_sparse(value) for value in arguments.values()):
-        return None  # another call may come with another structure
-    if len(signature.outputs) != 1 or not isinstance(found, (sp.sparray, sp.spmatrix)) or found.format != "csr":
-        return None
-    (name,) = signature.outputs
-    values, at = args.arrays[name], [p.name for p in signature.params].index(name)
-    if not np.may_share_memory(found.data, values) or found.data.shape != values.shape or args.torch:
-        return None
-    model = copy.copy(found)
-    model.data = values[:0]  # the values are not to be kept
-
-    def made(ready: list[Any], _values: dict[str, Any]) -> Any:
-        result = copy.copy(model)
-        result.data = ready[at]
-        return result
-
-    return made
-
-
 def _passed(args: Arguments, param: Any) -> Any:
     if not param.is_array:
         return args.sizes[param.name]
@@ -476,7 +438,7 @@ def _bfloat16(array: np.ndarray) -> Any:
     return bits._create_view(array.shape, "bfloat16")
 
 
-def _check_overlap(args: Arguments, signature: Signature, arguments: dict[str, Any]) -> None:
+def _check_overlap(args: Arguments, signature: Signature) -> None:
     """Outputs passed by the caller must not lie in an input: the loops assume that they do not."""
     for storage in signature.effects.written:
         if storage not in args.given:

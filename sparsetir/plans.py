@@ -1,244 +1,360 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is left to do in a call once one like it has been checked in full.
 
-A plan belongs to the names, classes, shapes and dtypes of a call's arguments. It fills the compiled function's
-argument list, checks what may differ between such calls (the contents of index arrays), and makes the outputs.
+A plan belongs to the names, classes and dtypes of a call's arguments. It finds the sizes, fills the compiled function's
+argument list, checks what may differ between such calls, and makes the results. It takes only what it is sure of: where
+a call does not fit, it raises `Unfit` before anything has run, and the long way decides. So what came before a call
+never changes what the call gives, be that a result or an error.
 """
 
 from __future__ import annotations
 
-import contextlib
-import weakref
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import scipy.sparse as sp
+import tvm
 import tvm_ffi
 
-from sparsetir import alignment, interop
-from sparsetir.errors import ArgumentError
-from sparsetir.signature import Arguments, Signature, checks_are_on
+from sparsetir import interop, sizes
+from sparsetir.errors import StructureError
+from sparsetir.ir import Axis
+from sparsetir.plan_parts import Compressed, Function, Results, Separation, Unfit, Values, fits, look, shaped
+from sparsetir.signature import LARGEST_INT32, Arguments, Signature, checks_are_on, numpy_dtype
 from sparsetir.spare import Spare
 
-COMPRESSED = ("csr", "csc", "bsr")
+MOST_PLANS, MOST_SHAPES = 64, 64  # of a kernel, and of a plan; then all are forgotten
+
+Run: TypeAlias = Callable[[Values], Any]
 
 
-def key_of(arguments: dict[str, Any]) -> Any:
-    """What decides whether a plan fits; None where every call must take the long way."""
-    key: list[Any] = []
-    for name, value in arguments.items():
-        if type(value) is np.ndarray:
-            if not value.flags.carray or value.size == 0:  # contiguous, aligned and writeable
-                return None
-            key.append((name, value.shape, value.dtype))
-        elif isinstance(value, (sp.sparray, sp.spmatrix)) and value.format in COMPRESSED:
-            data, indices = value.data, value.indices
-            if not (data.flags.writeable and indices.flags.writeable) or data.size == 0:
-                return None
-            key.append((name, type(value), value.shape, data.shape, data.dtype, indices.dtype, indices.size))
-        elif type(value) is int:
-            key.append((name, value))
-        else:
-            return None
-    return tuple(key)
+def remember(plans: dict[Any, Any], key: Any, found: Any, most: int = MOST_PLANS) -> None:
+    """Keep something for later calls; of ever new ones memory must not grow without bound."""
+    if len(plans) >= most:
+        plans.clear()
+    plans[key] = found
 
 
-def fits(key: Any, arguments: dict[str, Any]) -> bool:
-    """Whether a key of nothing but arrays is that of these arguments; sooner than by making theirs."""
-    if len(key) != len(arguments):
-        return False
-    for name, shape, dtype in key:
-        value = arguments.get(name)
-        if type(value) is not np.ndarray or value.shape != shape or value.dtype is not dtype or not value.flags.carray:
-            return False
-    return True
+@dataclass(frozen=True)
+class Caller:
+    """Whose calls are planned.
 
-
-def is_of_arrays(key: Any) -> bool:
-    """Whether a key is of nothing but arrays."""
-    return all(len(entry) == 3 for entry in key)
-
-
-class _Compressed:
-    """Fills in a scipy matrix whose arrays are the buffer's own."""
-
-    def __init__(self, signature: Signature, name: str, args: Arguments, place: dict[str, int]) -> None:
-        buffer = signature.buffers[name]
-        axis = next(a for a in buffer.axes if a.kind == "sparse_variable")
-        self.name, self.axis = name, axis
-        self.values = place[str(buffer.storage.name)]
-        indptr, indices = signature.axes_of_array[axis]
-        self.indptr, self.indices = place[indptr or ""], place[indices or ""]
-        self.places = (self.values, self.indptr, self.indices)
-        self.shape = args.arrays[str(buffer.storage.name)].shape
-        self.level = signature.levels[name][buffer.axes.index(axis)]
-        self.parent_count, _, self.length = (int(n) for n in signature.counts[axis](args.sizes))
-
-    def fill(self, value: Any, ready: list[Any]) -> None:
-        """Check the structure and pass the arrays on."""
-        if checks_are_on():
-            interop.check_level(
-                self.level,
-                value.indptr,
-                value.indices,
-                parent_count=self.parent_count,
-                length=self.length,
-                name=self.name,
-                need_sorted=True,
-            )
-        ready[self.values], ready[self.indptr], ready[self.indices] = value.data, value.indptr, value.indices
-
-
-def _borrows(signature: Signature, name: str, value: Any, args: Arguments) -> bool:
-    """Whether a sparse argument's own arrays were passed on, so that the next one's can be too."""
-    stored = args.stored.get(name)
-    if stored is None or not stored.is_borrowed or len(stored.indptr) != 1:
-        return False
-    arrays = (value.data, value.indptr, value.indices)
-    held = (stored.values, *stored.indptr.values(), *stored.indices.values())
-    return all(_is_same(a, h) for a, h in zip(arrays, held, strict=True))
-
-
-def _is_same(array: np.ndarray, held: np.ndarray) -> bool:
-    return array.dtype == held.dtype and array.shape == held.shape and np.may_share_memory(array, held)
-
-
-def _is_repeatable(signature: Signature, storage: str) -> bool:
-    """Whether an array of the same shape and dtype needs no further look."""
-    is_index = any(storage in names for names in signature.axes_of_array.values())
-    return not is_index and signature.by_name[storage].dtype != "bfloat16"
-
-
-def make_plan(
-    signature: Signature,
-    function: Callable[..., Any],
-    args: Arguments,
-    arguments: dict[str, Any],
-    template: list[Any],
-    finish: Callable[[list[Any], dict[str, Any]], Any],
-    fit: Callable[[], Callable[..., Any]] | None,
-    after: int,
-    spare: Spare | None = None,
-) -> Callable[[dict[str, Any]], Any] | None:
-    """A function of the arguments that does what the call just made did, with fewer checks.
-
-    `template` is that call's argument list; `finish` turns a filled list into results where an output is not a
-    plain new array. `fit` makes the function that suits these arrays better; it takes over `after` so many calls. A
-    result is written to the memory of `spare` where it can be. None when no shortcut is safe.
+    Parameters
+    ----------
+    signature : Signature
+    function : callable
+        The compiled one.
+    fitting : callable
+        Of the arguments: what makes a function that suits them better, and after how many calls it pays.
+    fixed : mapping of str to object
+        Arguments that every call has.
+    base : Arguments
+        What they come to.
+    spare : Spare, optional
+        Memory for results.
     """
-    place = {p.name: n for n, p in enumerate(signature.params)}
-    sparse_names = [n for n, v in arguments.items() if interop.is_sparse(v)]
-    storages = {n: s for n in arguments if n not in sparse_names and (s := signature.storage_name(n)) is not None}
-    if not all(_borrows(signature, n, arguments[n], args) for n in sparse_names):
-        return None
-    if not all(_is_repeatable(signature, s) for s in storages.values()):
-        return None
-    sparse = [_Compressed(signature, n, args, place) for n in sparse_names]
-    dense = [(n, place[s]) for n, s in storages.items()]
-    written = [at for name, at in dense if signature.params[at].name in signature.effects.written]
-    made = [
-        (place[n], args.arrays[n].shape, args.arrays[n].dtype, n in signature.effects.covered)
-        for n in signature.outputs
-        if n not in args.given
-    ]
-    plain = _plain(signature, args, place)
-    finish = plain or finish  # the other one holds the arrays of this call
 
-    full = [at for at, shape, *_ in made if 0 not in shape]  # a result without elements is passed as it was
-    changing = {*(at for _, at in dense), *(at for e in sparse for at in e.places), *full}
-    passed = [*(at for _, at in dense), *(at for e in sparse for at in e.places)]
-    fixed = [v for at, v in enumerate(template) if at not in changing and isinstance(v, np.ndarray)]
-    separation = _Separation(fixed, written, passed)
-    # What every call brings or gets anew is not kept.
-    template = [None if at in changing else _ready(value) for at, value in enumerate(template)]
-    results = _Results(made, spare)
-    current = _Function(function, fit, after)
-    if plain is not None and spare is not None and not sparse and not written and full:
-        ((out, shape, dtype, covered),) = made
-        if covered:
-            return _run_spare(template, dense, out, partial(spare.take, shape, dtype), current)
+    signature: Signature
+    function: Callable[..., Any]
+    fitting: Callable[[Arguments], tuple[Any, int]]
+    fixed: Values
+    base: Arguments
+    spare: Spare | None = None
 
-    def run(values: dict[str, Any]) -> Any:
-        ready = template.copy()
-        for name, at in dense:
-            ready[at] = values[name]
-        for entry in sparse:
-            entry.fill(values[entry.name], ready)
-        found = results.fill(ready)
-        if written:
-            separation.check(ready)
-        current.next()(*ready)
-        for at, array in found:
-            ready[at] = array
-        return finish(ready, values)
 
-    return run
+class Plan:
+    """Makes the calls of one key.
+
+    Parameters
+    ----------
+    caller : Caller
+    args : Arguments
+        Those of a call that was made the long way.
+    arguments : mapping of str to object
+        What was passed for it, without what is fixed.
+    template : list of object
+        Its argument list.
+
+    Raises
+    ------
+    Unfit
+        No call of this key is simple enough.
+    """
+
+    def __init__(self, caller: Caller, args: Arguments, arguments: Values, template: list[Any]) -> None:
+        self.caller, signature = caller, caller.signature
+        self.place = {p.name: n for n, p in enumerate(signature.params)}
+        own = caller.base.arrays  # the call may have had equal ones, or others of their dimensions
+        self.held = {n: a if a.shape == args.arrays[n].shape else args.arrays[n] for n, a in own.items()}
+        self.dense: list[tuple[str, int]] = []
+        self.sparse: list[Compressed] = []
+        self.raw: set[str] = set()
+        sources: list[sizes.Size] = []  # of each dimension
+        self.parts: list[tuple[int, slice]] = []  # of an array's place, its dimensions
+        for name, value in arguments.items():
+            for at, shape in self._expected(name, value, args):
+                if at is not None:
+                    self.parts.append((at, slice(len(sources), len(sources) + len(shape))))
+                sources += shape
+        for name in self.held:
+            sources += signature.by_name[name].shape or ()
+        self.fixed_dims = tuple(n for array in self.held.values() for n in array.shape)
+        self.axes = self._raw_axes()
+        self.made = [n for n in signature.outputs if n not in args.given]
+        if any(signature.by_name[n].dtype == "bfloat16" for n in self.made):
+            raise Unfit
+        self._solve(sources)
+        filled = {at for _, at in self.dense} | {at for e in self.sparse for at in e.places}
+        self._share(filled)
+        self.written = [at for _, at in self.dense if signature.params[at].name in signature.effects.written]
+        self.written += [e.values for e in self.sparse if signature.params[e.values].name in signature.effects.written]
+        self.filled = sorted(filled)
+        # What every call brings or gets anew is not kept.
+        new = {self.place[n] for n in self.made}
+        self.template = [None if at in filled or at in new else _ready(value) for at, value in enumerate(template)]
+        self.finish, is_new = _finish(caller, args, arguments, self.place)
+        self.is_simple = is_new and self.made[0] in signature.effects.covered
+        self.is_simple = self.is_simple and not (self.sparse or self.axes or self.written)
+        self.functions: dict[tuple[int, ...], Function] = {}
+        self.runs: dict[tuple[int, ...], Run] = {}
+
+    # ------------------------------------------------------------------ what calls of the key bring
+
+    def _expected(self, name: str, value: Any, args: Arguments) -> list[tuple[int | None, list[sizes.Size]]]:
+        """The sizes that the dimensions of an argument have by the program: places of its arrays, and theirs."""
+        signature, param = self.caller.signature, self.caller.signature.by_name.get(name)
+        if param is not None and not param.is_array:
+            return [(None, [signature.scalars[name]])]
+        storage = signature.storage_name(name)
+        if storage is None:
+            raise Unfit
+        if interop.is_sparse(value):
+            entry = Compressed(signature, name, value, args, self.place)
+            self.sparse.append(entry)
+            return entry.expected(signature)
+        param = signature.by_name[storage]
+        dtype, shape = value.dtype, list(param.shape or ())
+        if param.dtype == "bfloat16" or dtype != numpy_dtype(param.dtype) or not dtype.isnative:
+            raise Unfit
+        if len(shape) != value.ndim:
+            raise Unfit
+        self.dense.append((name, self.place[storage]))
+        self.raw.add(storage)
+        return [(self.place[storage], shape)]
+
+    def _raw_axes(self) -> list[tuple[Axis, tuple[str | None, str | None]]]:
+        """Axes whose arrays come by name, all of them."""
+        found = []
+        for axis, names in self.caller.signature.axes_of_array.items():
+            given = [n for n in names if n is not None]
+            if not any(n in self.raw for n in given):
+                continue
+            if not all(n in self.raw for n in given):
+                raise Unfit
+            found.append((axis, names))
+        return found
+
+    def _solve(self, sources: list[sizes.Size]) -> None:
+        """How the sizes follow from the dimensions."""
+        signature, base = self.caller.signature, self.caller.base
+        known, self.defined = set(base.sizes), []
+        for at, size in enumerate(sources):
+            if size.name is not None and size.name not in known:
+                self.defined.append((size.name, at))
+                known.add(size.name)
+        self.solved: list[tuple[sizes.Size, int]] = []
+        for at, size in enumerate(sources):
+            if len(unknown := set(size.symbols) - known) == 1:
+                self.solved.append((size, at))
+                known |= unknown
+        outputs = [size for n in self.made for size in signature.by_name[n].shape or ()]
+        self.scalars = [(n, p.name) for n, p in enumerate(signature.params) if not p.is_array]
+        if any(n not in known for s in (*sources, *outputs) for n in s.symbols):
+            raise Unfit
+        if any(name not in known for _, name in self.scalars):
+            raise Unfit
+        every = "".join(f"{size.code}, " for size in (*sources, *outputs))
+        self.evaluate = sizes.compiled(f"({every})")
+
+    def _share(self, filled: set[int]) -> None:
+        """Which index arrays must be those of another argument."""
+        for number, entry in enumerate(self.sparse):
+            others = {at for other in self.sparse[:number] for at in other.places}
+            held = {self.place[n]: array for n, array in self.held.items()}
+            entry.shared = [(at, held.get(at)) for at in entry.places[1:] if at in others or at in held]
+        raw = {at for _, at in self.dense}
+        if len(raw) < len(self.dense) or any(raw & set(e.places) for e in self.sparse):
+            raise Unfit
+        self.others = [a for n, a in self.held.items() if self.place[n] not in filled]
+
+    # ------------------------------------------------------------------ a call
+
+    def at(self, dims: tuple[int, ...]) -> Run:
+        """Makes calls of these dimensions."""
+        run = self.runs.get(dims)
+        if run is None:
+            run = self._run(dims)
+            remember(self.runs, dims, run, MOST_SHAPES)
+        return run
+
+    def _sized(self, dims: tuple[int, ...]) -> tuple[dict[str, int], list[int]]:
+        """The sizes, and the dimensions of the results."""
+        every = dims + self.fixed_dims
+        known = dict(self.caller.base.sizes)
+        for name, at in self.defined:
+            known[name] = int(every[at])
+        for size, at in self.solved:
+            found = size.solve(every[at], known)
+            if found is None:
+                raise Unfit
+            known[found[0]] = found[1]
+        try:
+            values = self.evaluate(known)
+        except ArithmeticError:
+            raise Unfit from None
+        if values[: len(every)] != every or any(
+            abs(known[n]) > LARGEST_INT32 for n in self.caller.signature.narrow_sizes
+        ):
+            raise Unfit
+        return known, list(values[len(every) :])
+
+    def _made(self, rest: list[int]) -> list[tuple[int, tuple[int, ...], Any, bool]]:
+        """Place, shape and dtype of the results that every call gets anew, and whether all of one is written."""
+        signature, made = self.caller.signature, []
+        for name in self.made:
+            param = signature.by_name[name]
+            shape = tuple(rest.pop(0) for _ in param.shape or ())
+            made.append((self.place[name], shape, numpy_dtype(param.dtype), name in signature.effects.covered))
+        return made
+
+    def _empty(self, shapes: list[tuple[int, tuple[int, ...]]]) -> list[tuple[int, Any]]:
+        """What is passed for arrays without elements, whose strides numpy leaves open."""
+        signature = self.caller.signature
+        if any(n < 0 for _, shape in shapes for n in shape):
+            raise Unfit
+        if signature.narrow and any(math.prod(shape) > LARGEST_INT32 for _, shape in shapes):
+            raise Unfit
+        return [(at, tvm.runtime.empty(shape, signature.params[at].dtype)) for at, shape in shapes if 0 in shape]
+
+    def _function(self, dims: tuple[int, ...]) -> Function:
+        """What is called for arguments of about these sizes."""
+        bucket = tuple([n.bit_length() for n in dims])
+        found = self.functions.get(bucket)
+        if found is None:
+            found = Function(self.caller.function, self.caller.fitting)
+            remember(self.functions, bucket, found)
+        return found
+
+    def _run(self, dims: tuple[int, ...]) -> Run:
+        caller, current = self.caller, self._function(dims)
+        known, rest = self._sized(dims)
+        checks = [(entry, *entry.counts(known)) for entry in self.sparse]
+        made = self._made(rest)
+        empty = self._empty([(at, dims[part]) for at, part in self.parts] + [(at, shape) for at, shape, *_ in made])
+        template = self.template.copy()
+        for at, name in self.scalars:
+            template[at] = known[name]
+        dense, axes, finish, arrays = self.dense, self.axes, self.finish, self._arrays
+        if self.is_simple and caller.spare is not None and not empty:
+            ((out, shape, dtype, _),) = made
+            return _run_spare(template, dense, out, partial(caller.spare.take, shape, dtype), current, arrays)
+        results, separation = Results(made, caller.spare), Separation(self.others, self.written, self.filled)
+
+        def run(values: Values) -> Any:
+            ready = template.copy()
+            for name, at in dense:
+                ready[at] = values[name]
+            for entry, parents, length in checks:
+                entry.fill(values[entry.name], ready, parents, length)
+            if axes:
+                self._check_raw(ready, known)
+            if separation.written:
+                separation.check(ready)
+            found = results.fill(ready)
+            function = current.next(partial(arrays, ready, found)) if current.waiting else current.function
+            for at, tensor in empty:
+                ready[at] = tensor
+            function(*ready)
+            for at, array in found:
+                ready[at] = array
+            return finish(ready, values)
+
+        return run
+
+    def _check_raw(self, ready: list[Any], known: dict[str, int]) -> None:
+        """Index arrays that come by name."""
+        if not checks_are_on():
+            return
+        arrays = {name: ready[at] for name, at in self.place.items() if name in self.raw}
+        try:
+            for axis, names in self.axes:
+                self.caller.signature.check_axis(axis, names, arrays, known)
+        except StructureError:
+            raise Unfit from None
+
+    def _arrays(self, ready: list[Any], found: list[tuple[int, np.ndarray]]) -> dict[str, np.ndarray]:
+        """The arrays of a call by the names of parameters."""
+        made = dict(found)
+        every = {name: made.get(at, ready[at]) for name, at in self.place.items()}
+        return {**{n: a for n, a in every.items() if isinstance(a, np.ndarray)}, **self.held}
 
 
 def _run_spare(
-    template: list[Any], dense: list[tuple[str, int]], out: int, take: Callable[[], Any], current: _Function
-) -> Callable[[dict[str, Any]], Any]:
+    template: list[Any],
+    dense: list[tuple[str, int]],
+    out: int,
+    take: Callable[[], Any],
+    current: Function,
+    arrays: Callable[..., dict[str, np.ndarray]],
+) -> Run:
     """The plan of most calls of a bound kernel: arrays in, one array out."""
 
-    def run(values: dict[str, Any]) -> Any:
+    def run(values: Values) -> Any:
         ready = template.copy()
         for name, at in dense:
             ready[at] = values[name]
         array, ready[out] = take()
-        (current.next() if current.waiting else current.function)(*ready)
+        if current.waiting:
+            current.next(partial(arrays, ready, [(out, array)]))(*ready)
+        else:
+            current.function(*ready)
         return array
 
     return run
 
 
-class _Function:
-    """The compiled function, until after so many calls the one that `fit` makes takes over."""
-
-    def __init__(self, function: Callable[..., Any], fit: Callable[[], Callable[..., Any]] | None, after: int) -> None:
-        self.function, self.left = function, after
-        self.waiting = [fit] if fit is not None else []
-
-    def next(self) -> Callable[..., Any]:
-        """What to call now."""
-        if self.waiting:
-            self.left -= 1
-            if self.left < 0:
-                fit = None
-                with contextlib.suppress(IndexError):  # another thread took it
-                    fit = self.waiting.pop()
-                self.function = self.function if fit is None else fit()
-        return self.function
+def _finish(
+    caller: Caller, args: Arguments, arguments: Values, place: dict[str, int]
+) -> tuple[Callable[[list[Any], Values], Any], bool]:
+    """Hands results over as the long way does, and whether that is one new array as it is."""
+    signature = caller.signature
+    names = signature.outputs or signature.effects.updated
+    each = [_one(caller, args, arguments, name, place[name]) for name in names]
+    if len(each) > 1:
+        return lambda ready, values: tuple(one(ready, values) for one in each), False
+    is_new = names[0] not in args.given and signature.is_plain(names[0]) and not args.torch
+    return each[0], is_new
 
 
-class _Results:
-    """New arrays for the results of a call."""
-
-    def __init__(self, made: list[tuple[int, tuple[int, ...], Any, bool]], spare: Spare | None) -> None:
-        self.take = None if spare is None else spare.take
-        self.made = made
-
-    def fill(self, ready: list[Any]) -> list[tuple[int, np.ndarray]]:
-        """Pass them on; those that were passed in another guise, or not at all, come back with their place."""
-        found = []
-        for at, shape, dtype, covered in self.made:
-            if 0 in shape:
-                found.append((at, np.empty(shape, dtype)))
-            elif covered and self.take is not None:
-                array, ready[at] = self.take(shape, dtype)
-                found.append((at, array))
-            else:
-                ready[at] = alignment.empty(shape, dtype) if covered else np.zeros(shape, dtype)
-        return found
-
-
-def _plain(signature: Signature, args: Arguments, place: dict[str, int]) -> Callable[..., Any] | None:
-    """Hands over the only result, a new array as it is; None where results are something else."""
-    name = signature.outputs[0] if len(signature.outputs) == 1 else None
-    if name is None or not signature.is_plain(name) or args.torch:
-        return None
-    at = place[name]
+def _one(caller: Caller, args: Arguments, arguments: Values, name: str, at: int) -> Callable[[list[Any], Values], Any]:
+    """Hands over one result."""
+    signature, given = caller.signature, args.given.get(name, "")
+    if given in arguments:
+        return lambda _ready, values: values[given]
+    if given in caller.fixed:
+        own = caller.fixed[given]
+        return lambda _ready, _values: own
+    model = signature.model(args, name)
+    if model in caller.base.stored:
+        stored = caller.base.stored[model]
+        return lambda ready, _values: interop.restore(stored, ready[at])
+    if model is not None:
+        return lambda ready, values: interop.with_values(values[model], ready[at], name=model)
+    if args.torch:
+        return lambda ready, _values: interop.to_torch(ready[at])
     return lambda ready, _values: ready[at]
 
 
@@ -247,23 +363,4 @@ def _ready(value: Any) -> Any:
     return tvm_ffi.from_dlpack(value) if isinstance(value, np.ndarray) else value
 
 
-class _Separation:
-    """Checks that arrays to be written lie apart from all others, unless they are those of the last call."""
-
-    def __init__(self, fixed: list[np.ndarray], written: list[int], passed: list[int]) -> None:
-        self.fixed, self.written, self.passed = fixed, written, passed
-        self.last: list[tuple[int, weakref.ref[Any]]] = []
-
-    def check(self, ready: list[Any]) -> None:
-        """Raise if one does not."""
-        for at, ref in self.last:
-            if ref() is not ready[at]:
-                break
-        else:
-            if self.last:
-                return
-        for at in self.written:
-            others = [*self.fixed, *(ready[n] for n in self.passed if n != at)]
-            if any(np.may_share_memory(ready[at], other) for other in others):
-                raise ArgumentError("an output shares memory with another argument: pass a separate array")
-        self.last = [(at, weakref.ref(ready[at])) for at in self.passed]
+__all__ = ["Caller", "Plan", "Run", "Unfit", "fits", "look", "remember", "shaped"]

@@ -7,7 +7,8 @@ Sizes are inferred and every disagreement names both sources; structure is check
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -114,6 +115,11 @@ class Signature:
         self.fixed_levels = {name: _fixed(self.levels[name], b) for name, b in self.buffers.items()}
         self.counts = _counts(program)
         self.axes_of_array = _arrays(program)
+        self.scalars = {
+            p.name: sizes.Size(v) for p, v in zip(self.params, program.func.params, strict=True) if not p.is_array
+        }
+        self.narrow_sizes = [p.name for p in self.params if p.dtype == "int32" and not p.is_array]
+        self.index_arrays = {n for names in self.axes_of_array.values() for n in names if n is not None}
         self.narrow = all(p.dtype != "int64" for p in self.params if not p.is_array)
 
     # ------------------------------------------------------------------ names
@@ -138,6 +144,14 @@ class Signature:
             f"this kernel has no argument {name!r}; {hint}{' and the sizes ' + ', '.join(scalars) if scalars else ''}"
         )
 
+    def unnamed(self, arguments: tuple[Any, ...]) -> ArgumentTypeError:
+        """The error for arguments without names."""
+        inputs = [b.name for n, b in self.holder.items() if n not in self.outputs and b.name.isidentifier()]
+        form = ", ".join(f"{name}=..." for name in inputs)
+        count = len(arguments)
+        found = f"found {count} without {'a name' if count == 1 else 'names'}"
+        return ArgumentTypeError(f"a kernel takes its arguments by name, as in kernel({form}); {found}")
+
     def is_plain(self, storage: str) -> bool:
         """Whether a parameter is an ordinary dense array for the caller."""
         buffer = self.holder.get(storage)
@@ -145,9 +159,15 @@ class Signature:
 
     # ------------------------------------------------------------------ gathering
 
-    def gather(self, kwargs: dict[str, Any]) -> Arguments:
-        """Arrays and sizes from named arguments, checked against each other; outputs not yet allocated."""
-        args = Arguments()
+    def gather(self, kwargs: Mapping[str, Any], known: Arguments | None = None) -> Arguments:
+        """Arrays and sizes from named arguments, checked against each other and what is known; outputs are not made."""
+        args = Arguments() if known is None else known
+        self.take(args, kwargs)
+        self._infer(args)
+        return args
+
+    def take(self, args: Arguments, kwargs: Mapping[str, Any]) -> None:
+        """Note named arguments, sizes first."""
         arrays: list[tuple[str, Any]] = []
         for name, value in kwargs.items():
             param = self.by_name.get(name)
@@ -157,13 +177,11 @@ class Signature:
                 arrays.append((name, value))
         for name, value in arrays:
             self._array(args, name, value)
-        self._infer(args)
-        return args
 
     def _scalar(self, args: Arguments, param: Param, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, np.integer, float, np.floating)):
             raise ArgumentTypeError(f"{param.name} must be a number ({param.dtype}), found {type(value).__name__}")
-        if param.dtype.startswith("int") and not isinstance(value, (int, np.integer)):
+        if param.dtype.startswith("int") and not is_integer(value):
             raise ArgumentTypeError(f"{param.name} must be an integer, found {value!r}")
         if param.dtype == "int32" and abs(int(value)) > LARGEST_INT32:
             raise ArgumentError(f"{param.name} = {value} does not fit int32; write the program with T.int64 sizes")
@@ -178,38 +196,41 @@ class Signature:
             raise ArgumentTypeError(f"{args.given[storage]} and {name} are the same argument; pass one of them")
         args.given[storage] = name
         buffer = self.holder.get(storage)
+        if interop.is_torch(value):
+            interop.check_detached(value, name, "a kernel")
         if interop.is_sparse(value):
             if buffer is None or buffer.is_dense:
-                raise ArgumentTypeError(f"{name} is dense in this kernel, found {type(value).__name__}")
+                found = f"{name} is dense in this kernel, found a sparse {type(value).__name__}"
+                raise ArgumentTypeError(f"{found}: pass a dense array of it")
             self._sparse(args, buffer, value)
             return
-        args.torch = args.torch or type(value).__module__.startswith("torch")
-        array, copied = interop.aligned_contiguous(value, self.by_name[storage].dtype, name=name)
-        if storage in self.effects.written and (copied or not array.flags.writeable):
-            array = self._writable(args, storage, name, value, array, copied)
+        args.torch = args.torch or interop.is_torch(value)
+        option = "idtype" if storage in self.index_arrays else "dtype"
+        own, copied = interop.as_numpy(value, name)
+        array, moved = interop.aligned_contiguous(own, self.by_name[storage].dtype, name=name, option=option)
+        if storage in self.effects.written:
+            _check_writable(own, name, type(value), copied=copied)
+            if moved:
+                args.copy_back.append((own, storage))
         args.arrays[storage] = array
         args.raw.add(storage)
-
-    def _writable(
-        self, args: Arguments, storage: str, name: str, value: Any, array: np.ndarray, copied: bool
-    ) -> np.ndarray:
-        """A buffer the kernel may write, copied back afterwards where the caller's has another layout."""
-        if not copied or not isinstance(value, np.ndarray) or not value.flags.writeable:
-            raise ArgumentError(f"{name} is written by this kernel but the array passed for it is read-only")
-        args.copy_back.append((value, storage))
-        return array
 
     def _sparse(self, args: Arguments, buffer: SparseBuffer, value: Any) -> None:
         shape = tuple(value.shape)
         if len(shape) == len(buffer.axes):
             for d, axis in enumerate(buffer.axes):
                 self._unify(args, self.length[axis], shape[d], buffer.name, d)
-        levels = self.fixed_levels[buffer.name] or [
-            self._known(level, axis, args) for level, axis in zip(self.levels[buffer.name], buffer.axes, strict=True)
-        ]
-        stored = interop.store(value, levels, name=buffer.name, dtype=buffer.dtype, check=_checks.get())
+        stored = interop.store(
+            value, self.known_levels(buffer, args), name=buffer.name, dtype=buffer.dtype, check=_checks.get()
+        )
         args.stored[buffer.name] = stored
-        args.arrays[str(buffer.storage.name)] = stored.values
+        storage = str(buffer.storage.name)
+        args.arrays[storage] = stored.values
+        if storage in self.effects.written:
+            own = stored.source.values
+            _check_writable(own, buffer.name, type(value), copied=not interop.holds_own_values(value))
+            if not np.may_share_memory(own, stored.values):
+                args.copy_back.append((own, storage))
         for d, axis in enumerate(buffer.axes):
             if d in stored.lengths:
                 self._unify(args, self.length[axis], stored.lengths[d], buffer.name, d)
@@ -247,6 +268,12 @@ class Signature:
             if found is not None:
                 args.size(found[0], found[1], source)
 
+    def known_levels(self, buffer: SparseBuffer, args: Arguments) -> list[interop.Level]:
+        """A buffer's axes, with what the sizes seen so far say of them."""
+        return self.fixed_levels[buffer.name] or [
+            self._known(level, axis, args) for level, axis in zip(self.levels[buffer.name], buffer.axes, strict=True)
+        ]
+
     def _known(self, level: interop.Level, axis: Axis, args: Arguments) -> interop.Level:
         """`level` with what the sizes seen so far say of it."""
         rules: dict[str, Any] = {
@@ -269,46 +296,63 @@ class Signature:
             for storage, array in args.arrays.items():
                 shape = self.by_name[storage].shape or ()
                 if array.ndim != len(shape):
-                    array = args.arrays[storage] = self._reshaped(self.by_name[storage], array)
+                    array = args.arrays[storage] = self._reshaped(args, self.by_name[storage], array)
                 for d, size in enumerate(shape):
-                    self._unify(args, size, array.shape[d], self.shown(storage), d)
+                    if size.known(args.sizes) != array.shape[d]:
+                        self._unify(args, size, array.shape[d], self._dimension(args, storage, d))
+        for name in self.narrow_sizes:
+            if args.sizes.get(name, 0) > LARGEST_INT32:
+                found = f"{name} is {args.sizes[name]} from {args.sources[name]}, which does not fit int32"
+                raise ArgumentError(f"{found}: write the program with T.int64 sizes (idtype='int64')")
         missing = [p.name for p in self.params if not p.is_array and p.name not in args.sizes]
         if missing:
             self._complete(args)
             name = missing[0]
             raise ArgumentTypeError(f"the size {name} cannot be inferred from the arguments: pass {name}=...")
 
-    def _reshaped(self, param: Param, array: np.ndarray) -> np.ndarray:
-        """Values of a sparse buffer may come in any shape with the right number of elements."""
+    def _dimension(self, args: Arguments, storage: str, d: int) -> str:
+        """What a user calls a dimension of an array."""
+        name = args.given.get(storage, self.shown(storage))
+        if storage in args.raw:
+            return f"{name}.shape[{d}]"
+        if any(storage == indptr for indptr, _ in self.axes_of_array.values()):
+            return f"the number of row pointers of {name}"
+        return f"the number of entries stored in {name}" if d == 0 else f"dimension {d} of the entries of {name}"
+
+    def _reshaped(self, args: Arguments, param: Param, array: np.ndarray) -> np.ndarray:
+        """Values of a sparse buffer may come with more dimensions than they are stored with, not with fewer."""
         buffer = self.holder.get(param.name)
         rank = len(param.shape or ())
-        if buffer is None or buffer.is_dense:
-            name = self.shown(param.name)
+        if buffer is None or buffer.is_dense or array.ndim < rank:
+            name = args.given.get(param.name, self.shown(param.name))
             dimensions = f"{rank} dimension{'s' if rank != 1 else ''}"
             raise ArgumentError(f"{name} must have {dimensions}, found shape {array.shape}")
-        if rank == 1:
-            return array.reshape(-1)
-        tail = array.shape[array.ndim - rank + 1 :]
-        return array.reshape(-1, *tail)
+        at = array.ndim - rank + 1
+        return array.reshape(math.prod(array.shape[:at]), *array.shape[at:])
 
     # ------------------------------------------------------------------ checks
 
     def check(self, args: Arguments) -> None:
         """Structure of raw index arrays, and sizes that 32 bits cannot count."""
-        if self.narrow:
-            for storage, array in args.arrays.items():
-                if array.size > LARGEST_INT32:
-                    message = f"{self.shown(storage)} has {array.size} elements, more than 32-bit indices can address"
-                    raise ArgumentError(f"{message}: build the program with T.int64 sizes (idtype='int64')")
+        for storage, array in args.arrays.items():
+            self._check_size(storage, array.size)
         if not _checks.get():
             return
         for axis, names in self.axes_of_array.items():
             if any(n in args.raw for n in names if n):
-                self._check_axis(args, axis, names)
+                self.check_axis(axis, names, args.arrays, args.sizes)
 
-    def _check_axis(self, args: Arguments, axis: Axis, names: tuple[str | None, str | None]) -> None:
-        indptr, indices = (args.arrays.get(n) if n else None for n in names)
-        parent_count, count, length = self.counts[axis](args.sizes)
+    def _check_size(self, storage: str, elements: int) -> None:
+        if self.narrow and elements > LARGEST_INT32:
+            message = f"{self.shown(storage)} has {elements} elements, more than 32-bit indices can address"
+            raise ArgumentError(f"{message}: build the program with T.int64 sizes (idtype='int64')")
+
+    def check_axis(
+        self, axis: Axis, names: tuple[str | None, str | None], arrays: Mapping[str, Any], known: dict[str, int]
+    ) -> None:
+        """Raise unless the arrays of an axis, which came by name, are what it promises."""
+        indptr, indices = (arrays.get(n) if n else None for n in names)
+        parent_count, count, length = self.counts[axis](known)
         level = interop.Level(axis.name, axis.kind, None, axis.idtype, sorted=axis.sorted, unique=False)
         interop.check_level(
             level,
@@ -340,6 +384,9 @@ class Signature:
     def new_output(self, storage: str, known: dict[str, int]) -> np.ndarray:
         """Memory for one output; zeroed unless every element is surely written."""
         shape = tuple(size.at(known) for size in self.by_name[storage].shape or ())
+        if any(n < 0 for n in shape):
+            raise ArgumentError(f"{self.shown(storage)} would have shape {shape}: sizes must not be negative")
+        self._check_size(storage, math.prod(shape))
         dtype = numpy_dtype(self.by_name[storage].dtype)
         return alignment.empty(shape, dtype) if storage in self.effects.covered else np.zeros(shape, dtype)
 
@@ -356,16 +403,37 @@ class Signature:
 
     def result(self, args: Arguments, storage: str, passed: dict[str, Any]) -> Any:
         """What the caller gets for one output."""
-        buffer = self.holder.get(storage)
         array = args.arrays[storage]
         own = passed.get(args.given.get(storage, ""))
         if own is not None:
             return own
-        if buffer is not None and not buffer.is_dense:
-            for name, stored in args.stored.items():
-                if self.buffers[name].axes == buffer.axes:
-                    return interop.restore(stored, array)
+        model = self.model(args, storage)
+        if model is not None:
+            return interop.restore(args.stored[model], array)
         return interop.to_torch(array) if args.torch else array
+
+    def model(self, args: Arguments, storage: str) -> str | None:
+        """The sparse argument of which an output has the structure."""
+        buffer = self.holder.get(storage)
+        if buffer is None or buffer.is_dense:
+            return None
+        return next((name for name in args.stored if self.buffers[name].axes == buffer.axes), None)
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value can be a size."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _check_writable(array: np.ndarray, name: str, kind: type, *, copied: bool) -> None:
+    """Raise unless results can be written to an array that was passed for them."""
+    if copied:
+        found = f"{name} is written by this kernel, and a {kind.__name__} cannot be written in place"
+        raise ArgumentError(f"{found}: leave it out and take the result")
+    if not array.flags.writeable:
+        raise ArgumentError(f"{name} is written by this kernel but the array passed for it is read-only")
+    if array.size and any(n > 1 and step == 0 for n, step in zip(array.shape, array.strides, strict=True)):
+        raise ArgumentError(f"{name} is written by this kernel but its elements share memory: pass a copy")
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:

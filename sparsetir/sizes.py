@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from tvm import ir, tirx
@@ -63,7 +64,14 @@ def _scope() -> dict[str, Any]:
 def evaluator(exprs: Sequence[ir.Expr]) -> Callable[[dict[str, int]], tuple[int, ...]]:
     """A function from sizes by name to the values of `exprs`."""
     text = ", ".join(code(e) for e in exprs)
-    return eval(f"lambda s: ({text}{',' if exprs else ''})", _scope())
+    return compiled(f"({text}{',' if exprs else ''})")
+
+
+@lru_cache(maxsize=1024)
+def compiled(text: str) -> Callable[[dict[str, int]], Any]:
+    """A function of sizes by name that was written as `code` does."""
+    found: Callable[[dict[str, int]], Any] = eval(f"lambda s: {text}", _scope())
+    return found
 
 
 def formula(expr: ir.Expr, sizes: dict[str, int]) -> Callable[..., Any]:
@@ -77,7 +85,7 @@ def formula(expr: ir.Expr, sizes: dict[str, int]) -> Callable[..., Any]:
 class Size:
     """A size expression, compiled once: a number, a symbol, or a formula of symbols."""
 
-    __slots__ = ("at", "expr", "name", "symbols", "text", "value")
+    __slots__ = ("at", "code", "expr", "name", "symbols", "text", "value")
 
     def __init__(self, expr: ir.Expr) -> None:
         self.expr = expr
@@ -86,7 +94,8 @@ class Size:
         self.symbols = symbols(expr)
         inner = expr.value if isinstance(expr, tirx.Cast) else expr
         self.name = str(inner.name) if isinstance(inner, Var) else None
-        self.at: Callable[[dict[str, int]], int] = eval(f"lambda s: {code(expr)}", _scope())
+        self.code = code(expr)
+        self.at: Callable[[dict[str, int]], int] = compiled(self.code)
 
     def known(self, sizes: dict[str, int]) -> int | None:
         """Its value, or None while a symbol is missing."""

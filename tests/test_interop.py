@@ -810,13 +810,15 @@ def test_sound_arrays(dtype):
     judge(VARIABLE, [0, 2, 2, 3], [9, 12, 0], length=None, dtype=dtype)
     judge(replace(VARIABLE, unique=False), [0, 2, 2, 3], [1, 1, 0], dtype=dtype)
     judge(FIXED, None, [0, 3, 1, 4, 4, 4], dtype=dtype)
-    judge(FIXED, None, [-1, 3, -1, -1, 4, 4], dtype=dtype)
     judge(replace(FIXED, width=None), None, [[0, 3], [1, 4], [4, 4]], dtype=dtype)
     judge(Level("J", "singleton", 0), None, [3, 0, 4], dtype=dtype)
     judge(Level("J", "dense_variable", 0), [0, 1, 1, 5], None, count=5, dtype=dtype)
 
 
 BROKEN = [
+    (FIXED, None, [-1, 3, 0, 1, 4, 4], r"-1 at position 0, expected one of \[0, 4\), or 4 where there is no entry"),
+    (FIXED, None, [0, 3, 0, 1, 5, 4], "hold 5 at position 4"),
+    (Level("J", "singleton", 0), None, [3, 0, 5], "hold 5 at position 2"),
     (
         VARIABLE,
         [0, 3],
@@ -844,7 +846,7 @@ BROKEN = [
     (FIXED, None, [0, 1, 2], "indices of axis J of A have 3 entries, expected 2 for each of the 3 positions above it"),
     (replace(FIXED, width=None), None, [0, 1, 2, 3], "have 4 entries, expected 1 for each of the 3"),
     (FIXED, None, [0, 1, 2, 1, 0, 1], "are not sorted in row 1: 2 is followed by 1 at position 3"),
-    (FIXED, None, [0, 1, 2, -1, 0, 1], "not sorted in row 1.*padding at the end of a row must be 4"),
+    (FIXED, None, [0, 1, 4, 2, 0, 1], "not sorted in row 1.*padding at the end of a row must be 4"),
     (FIXED, None, [0, 1, 2, 3, 3, 3], "hold coordinate 3 twice in row 2"),
     (Level("J", "singleton", 0), None, [0, 1], "have 2 entries, expected 1 for each of the 3"),
 ]

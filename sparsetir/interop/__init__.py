@@ -8,12 +8,12 @@ converted through sorted coordinates. `check_level` judges arrays that a user pa
 
 from __future__ import annotations
 
-from sparsetir.interop.dense import aligned_contiguous, writable_alias
+from sparsetir.interop.dense import aligned_contiguous, as_numpy, writable_alias
 from sparsetir.interop.levels import Array, Level, check_dtype
-from sparsetir.interop.sources import CooTensor, Source, is_sparse
-from sparsetir.interop.storage import Stored, restore, store
-from sparsetir.interop.structure import check_level
-from sparsetir.interop.torch_arrays import to_torch
+from sparsetir.interop.sources import CooTensor, Source, holds_own_values, is_sparse, open_source
+from sparsetir.interop.storage import Stored, entries, has_layout, restore, store, with_values
+from sparsetir.interop.structure import check_level, is_sound
+from sparsetir.interop.torch_arrays import check_detached, is_torch, to_torch
 
 __all__ = [
     "Array",
@@ -22,11 +22,20 @@ __all__ = [
     "Source",
     "Stored",
     "aligned_contiguous",
+    "as_numpy",
+    "check_detached",
     "check_dtype",
     "check_level",
+    "entries",
+    "has_layout",
+    "holds_own_values",
+    "is_sound",
     "is_sparse",
+    "is_torch",
+    "open_source",
     "restore",
     "store",
     "to_torch",
+    "with_values",
     "writable_alias",
 ]

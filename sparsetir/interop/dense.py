@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from sparsetir.interop.sources import is_sparse
 from sparsetir.interop.torch_arrays import is_torch, torch_to_numpy
 
 
-def aligned_contiguous(x: Any, dtype: str | None = None, *, name: str = "the argument") -> tuple[Array, bool]:
+def aligned_contiguous(
+    x: Any, dtype: str | None = None, *, name: str = "the argument", option: str = "dtype"
+) -> tuple[Array, bool]:
     """A dense argument as a C-contiguous, aligned numpy array in native byte order.
 
     Parameters
@@ -25,6 +28,8 @@ def aligned_contiguous(x: Any, dtype: str | None = None, *, name: str = "the arg
         What `x` must hold.
     name : str
         The argument, for messages.
+    option : str
+        What of `sparsetir.ops` decides `dtype`, for messages.
 
     Returns
     -------
@@ -45,9 +50,9 @@ def aligned_contiguous(x: Any, dtype: str | None = None, *, name: str = "the arg
     >>> array.flags.c_contiguous, copied
     (True, True)
     """
-    array, copied = (x, False) if type(x) is np.ndarray else _as_numpy(x, name)
+    array, copied = as_numpy(x, name)
     if dtype is not None:
-        check_dtype(array.dtype, dtype, name=name, torch=is_torch(x))
+        check_dtype(array.dtype, dtype, name=name, torch=is_torch(x), option=option)
     if array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative:
         return array, copied
     return np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True), True
@@ -67,11 +72,23 @@ class _Alias:
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
 
 
-def _as_numpy(x: Any, name: str) -> tuple[Array, bool]:
-    """Any array-like object as numpy, and whether that took a copy."""
+def as_numpy(x: Any, name: str) -> tuple[Array, bool]:
+    """Any array-like object as numpy, and whether that may have taken a copy.
+
+    Raises
+    ------
+    ArgumentTypeError
+        When `x` is no array, has a mask, is sparse, or is not in host memory.
+    """
+    if type(x) is np.ndarray:
+        return x, False
     if is_sparse(x):
         raise ArgumentTypeError(
             f"{name} is sparse ({type(x).__name__}) but the kernel takes it dense: pass it as an array"
+        )
+    if isinstance(x, np.ma.MaskedArray):
+        raise ArgumentTypeError(
+            f"{name} has a mask, which kernels do not look at: pass {name}.filled(0), or another value"
         )
     if isinstance(x, np.ndarray):
         return np.asarray(x), False
@@ -83,9 +100,20 @@ def _as_numpy(x: Any, name: str) -> tuple[Array, bool]:
         return np.asarray(memoryview(x)), False
     except TypeError:
         pass
-    if hasattr(x, "__array__") or hasattr(x, "__array_interface__"):
-        return np.asarray(x), True
-    raise ArgumentTypeError(f"{name} must be an array, found {type(x).__name__}: pass numpy.asarray of it with a dtype")
+    return _from_protocol(x, name), True
+
+
+def _from_protocol(x: Any, name: str) -> Array:
+    """An array of an object that numpy knows how to ask for one."""
+    found = f"{name} must be an array, found {type(x).__name__}"
+    if isinstance(x, (str, PathLike)):
+        raise ArgumentTypeError(f"{found}: pass sparsetir.read(path) for a file")
+    if not hasattr(x, "__array__") and not hasattr(x, "__array_interface__"):
+        raise ArgumentTypeError(f"{found}: pass numpy.asarray of it with a dtype")
+    try:
+        return np.asarray(x)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ArgumentTypeError(f"{found}, which numpy cannot read: {error}") from None
 
 
 def _dlpack_to_numpy(x: Any, name: str) -> tuple[Array, bool]:

@@ -67,12 +67,18 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
     return dtype.name  # numpy puts it together anew each time, which takes microseconds
 
 
-def check_dtype(found: np.dtype[Any], expected: str, *, name: str, torch: bool = False) -> None:
-    """Raise `ArgumentTypeError` unless values of dtype `found` are what a kernel computes in."""
+def check_dtype(found: np.dtype[Any], expected: str, *, name: str, torch: bool = False, option: str = "dtype") -> None:
+    """Raise `ArgumentTypeError` unless values of dtype `found` are what a kernel computes in.
+
+    `option` is what of the ready programs decides it.
+    """
     held = _dtype_name(found)
     if held == expected:
         return
     cast = f"{name}.to(torch.{expected})" if torch else f"{name}.astype({expected!r})"
+    if option == "idtype":
+        remedy = f"pass {cast}" + (f" or build the program with idtype={held!r}" if held in ("int32", "int64") else "")
+        raise ArgumentTypeError(f"{name} holds {held} but the kernel reads it as {expected}: {remedy}")
     remedy = f"pass {cast} or build the program with dtype={held!r}" if held in DTYPES else f"pass {cast}"
     raise ArgumentTypeError(f"{name} holds {held} but the kernel computes in {expected}: {remedy}")
 

@@ -164,22 +164,32 @@ class CooTensor:
 
 
 def is_sparse(value: Any) -> bool:
-    """Whether `store` accepts `value`: scipy.sparse, a torch sparse tensor, or coords, values and shape."""
+    """Whether `store` accepts `value`: scipy.sparse, a torch sparse tensor, or coords, values (or data) and shape."""
     if sp.issparse(value):
         return True
     if is_torch(value):
         return str(value.layout).startswith("torch.sparse")
-    return isinstance(getattr(value, "coords", None), (np.ndarray, tuple)) and _is_listed(value)
+    return isinstance(getattr(value, "coords", None), (np.ndarray, tuple)) and _listed_values(value) is not None
 
 
-def _is_listed(value: Any) -> bool:
-    """Whether the object says values and shape beside coords, and not by methods."""
-    return isinstance(getattr(value, "values", None), np.ndarray) and isinstance(getattr(value, "shape", None), tuple)
+def _listed_values(value: Any) -> Array | None:
+    """What an object with coords and shape says its values are, if not by a method."""
+    found = getattr(value, "values", None)
+    if not isinstance(found, np.ndarray):
+        found = getattr(value, "data", None)
+    return found if isinstance(found, np.ndarray) and isinstance(getattr(value, "shape", None), tuple) else None
+
+
+def holds_own_values(value: Any) -> bool:
+    """Whether the values of the opened object are its own array, so that what is written there is seen."""
+    if sp.issparse(value):
+        return value.format not in ("dia", "dok", "lil")
+    return not hasattr(value, "as_source")
 
 
 def open_source(value: Any, name: str) -> Source:
     if sp.issparse(value):
-        return _open_scipy(value)
+        return _open_scipy(value, name)
     if hasattr(value, "as_source"):  # a SparseTensor
         return value.as_source()
     if not is_sparse(value):
@@ -187,9 +197,24 @@ def open_source(value: Any, name: str) -> Source:
         raise ArgumentTypeError(f"{name} must be {expected}; found {type(value).__name__}")
     if is_torch(value):
         return _open_torch(value, name)
-    if len(value.coords) != len(value.shape) or any(len(c) != len(value.values) for c in value.coords):
-        raise StructureError(f"{name} needs coords [order, nnz], values [nnz] and one extent per dimension")
-    return Coordinates(tuple(value.shape), value.values, _rebuild_listed(value), tuple(value.coords))
+    values = _listed_values(value)
+    assert values is not None  # or it would not be sparse
+    if np.any(getattr(value, "fill_value", 0)):
+        raise ArgumentError(
+            f"{name} is {value.fill_value} where nothing is stored: kernels take tensors that are zero there"
+        )
+    _check_lists(value.coords, values, len(value.shape), name)
+    return Coordinates(tuple(value.shape), values, _rebuild_listed(value), tuple(value.coords))
+
+
+def _check_lists(coords: Any, values: Array, order: int, name: str) -> None:
+    """Raise unless there is a list of coordinates for each dimension, as long as that of the values."""
+    shapes = [np.shape(c) for c in coords]
+    if len(shapes) != order or any(shape != values.shape[:1] for shape in shapes):
+        found = f"coords of shapes {', '.join(map(str, shapes))} and values of shape {values.shape}"
+        raise StructureError(
+            f"{name} needs coords [order, nnz], values [nnz] and one extent per dimension, found {found}"
+        )
 
 
 def _rebuild_listed(value: Any) -> Callable[[Array, bool], Any]:
@@ -204,19 +229,30 @@ def _rebuild_listed(value: Any) -> Callable[[Array, bool], Any]:
     return rebuild
 
 
-def _open_scipy(value: Any) -> Source:
+def _open_scipy(value: Any, name: str) -> Source:
     if value.format == "dia":
         return _open_dia(value)
     if value.format == "coo":
+        _check_lists(value.coords, value.data, value.ndim, name)
         return Coordinates(value.shape, value.data, _rebuild_scipy(value), tuple(value.coords))
     if value.format in ("lil", "dok"):
         coo = value.tocoo()
         return Coordinates(value.shape, coo.data, _rebuild_listing(type(value), coo), tuple(coo.coords))
+    for part in ("indptr", "indices"):
+        if np.ndim(getattr(value, part)) != 1:
+            found = f"{part} of {name} has shape {np.shape(getattr(value, part))}"
+            raise StructureError(f"{found}, expected one dimension")
     value = _without_reserve(value)
     if value.ndim == 1:
+        _check_lists((value.indices,), value.data, 1, name)
         return Coordinates(value.shape, value.data, _rebuild_scipy(value), (value.indices,))
-    major = int(value.format == "csc")
-    return Compressed(value.shape, value.data, _rebuild_scipy(value), value.indptr, value.indices, major)
+    major, indptr, indices = int(value.format == "csc"), _signed(value.indptr), _signed(value.indices)
+    return Compressed(value.shape, value.data, _rebuild_scipy(value), indptr, indices, major)
+
+
+def _signed(array: Any) -> Array:
+    """Index arrays of 64 bits without a sign, with which numpy does not count, as those with one."""
+    return array.astype(np.int64) if array.dtype == np.uint64 else array
 
 
 def _without_reserve(value: Any) -> Any:
@@ -230,18 +266,20 @@ def _without_reserve(value: Any) -> Any:
 
 
 def _rebuild_scipy(value: Any) -> Callable[[Array, bool], Any]:
-    template = copy.copy(value)  # shallow: the user may give the original other arrays later
+    kind: Any = type(value)
+    held = dict(vars(value))  # the user may give the original other arrays later
 
     def rebuild(values: Array, copy_structure: bool) -> Any:
-        result = copy.copy(template)
+        result: Any = kind.__new__(kind)
+        vars(result).update(held)
         result.data = values
         if not copy_structure:
             return result
         for part in ("indptr", "indices", "offsets"):
-            if part in vars(template):
-                setattr(result, part, getattr(template, part).copy())
-        if result.format == "coo":
-            result.coords = tuple(c.copy() for c in template.coords)
+            if part in held:
+                setattr(result, part, held[part].copy())
+        if "coords" in held:
+            result.coords = tuple(c.copy() for c in held["coords"])
         return result
 
     return rebuild

@@ -130,14 +130,25 @@ def restore(stored: Stored, values: Array, *, copy_structure: bool = True) -> An
     >>> type(twice).__name__, twice.toarray().tolist()
     ('csc_array', [[0.0, 2.0], [4.0, 6.0]])
     """
+    return stored.source.rebuild(entries(stored, values), copy_structure)
+
+
+def entries(stored: Stored, values: Array) -> Array:
+    """New values, laid out like ``stored.values``, in the order and shape of the argument's own."""
     if values.size != stored.values.size:
         raise ArgumentError(f"expected {stored.values.size} values, as many as were stored, found {values.size}")
-    entries = values.reshape(-1)
+    found = values.reshape(-1)
     if stored.slots is not None:
-        entries = entries[stored.slots]
+        found = found[stored.slots]
     if stored.repeats is not None:
-        entries[stored.repeats] = 0
-    return stored.source.rebuild(entries.reshape(stored.source.values.shape), copy_structure)
+        found[stored.repeats] = 0
+    return found.reshape(stored.source.values.shape)
+
+
+def with_values(value: Any, values: Array, *, name: str) -> Any:
+    """An object of the class and structure of `value`, whose layout is the buffer's, holding new values."""
+    source = open_source(value, name)
+    return source.rebuild(values.reshape(source.values.shape), True)
 
 
 def _borrow(source: Source, levels: Sequence[Level], fit: Fit, name: str, check: bool) -> Stored | None:
@@ -149,19 +160,29 @@ def _borrow(source: Source, levels: Sequence[Level], fit: Fit, name: str, check:
     return None
 
 
-def _borrow_compressed(source: Compressed, levels: Sequence[Level], fit: Fit, name: str, check: bool) -> Stored | None:
+def has_layout(source: Source, levels: Sequence[Level], name: str) -> bool:
+    """Whether a compressed matrix is stored as the buffer is, if its fibers are in order."""
+    return isinstance(source, Compressed) and _is_alike(source, levels, fit_axes(source, levels, name))
+
+
+def _is_alike(source: Compressed, levels: Sequence[Level], fit: Fit) -> bool:
     minor = 1 - source.major
     trees = [(source.major, minor), *((d,) for d in range(2, 2 + len(source.block)))]
     kinds = [levels[d].kind for tree in trees for d in tree if d < len(levels)]
     if fit.blocks != source.block or tree_indices(levels) != trees or kinds[1] != "sparse_variable":
-        return None
-    if kinds.count("dense_fixed") != len(levels) - 1 or levels[minor].rule is not None:
+        return False
+    return kinds.count("dense_fixed") == len(levels) - 1 and levels[minor].rule is None
+
+
+def _borrow_compressed(source: Compressed, levels: Sequence[Level], fit: Fit, name: str, check: bool) -> Stored | None:
+    minor = 1 - source.major
+    if not _is_alike(source, levels, fit):
         return None
     if check and not _in_order(levels[minor], source.indices, source.indptr):
         return None
     indptr = narrow(source.indptr, levels[minor], "indptr", name)
     indices = narrow(source.indices, levels[minor], "indices", name)
-    values = aligned_contiguous(source.values)[0]
+    values = aligned_contiguous(source.values, name=name)[0]
     return Stored(values, {minor: indptr}, {minor: indices}, dict(enumerate(fit.shape)), {}, source)
 
 
@@ -179,7 +200,7 @@ def _borrow_coordinates(
         return None
     indptr = np.array([0, len(source.values)])
     indices = {d: narrow(source.indices[d], levels[d], "indices", name) for d in chain}
-    values = aligned_contiguous(source.values)[0]
+    values = aligned_contiguous(source.values, name=name)[0]
     return Stored(
         values, {root: narrow(indptr, levels[root], "indptr", name)}, indices, dict(enumerate(fit.shape)), {}, source
     )

@@ -52,10 +52,32 @@ def check_level(
     starts: Array | int | None = indptr
     if level.kind != "sparse_variable":
         starts = _check_count(level, indices.size, parent_count, where)
-    if length is not None and (level.kind == "sparse_variable" or level.full):
-        _check_range(indices, length, where)
+    if length is not None:
+        _check_range(indices, length, where, may_be_absent=level.kind != "sparse_variable" and not level.full)
     if need_sorted and starts is not None and level.kind != "singleton":
         _check_sorted(level, indices, starts, length, where)
+
+
+def is_sound(level: Level, indptr: Array, indices: Array, *, parent_count: int, length: int, need_sorted: bool) -> bool:
+    """Whether `check_level` would take the arrays of a ``sparse_variable`` axis, in less time for small ones."""
+    size = indices.size
+    if indptr.shape != (parent_count + 1,) or indptr[0] != 0 or indptr[-1] != size:
+        return False
+    if max(size, indptr.size) > CHUNK:
+        is_ordered = first_disorder(indptr, None, strict=False) is None and first_outside(indices, length) is None
+        return is_ordered and not (need_sorted and first_disorder(indices, indptr, strict=level.unique) is not None)
+    if np.count_nonzero(indptr[1:] < indptr[:-1]):
+        return False
+    if not size:
+        return True
+    if np.count_nonzero(indices >= length) or np.count_nonzero(indices < 0):
+        return False
+    if not need_sorted:
+        return True
+    bad = np.empty(size + 1, np.bool_)  # the last one and the first one of each fiber are set below
+    (np.less_equal if level.unique else np.less)(indices[1:], indices[:-1], out=bad[1:size])
+    bad[indptr] = False
+    return not np.count_nonzero(bad)
 
 
 def _check_integers(array: Array, what: str) -> None:
@@ -89,10 +111,12 @@ def _check_count(level: Level, size: int, parent_count: int, where: str) -> int:
     return width
 
 
-def _check_range(indices: Array, length: int, where: str) -> None:
-    bad = first_outside(indices, length)
+def _check_range(indices: Array, length: int, where: str, *, may_be_absent: bool) -> None:
+    bad = first_outside(indices, length + may_be_absent)
     if bad is not None:
-        raise StructureError(f"indices of {where} hold {indices[bad]} at position {bad}, expected one of [0, {length})")
+        absent = f", or {length} where there is no entry" if may_be_absent else ""
+        found = f"indices of {where} hold {indices[bad]} at position {bad}"
+        raise StructureError(f"{found}, expected one of [0, {length}){absent}")
 
 
 def _check_sorted(level: Level, indices: Array, starts: Array | int, length: int | None, where: str) -> None:
@@ -115,7 +139,10 @@ def first_outside(indices: Array, length: int) -> int | None:
     """Position of the first index not in ``[0, length)``."""
     if indices.size == 0:
         return None
-    if indices.dtype.kind == "i":  # read as unsigned, a negative number is a huge one: a single pass finds both
+    if indices.dtype.kind == "i":
+        if length > np.iinfo(indices.dtype).max:  # of which all that are not negative are less
+            return int(np.argmax(indices < 0)) if int(indices.min()) < 0 else None
+        # Read as unsigned, a negative number is a huge one: a single pass finds both.
         indices = indices.view(indices.dtype.str.replace("i", "u"))
     if int(indices.max()) < length:
         return None

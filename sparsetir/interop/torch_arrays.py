@@ -24,6 +24,13 @@ def is_torch(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "torch"
 
 
+def check_detached(tensor: Any, name: str, what: str) -> None:
+    """Raise `ArgumentTypeError` where gradients are asked of a tensor: `what` has none."""
+    if tensor.requires_grad and importlib.import_module("torch").is_grad_enabled():
+        fault = f"{name} requires grad, but {what} has no gradients"
+        raise ArgumentTypeError(f"{fault}: pass {name}.detach(), or call under torch.no_grad()")
+
+
 def torch_to_numpy(tensor: Any, name: str) -> Array:
     if tensor.device.type != "cpu":
         raise ArgumentTypeError(f"{name} is on {tensor.device}, kernels run on the cpu: pass {name}.cpu()")

@@ -11,7 +11,7 @@ import numpy as np
 import tvm
 
 from sparsetir.errors import ArgumentTypeError
-from sparsetir.interop.torch_arrays import is_torch
+from sparsetir.interop.torch_arrays import check_detached, is_torch
 
 ALIGNMENT = 64  # bytes: what TVM's own kernels may ask of the memory of a tensor
 
@@ -49,9 +49,7 @@ def _from_torch(tensor: Any, name: str) -> tvm.runtime.Tensor:
         raise ArgumentTypeError(f"{fault}: pass {name}.to_dense()")
     if tensor.device.type != "cpu":
         raise ArgumentTypeError(f"{name} is on {tensor.device}; models run on the cpu: pass {name}.cpu()")
-    if tensor.requires_grad and torch.is_grad_enabled():
-        fault = f"{name} requires grad, but a compiled model has no gradients"
-        raise ArgumentTypeError(f"{fault}: pass {name}.detach(), or call under torch.no_grad()")
+    check_detached(tensor, name, "a compiled model")
     tensor = tensor.detach()
     if not tensor.numel():
         return tvm.runtime.empty(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))

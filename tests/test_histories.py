@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What came before a call must not change what it gives: see tests/fuzzing/histories.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+import sparsetir
+from fuzzing.histories import ADD, MAKERS, History, run
+from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
+
+NAMES = ["spmm", "sddmm", "add", "update", "spmm over ell"]
+RANDOM = st.randoms(use_true_random=False)
+
+
+class Histories(RuleBasedStateMachine):
+    """Calls of a kernel and of bound ones, each compared with a fresh kernel."""
+
+    @initialize(name=st.sampled_from(NAMES))
+    def start(self, name: str) -> None:
+        self.history = History(name, Random(0))
+
+    @rule(random=RANDOM)
+    def call(self, random: Random) -> None:
+        self.history.random = random
+        self.history.call()
+
+    @rule(random=RANDOM)
+    def bind(self, random: Random) -> None:
+        self.history.random = random
+        self.history.bind()
+
+    @rule(random=RANDOM)
+    def call_bound(self, random: Random) -> None:
+        self.history.random = random
+        self.history.call_bound()
+
+    @rule(random=RANDOM)
+    def change(self, random: Random) -> None:
+        self.history.random = random
+        self.history.change()
+
+    @rule(random=RANDOM)
+    def spoil(self, random: Random) -> None:
+        self.history.random = random
+        self.history.spoil()
+
+
+Histories.TestCase.settings = settings(
+    max_examples=15, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
+TestHistories = Histories.TestCase
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_histories_of_known_seeds(name: str) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(4):
+        run(name, seed, 25, counts)
+    assert not any(what.startswith("foreign") for what in counts), counts
+    assert counts["result"] > 10
+    assert counts["error"] > 3
+
+
+def test_every_subject_is_one_of_the_kinds_that_are_planned() -> None:
+    assert set(NAMES) <= set(MAKERS)
+
+
+# ------------------------------------------------------------------ one by one
+
+
+def csr(columns: list[int], values: tuple[float, ...] = (1, 2, 3)) -> sp.csr_array:
+    return sp.csr_array(
+        (np.array(values, np.float32), np.array(columns, np.int32), np.array([0, 2, 3], np.int32)), (2, 3)
+    )
+
+
+@pytest.mark.parametrize("columns", [[2, 0, 1], [1, 1, 2]])
+def test_rows_that_are_not_sorted_follow_sorted_ones(columns: list[int]) -> None:
+    kernel, B = sparsetir.build(sparsetir.ops.spmm()), np.eye(3, dtype=np.float32)
+    for matrix in (csr([0, 2, 1]), csr(columns), csr([0, 2, 1]), csr(columns)):
+        np.testing.assert_array_equal(kernel(A=matrix, B=B), matrix.toarray())
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_two_sparse_arguments_are_compared_at_every_call(is_bound: bool) -> None:
+    kernel, A, other = sparsetir.build(sparsetir.parse(ADD)), csr([0, 2, 1]), csr([0, 1, 2])
+    bound = kernel.bind(A=A)
+    call = (lambda B: bound(B=B)) if is_bound else lambda B: kernel(A=A, B=B)
+    for _ in range(3):
+        np.testing.assert_array_equal(call(A.copy()).toarray(), 2 * A.toarray())
+        with pytest.raises(ArgumentError, match="share axis J but have different structures"):
+            call(other)
+
+
+@pytest.mark.parametrize("columns", [[2, 0, 1], [2, 2, 1]])
+def test_a_bound_matrix_that_is_not_sorted_gives_its_structure_to_every_result(columns: list[int]) -> None:
+    S, X, Y = csr(columns), np.array([[1], [10]], np.float32), np.array([[1], [2], [3]], np.float32)
+    bound = sparsetir.build(sparsetir.ops.sddmm()).bind(S=S)
+    for _ in range(3):
+        found = bound(X=X, Y=Y)
+        np.testing.assert_array_equal(found.indices, S.indices)
+        np.testing.assert_array_equal(found.toarray(), S.toarray() * (X @ Y.T))
+
+
+def test_results_have_index_arrays_of_their_own() -> None:
+    S, X, Y = csr([0, 2, 1]), np.array([[1], [10]], np.float32), np.array([[0], [2], [3]], np.float32)
+    bound, want = sparsetir.build(sparsetir.ops.sddmm()).bind(S=S), S.toarray() * (X @ Y.T)
+    for _ in range(3):
+        found = bound(X=X, Y=Y)
+        np.testing.assert_array_equal(found.toarray(), want)
+        found.eliminate_zeros()
+        found.indices[...] = 0
+
+
+@pytest.mark.parametrize("columns", [[0, 2, 1], [2, 0, 1], [2, 2, 1]])
+def test_a_sparse_result_is_written_to_what_was_passed_for_it(columns: list[int]) -> None:
+    S, X, Y = csr(columns), np.array([[1], [10]], np.float32), np.array([[1], [2], [3]], np.float32)
+    kernel, out = sparsetir.build(sparsetir.ops.sddmm()), S.copy()
+    for _ in range(3):
+        out.data[:] = 9
+        assert kernel(S=S, X=X, Y=Y, O=out) is out
+        np.testing.assert_array_equal(out.toarray(), S.toarray() * (X @ Y.T))
+    out.data.flags.writeable = False
+    with pytest.raises(ArgumentError, match="O is written by this kernel but the array passed for it is read-only"):
+        kernel(S=S, X=X, Y=Y, O=out)
+    with pytest.raises(ArgumentError, match="a lil_array cannot be written in place: leave it out and take the result"):
+        kernel(S=S, X=X, Y=Y, O=S.tolil())
+
+
+def test_a_bound_result_must_be_contiguous() -> None:
+    kernel, wide = sparsetir.build(sparsetir.ops.spmm()), np.zeros((2, 2), np.float32)
+    with pytest.raises(ArgumentError, match="C is written by this kernel and has another layout"):
+        kernel.bind(A=csr([0, 2, 1]), C=wide[:, :1])
+    assert kernel(A=csr([0, 2, 1]), B=np.ones((3, 1), np.float32), C=wide[:, :1]).tolist() == [[3], [3]]
+
+
+def test_results_larger_than_32_bits_can_count_are_refused() -> None:
+    A = sp.coo_array((np.ones(1, np.int8), (np.array([69_999]), np.array([0]))), shape=(70_000, 2))
+    with pytest.raises(ArgumentError, match="C has 2800000000 elements, more than 32-bit indices can address"):
+        sparsetir.build(sparsetir.ops.spmm("int8", "coo"))(A=A, B=np.ones((2, 40_000), np.int8))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "columns", "index"), [("int8", 138, -119), ("int8", 128, -1), ("int16", 40_000, -30_000)]
+)
+def test_narrow_indices_must_not_be_negative(dtype: str, columns: int, index: int) -> None:
+    A = sp.csr_array((1, columns), dtype=np.float32)
+    A.data, A.indices, A.indptr = np.ones(3, np.float32), np.array([0, index, 5], dtype), np.array([0, 3], np.int32)
+    with pytest.raises(StructureError, match=f"hold {index} at position 1"):
+        sparsetir.build(sparsetir.ops.spmm())(A=A, B=np.ones((columns, 1), np.float32))
+
+
+@pytest.mark.parametrize("index", [4, -1, 1_000_000])
+def test_only_the_length_stands_for_no_entry(index: int) -> None:
+    kernel = sparsetir.build(sparsetir.ops.spmm(format="ell"))
+    given = {"a": np.ones(4, np.float32), "b": np.eye(3, dtype=np.float32), "m": 2}
+    assert kernel(indices=np.array([0, 3, 1, 2], np.int32), **given).tolist() == [[1, 0, 0], [0, 1, 1]]
+    with pytest.raises(StructureError, match=rf"hold {index} at position 1, expected one of \[0, 3\), or 3 where"):
+        kernel(indices=np.array([0, index, 1, 2], np.int32), **given)
+
+
+def test_ever_new_shapes_take_the_short_way() -> None:
+    kernel = sparsetir.build(sparsetir.ops.spmm())
+    for rows in range(1, 200):
+        A = sp.eye_array(rows, format="csr", dtype=np.float32)
+        A.indices, A.indptr = A.indices.astype(np.int32), A.indptr.astype(np.int32)
+        assert kernel(A=A, B=np.full((rows, 2), rows, np.float32))[-1].tolist() == [rows, rows]
+    assert len(kernel.plans) == 1
+    (plan,) = kernel.plans.values()
+    assert 0 < len(plan.runs) <= 64
+
+
+# ------------------------------------------------------------------ messages
+
+
+def refused(error: type[Exception], match: str, kernel: object = None, **arguments: object) -> None:
+    with pytest.raises(error, match=match):
+        (kernel or sparsetir.build(sparsetir.ops.spmm()))(**arguments)  # type: ignore[operator]
+
+
+def test_messages_of_calls() -> None:
+    A, B = csr([0, 2, 1]), np.ones((3, 2), np.float32)
+    kernel = sparsetir.build(sparsetir.ops.spmm())
+    bound = kernel.bind(A=A)
+    for call in (kernel, bound):
+        with pytest.raises(ArgumentTypeError, match=r"by name, as in kernel\(A=..., B=...\); found 2 without names"):
+            call(A, B)
+    assert "with nothing fixed" in repr(kernel.bind())
+    refused(ArgumentTypeError, r"A must be an array, found str: pass sparsetir.read\(path\)", A="m.npz", B=B)
+    refused(ArgumentTypeError, "B has a mask, .* pass B.filled", A=A, B=np.ma.masked_array(B, B > 2))
+    refused(ArgumentTypeError, "B is dense in this kernel, found a sparse csr_array: pass a dense array", A=A, B=A)
+    refused(ArgumentTypeError, r"a belongs to A, which is fixed by bind: .* bind\(indptr=..., indices=...\)", bound,
+            a=A.data, B=B)  # fmt: skip
+    refused(ArgumentTypeError, "A is fixed by bind; do not pass it again", bound, A=A, B=B)
+    refused(ArgumentError, r"nnz is 2 from a.shape\[0\] but 3 from indices.shape\[0\]",
+            a=A.data[:2], indptr=A.indptr, indices=A.indices, B=B)  # fmt: skip
+    refused(ArgumentTypeError, 'indptr holds int64 but the kernel reads it as int32: .* idtype=\'int64\'',
+            a=A.data, indptr=A.indptr.astype(np.int64), indices=A.indices, B=B)  # fmt: skip
+    refused(ArgumentTypeError, "m must be a number", A=A, B=B, m=True)
+    out = np.broadcast_to(np.zeros(1, np.float32), (2, 2))
+    refused(ArgumentError, "read-only", A=A, B=B, C=out)
+    bsr = sparsetir.build(sparsetir.ops.spmm(format="bsr", block=4))
+    refused(ArgumentError, r"a must have 3 dimensions, found shape \(64,\)", bsr, a=np.zeros(64, np.float32))
+
+
+def test_values_change_where_the_structure_alone_is_bound() -> None:
+    A, B = csr([0, 2, 1]), np.eye(3, dtype=np.float32)
+    bound = sparsetir.build(sparsetir.ops.spmm()).bind(indptr=A.indptr, indices=A.indices)
+    for k in range(3):
+        np.testing.assert_array_equal(bound(a=k * A.data, B=B), k * A.toarray())
+
+
+def test_broken_scipy_matrices_are_refused() -> None:
+    B = np.ones((3, 2), np.float32)
+    for part, value in {
+        "indptr": np.array(3, np.int32),
+        "indices": np.array(3, np.int32),
+        "data": np.ones(2, np.float32),
+    }.items():
+        A = csr([0, 2, 1])
+        setattr(A, part, value)
+        refused(StructureError, "expected one dimension|has 2 values but 3 indices", A=A, B=B)
+    coo = sp.coo_array((2, 3), dtype=np.float32)
+    coo.coords, coo.data = (np.array([0]), np.array([0, 2])), np.ones(2, np.float32)
+    refused(StructureError, r"A needs coords \[order, nnz\]", A=coo, B=B)
+
+
+def test_decomposed_kernels_find_sizes_of_wide_axes() -> None:
+    program = sparsetir.ops.spmm(idtype="int64")
+    text = sparsetir.script(program).replace("m: T.int64, n: T.int64", "m: T.int32, n: T.int32")
+    parts = sparsetir.decompose_format(sparsetir.parse(text), {"A": sparsetir.formats.ell()})
+    A = csr([0, 2, 1])
+    np.testing.assert_array_equal(sparsetir.build(parts)(A=A, B=np.eye(3, dtype=np.float32)), A.toarray())
+
+
+def test_coordinates_with_data_are_taken() -> None:
+    """As those of the package sparse."""
+
+    class COO:
+        def __init__(self, fill_value: float) -> None:
+            self.coords, self.data = np.array([[0, 1], [2, 0]]), np.array([5, 7], np.float32)
+            self.shape, self.fill_value = (2, 3), fill_value
+
+    kernel, B = sparsetir.build(sparsetir.ops.spmm()), np.eye(3, dtype=np.float32)
+    assert kernel(A=COO(0), B=B).tolist() == [[0, 0, 5], [7, 0, 0]]
+    refused(ArgumentError, "A is 1 where nothing is stored", kernel, A=COO(1), B=B)
+
+
+def test_gradients_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    A, B = csr([0, 2, 1]), torch.ones(3, 2, requires_grad=True)
+    kernel = sparsetir.build(sparsetir.ops.spmm())
+    composed = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": sparsetir.formats.ell()}))
+    for call in (kernel, kernel.bind(A=A), composed, composed.bind(A=A)):
+        fixed = {} if call not in (kernel, composed) else {"A": A}
+        refused(
+            ArgumentTypeError, r"B requires grad, but a kernel has no gradients: pass B.detach\(\)", call, B=B, **fixed
+        )
+        with torch.no_grad():
+            assert call(B=B, **fixed).tolist() == [[3, 3], [3, 3]]
+    refused(ArgumentTypeError, "A requires grad", A=B.detach().T.to_sparse_csr().requires_grad_(), B=B.detach())
