@@ -456,6 +456,9 @@ def _transformed(func: Any) -> Any:
     found = (func.decomposition or func.func) if isinstance(func, Schedule) else func
     if isinstance(found, (tirx.PrimFunc, Decomposition)):
         return found
+    if isinstance(getattr(func, "func", None), tirx.PrimFunc):
+        found = type(func).__name__
+        raise VerifyError(f"{found} is called as it is and builds its own kernels: pass its .func for another")
     expected = "a PrimFunc, an IRModule, a schedule or a decomposition"
     raise VerifyError(f"build takes {expected}, found {type(func).__name__}")
 

@@ -211,7 +211,7 @@ def run_tune(args: argparse.Namespace) -> int:
     from sparsetir.tuning.operands import make_case
 
     database = args.database or (args.out / "tuning.jsonl" if args.out else None)
-    case = make_case(args.op, read(args.file), feat=args.feat, seed=args.seed)
+    case = make_case(args.op, operand(args.file, read(args.file)), feat=args.feat, seed=args.seed)
     budget = {"max_trials": args.trials, "max_seconds": args.seconds, "amortize_over": args.amortize_over}
     budget["preset"] = args.preset
     how = {"strategy": args.strategy, "formats": [] if args.schedules_only else None, "seed": args.seed}
@@ -231,6 +231,17 @@ def run_tune(args: argparse.Namespace) -> int:
         held = f"all {len(result.history)} trials were in {database}"
         print(f"sparsetir: {held}: nothing was measured; a larger --trials searches on", file=sys.stderr)
     return INTERRUPTED if result.interrupted else DONE
+
+
+def operand(file: str, sparse: Any) -> Any:
+    """What a file holds, if there is anything to tune on it."""
+    shape = " x ".join(map(str, sparse.shape))
+    if not sparse.nnz:
+        raise ArgumentError(f"{file} is {shape} without entries: there is nothing to time")
+    values = sparse.data if hasattr(sparse, "data") else sparse.values
+    if values.dtype.kind == "c":
+        raise ArgumentError(f"{file} holds complex numbers, and kernels compute with real ones: save the real part")
+    return sparse
 
 
 def facts_of(result: Any) -> dict[str, Any]:
@@ -310,7 +321,7 @@ def demo_operand(args: argparse.Namespace) -> tuple[str, Any]:
     from sparsetir.files import read
 
     if args.matrix:
-        return str(args.matrix), read(args.matrix)
+        return str(args.matrix), operand(args.matrix, read(args.matrix))
     if args.op == "mttkrp":
         raise ArgumentError("mttkrp takes a tensor of three dimensions: pass one with --matrix FILE.tns")
     print("reading the sources of Python's standard library", file=sys.stderr)

@@ -341,6 +341,26 @@ def test_a_search_with_nothing_left_to_measure_says_so(
     assert "a larger --trials searches on" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        ("real general\n0 0 0\n", "is 0 x 0 without entries"),
+        ("real general\n3 4 0\n", "is 3 x 4 without entries"),
+        ("complex general\n1 1 1\n1 1 1.0 2.0\n", "holds complex numbers"),
+    ],
+)
+@pytest.mark.parametrize("command", [["tune", "--op", "spmm"], ["demo", "--matrix"]])
+def test_files_with_nothing_to_time(
+    head: str, said: str, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "odd.mtx"
+    path.write_text(f"%%MatrixMarket matrix coordinate {head}")
+    assert main([*command, str(path)]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert "Traceback" not in shown.err
+
+
 def test_formats_are_listed_once_the_fastest_first(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["formats", str(small), "--feat", "8"]) == 0
     shown = capsys.readouterr()

@@ -397,3 +397,29 @@ def test_a_linear_layer_of_no_rows() -> None:
     structure = torch.ones(2), torch.tensor([0, 1, 2]), torch.tensor([0, 2])
     assert ops.linear(torch.zeros(0, 3), *structure).shape == (0, 2)
     assert ops.linear(torch.zeros(4, 0, 3), *structure).shape == (4, 0, 2)
+
+
+def test_pruned_layers_are_seen_with_their_hooks() -> None:
+    """As `prune.remove` would leave them; the model keeps its hooks."""
+    prune = torch.nn.utils.prune
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64)).eval()
+    for layer in (model[0], model[2]):
+        prune.l1_unstructured(layer, "weight", amount=0.9)
+    prune.random_unstructured(model[0], "bias", amount=0.5)
+    x = torch.randn(4, 64)
+    with torch.no_grad():
+        want = model(x)
+    sparsify = srelax.SparsifyWeights(decide="predict")
+    compiled = srelax.from_torch(model, (x,), sparsify=sparsify)
+    assert [layer.is_sparse for layer in sparsify.layers] == [True, True]
+    torch.testing.assert_close(compiled(x), want, rtol=1e-4, atol=1e-5)
+    assert prune.is_pruned(model)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), want)
+
+
+def test_small_weights_are_named() -> None:
+    sparsify = srelax.SparsifyWeights(decide="predict")
+    srelax.from_torch(torch.nn.Linear(30, 30, bias=False), (torch.randn(2, 30),), sparsify=sparsify)
+    assert "smaller than 4,096 elements" in str(*sparsify.layers)

@@ -664,6 +664,7 @@ def test_wrong_use() -> None:
         {"preset": "lazy"},
         {"amortize_over": 0},
         {"max_seconds": 0},
+        {"max_seconds": "a"},
         {"patience": 0},
         {"seed": -1},
         {"max_trials": 2.5},
@@ -849,6 +850,20 @@ def test_a_list_is_measured_once_for_each_size(tmp_path: Path) -> None:
     assert again.result(**inputs).measured == 0
     bound = again.bind(A=inputs["A"])
     np.testing.assert_allclose(bound(B=inputs["B"]), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-4)
+
+
+def test_a_list_is_bound_and_timed() -> None:
+    inputs, spmm = arguments(), autotune(configs=[Choices(tile=8)])(ops.spmm())
+    bound = spmm.bind(A=inputs["A"])
+    assert repr(bound).endswith("with A fixed")
+    np.testing.assert_allclose(bound(B=inputs["B"]), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-5)
+    assert bound.time(B=inputs["B"], seconds=0.01).calls >= 3
+    assert spmm.time(**inputs, seconds=0.01).calls >= 3
+    assert len(repr(spmm.result(**inputs))) < 250
+    with pytest.raises(SparseTIRError, match=r"Autotuned is called as it is .* pass its \.func"):
+        build(spmm)
+    with pytest.raises(ArgumentTypeError, match="give the configurations first"):
+        autotune(ops.spmm())
 
 
 def test_wrong_lists() -> None:

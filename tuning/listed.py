@@ -14,6 +14,7 @@ from sparsetir.build import build, single
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.format import Format
 from sparsetir.ir import decode
+from sparsetir.kernel import Timing
 from sparsetir.schedules import Choices
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database
@@ -75,16 +76,13 @@ class Autotuned:
         """Run the kernel for these sizes; the first time the configurations are measured on these arguments."""
         return self.result(**arguments).kernel(**arguments)
 
-    def bind(self, **arguments: Any) -> Callable[..., Any]:
+    def bind(self, **arguments: Any) -> BoundAutotuned:
         """Fix some arguments; the kernel is chosen with the first call."""
-        chosen: list[Any] = []
+        return BoundAutotuned(self, arguments)
 
-        def call(**others: Any) -> Any:
-            if not chosen:
-                chosen.append(self.result(**arguments, **others).kernel.bind(**arguments))
-            return chosen[0](**others)
-
-        return call
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+        """Time repeated calls of the kernel for these sizes; see `Kernel.time`."""
+        return self.result(**arguments).kernel.time(seconds=seconds, **arguments)
 
     def result(self, **arguments: Any) -> TuneResult:
         """What was found for the sizes of these arguments; measured if they are new."""
@@ -104,6 +102,31 @@ class Autotuned:
         return finish(session, search, history, budget, self.database, interrupted=interrupted)
 
 
+class BoundAutotuned:
+    """An autotuned program with some arguments fixed."""
+
+    def __init__(self, program: Autotuned, arguments: dict[str, Any]) -> None:
+        self.program, self.fixed = program, dict(arguments)
+        self.bound: Any = None
+
+    def __repr__(self) -> str:
+        shown = self.program if self.bound is None else self.bound.kernel
+        return f"{shown!r} with {', '.join(self.fixed)} fixed"
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Run with the open arguments; see `Kernel.__call__`."""
+        return self._chosen(arguments)(**arguments)
+
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+        """Time repeated calls, all arguments ready."""
+        return self._chosen(arguments).time(seconds=seconds, **arguments)
+
+    def _chosen(self, arguments: dict[str, Any]) -> Any:
+        if self.bound is None:
+            self.bound = self.program.result(**self.fixed, **arguments).kernel.bind(**self.fixed)
+        return self.bound
+
+
 def candidate(config: Config) -> Candidate:
     """A configuration as a candidate."""
     if isinstance(config, Candidate) and isinstance(config.choices, Choices):
@@ -117,8 +140,8 @@ def candidate(config: Config) -> Candidate:
 
 
 def autotune(
-    *,
-    configs: Sequence[Config],
+    *programs: Any,
+    configs: Sequence[Config] = (),
     key: Sequence[str] = (),
     target: Any = None,
     database: str | Path | None = None,
@@ -158,6 +181,9 @@ def autotune(
     >>> bool(np.allclose(spmm(A=A, B=B), A @ B, rtol=1e-5)), len(spmm.result(A=A, B=B).history)
     (True, 3)
     """
+    if programs:
+        found = "give the configurations first, then the program"
+        raise ArgumentTypeError(f"{found}: sparsetir.autotune(configs=[sparsetir.Choices(tile=32)])(program)")
     if not configs:
         raise ArgumentError("autotune needs at least one configuration, such as sparsetir.Choices(tile=32)")
     checked = [candidate(config) for config in configs]

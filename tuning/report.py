@@ -23,6 +23,8 @@ from sparsetir.tuning.tuned import TunedKernel
 
 SHOWN = 8
 OWN = "as it is"
+OTHER = "other formats"
+MOST_COLOURS = 8
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,10 @@ class TuneResult:
     template: Template | None = field(default=None, repr=False)
     comparison: Comparison | None = field(default=None, repr=False)
     is_recalled: bool = False
+
+    def __repr__(self) -> str:
+        trials = f"{len(self.history)} trials, {self.speedup:.2f} times as fast as untuned"
+        return f"TuneResult {self.kernel!r}: {trials}; see report() and explain()"
 
     @property
     def schedule(self) -> Choices | Template | None:
@@ -174,7 +180,11 @@ class TuneResult:
         """Draw every trial and the best so far over the time of the search; needs matplotlib."""
         from sparsetir.bench.plot import curve
 
-        return curve(self.history, path)
+        sizes = ", ".join(f"{name} = {value}" for name, value in self.key.sizes.items())
+        named = {name for name, _ in list(self.formats().items())[:MOST_COLOURS]}
+        labels = [r.stored_as or OWN if (r.stored_as or OWN) in named else OTHER for r in self.history]
+        untuned = next((r.seconds for r in self.history if is_untuned(r)), None)
+        return curve(self.history, path, title=f"{self.key.name}: {sizes}", labels=labels, untuned=untuned)
 
     def _heading(self) -> list[str]:
         sizes = ", ".join(f"{name} = {value}" for name, value in self.key.sizes.items())

@@ -379,7 +379,7 @@ def check_arguments(
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             wanted = "a positive integer" if least else "an integer that is not negative"
             raise ArgumentError(f"{name} must be {wanted}, found {value!r}")
-    if max_seconds is not None and not max_seconds > 0:
+    if max_seconds is not None and (isinstance(max_seconds, (str, bool)) or not max_seconds > 0):
         raise ArgumentError(f"max_seconds must be positive, found {max_seconds!r}")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ArgumentError(f"seed must be an integer that is not negative, found {seed!r}")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from sparsetir.bench.roofline import Roofline
 from sparsetir.errors import ArgumentError
 
 MAX_BINS = 512
+MOST_NAMED = 12  # dots of an operation that are drawn with the names of their matrices
 LEAST_INTENSITY = 0.1
 
 
@@ -84,10 +85,20 @@ def shade(figure: Any, axes: Any, matrix: Any) -> None:
     counts = density(matrix)
     m, n = matrix.shape
     shown = np.ma.masked_equal(counts, 0)
-    colours = {"norm": norm(1, max(2, counts.max(initial=0))), "cmap": "viridis_r", "interpolation": "nearest"}
+    colours = {"norm": norm(1, max(2, counts.max(initial=0))), "cmap": dark_enough(), "interpolation": "nearest"}
     if counts.size:
         image = axes.imshow(shown, extent=(0, n, m, 0), aspect=aspect(m, n), **colours)
-        figure.colorbar(image, ax=axes, label="nonzeros in a cell", shrink=0.8)
+        scale = figure.colorbar(image, ax=axes, shrink=0.8)
+        scale.ax.set_title("nonzeros\nin a cell", fontsize="small")
+        scale.ax.yaxis.set_major_formatter("{x:g}")
+        scale.ax.yaxis.set_minor_formatter("")
+
+
+def dark_enough() -> Any:
+    """Colours of which the lightest still shows on white."""
+    colours = require("matplotlib.colors", extra="plot", purpose="drawing")
+    known = require("matplotlib", extra="plot", purpose="drawing").colormaps["viridis_r"]
+    return colours.LinearSegmentedColormap.from_list("nonzeros", known(np.linspace(0.25, 1.0, 256)))
 
 
 def aspect(m: int, n: int) -> str:
@@ -100,7 +111,14 @@ def best_so_far(seconds: np.ndarray) -> np.ndarray:
     return np.fmin.accumulate(seconds) if seconds.size else seconds
 
 
-def curve(history: Iterable[Any], path: str | Path) -> Path:
+def curve(
+    history: Iterable[Any],
+    path: str | Path,
+    *,
+    title: str = "",
+    labels: Sequence[str] = (),
+    untuned: float | None = None,
+) -> Path:
     """Draw a search: a dot for each trial and the best time so far, and write the picture.
 
     Parameters
@@ -111,6 +129,11 @@ def curve(history: Iterable[Any], path: str | Path) -> Path:
         axis counts trials. Attributes or mapping keys.
     path : str or Path
         ``.png``, ``.svg``, ``.pdf``.
+    title : str
+    labels : sequence of str
+        What each trial is coloured by, such as its format; by default all are alike.
+    untuned : float, optional
+        Seconds of the untuned kernel, for a line.
 
     Returns
     -------
@@ -125,7 +148,14 @@ def curve(history: Iterable[Any], path: str | Path) -> Path:
     timed = bool(np.isfinite(elapsed).all())
     x = elapsed if timed else np.arange(1, len(trials) + 1)
     figure, axes = new_figure(7.0, 4.0)
-    axes.plot(x, milliseconds, ".", color="tab:gray", alpha=0.6, label="trial")
+    kinds = np.array(labels if len(labels) == len(trials) else ["trial"] * len(trials))
+    for n, kind in enumerate(dict.fromkeys(kinds.tolist())):
+        colour = "tab:gray" if len(set(kinds.tolist())) == 1 else f"C{n + 1}"
+        axes.plot(x[kinds == kind], milliseconds[kinds == kind], ".", color=colour, alpha=0.7, label=kind)
+    if untuned is not None:
+        axes.axhline(untuned * 1e3, color="black", linestyle="--", linewidth=1, label="untuned")
+    axes.set_title(title, fontsize="medium")
+    axes.set_xlim(left=0)
     axes.step(x, best_so_far(milliseconds), where="post", color="tab:blue", label="best so far")
     axes.set(xlabel="seconds of search" if timed else "trial", ylabel="milliseconds per call")
     if np.isfinite(milliseconds).any():
@@ -133,7 +163,7 @@ def curve(history: Iterable[Any], path: str | Path) -> Path:
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter("{x:g}")
     axes.grid(True, which="both", alpha=0.25)
-    axes.legend()
+    axes.legend(fontsize="small")
     return save(figure, path)
 
 
@@ -170,7 +200,12 @@ def roofline(rows: Iterable[Any], found: Roofline, path: str | Path) -> Path:
         for label, marker, times in ((op, "o", "ours"), (f"{op}, fastest peer", "x", "peers")):
             x, y = rates(members, times)
             axes.plot(x, y, marker, color=f"C{n}", label=label, alpha=0.8)
+        if len(members) <= MOST_NAMED:
+            named = [row for row in members if row.ours]
+            for row, a, b in zip(named, *rates(named, "ours"), strict=True):
+                axes.annotate(f" {row.name}", (a, b), fontsize="x-small", va="center")
     draw_ceilings(axes, found)
+    axes.set_title("products below the ceilings of the machine")
     threads = found.most.threads
     axes.set(xlabel="operations for each compulsory byte", ylabel=f"GFLOP/s, {threads} thread{'s' * (threads > 1)}")
     axes.grid(True, which="both", alpha=0.25)
@@ -200,5 +235,5 @@ def draw_ceilings(axes: Any, found: Roofline) -> None:
     for name, rate in found.most.bandwidth.items():
         ridge = found.most.peak / rate
         axes.plot([left, ridge], [left * rate / 1e9, ridge * rate / 1e9], color="gray", linewidth=1)
-        axes.annotate(name, (left, left * rate / 1e9), ha="left", va="bottom", fontsize="small")
+        axes.annotate(name, (ridge, peak), ha="center", va="bottom", fontsize="small")  # clear of lines and axis
     axes.set_xlim(left, right)

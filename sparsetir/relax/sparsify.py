@@ -324,6 +324,8 @@ class SparsifyWeights:
         """The arrays of a weight that becomes sparse, None for one that stays; notes why."""
         weight = found.weight
         if weight.size < LEAST_SIZE:
+            reason = f"smaller than {LEAST_SIZE:,} elements"
+            self._note(Layer(name, found.operator, weight.shape, found.density, found.rows, False, reason))
             return None
         if found.density > self.most_dense:
             reason = f"more than {self.most_dense:.0%} of it is not zero"

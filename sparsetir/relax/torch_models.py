@@ -95,7 +95,27 @@ def dense_copy(model: Any) -> Any:
         dense = tensor.detach().to_dense()
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         memo[id(tensor)] = torch.nn.Parameter(dense, requires_grad=False) if is_parameter else dense
-    return copy.deepcopy(model, memo).eval()
+    return with_pruned_weights(copy.deepcopy(model, memo).eval())
+
+
+def with_pruned_weights(model: Any) -> Any:
+    """The module, a copy, with pruned weights in the places of ``torch.nn.utils.prune``'s hooks, which compute them.
+
+    `torch.nn.utils.prune.remove` would do that to the tensors too, which the original shares.
+    """
+    torch = importlib.import_module("torch")
+    prune = importlib.import_module("torch.nn.utils.prune")
+    for module in model.modules():
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if not isinstance(hook, prune.BasePruningMethod):
+                continue
+            name = hook._tensor_name
+            with torch.no_grad():
+                weight = hook.apply_mask(module).detach().clone()
+            del module._forward_pre_hooks[key], module._parameters[f"{name}_orig"], module._buffers[f"{name}_mask"]
+            vars(module).pop(name, None)
+            module.register_parameter(name, torch.nn.Parameter(weight, requires_grad=False))
+    return model
 
 
 def _dense_products() -> Any:
