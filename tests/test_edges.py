@@ -5,8 +5,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tvm import IRModule, s_tir
+from tvm.ir import assert_structural_equal
+from tvm.script import tirx as tir
 
 import sparsetir
+from fences import fenced
+from sparsetir.lower.split_guards import SplitGuards
 
 UPDATE = """
 @T.prim_func
@@ -29,3 +34,111 @@ def test_terms_that_cancel_out(rule: str, where: str) -> None:
     expected = sparsetir.interpret(func, {**arguments, "c": c.copy()})["c"]
     sparsetir.build(func)(a=a, c=c, m=3, w=2)
     assert np.array_equal(c, expected)
+
+
+# ---------------------------------------------------------------- loops without a step
+
+ELL = """
+@T.prim_func
+def program(a: T.handle, c: T.handle, i: T.handle, m: T.int32, n: T.int32, w: T.int32):
+    X = T.dense_fixed(m)
+    S = T.sparse_fixed(X, (n, w), i, 'int64', sorted=False)
+    A = T.match_sparse_buffer(a, (X, S))
+    C = T.match_sparse_buffer(c, (X, S))
+    with T.sp_iter([X, S], 'SS', 'work') as [x, s]:
+        C[x, s] = A[x, s] * 2
+"""
+
+
+def test_a_fused_loop_over_rows_without_slots() -> None:
+    def fused(sch: s_tir.Schedule) -> None:
+        sch.parallel(sch.fuse(*sch.get_loops(sch.get_sblock("work"))))
+
+    kernel = sparsetir.build(sparsetir.parse(ELL), schedule=fused)
+    assert "// T.max(" in kernel.script(stage=3) or "% T.max(" in kernel.script(stage=3)
+    for m, w in ((0, 0), (3, 0), (0, 2), (3, 2)):
+        a, indices = np.ones(m * w, "float32"), np.zeros(m * w, "int64")
+        c = np.zeros_like(a)
+        kernel(a=a, c=c, i=indices, m=m, n=4, w=w)
+        assert np.array_equal(c, 2 * a)
+
+
+# ---------------------------------------------------------------- arrays that end at an unreadable page
+
+PADDED_ROWS = """
+@T.prim_func
+def add(a: T.handle, c: T.handle, y: T.handle, p: T.handle, i: T.handle, nx: T.int32, zx: T.int32, m: T.int32,
+        n: T.int32, d: T.int32):
+    X = T.dense_variable(None, (nx, zx), p)
+    U = T.dense_fixed(m)
+    V = T.singleton(U, n, i)
+    D = T.dense_fixed(d)
+    A = T.match_sparse_buffer(a, (X,), "DTYPE")
+    C = T.match_sparse_buffer(c, (U, V), "DTYPE")
+    Y = T.match_sparse_buffer(y, (D,), "DTYPE")
+    with T.sp_iter([X, U, V], "RSR", "add") as [x, u, v]:
+        Y[u] = Y[u] + A[x] * C[u, v]
+"""
+LOOKUP = """
+@T.prim_func
+def look(a: T.handle, c: T.handle, p0: T.handle, i0: T.handle, pv: T.handle, iv: T.handle, n: T.int32, z: T.int32,
+         nv: T.int32, zv: T.int32):
+    X = T.sparse_variable(None, (n, z), (p0, i0))
+    V = T.sparse_variable(None, (nv, zv), (pv, iv))
+    A = T.match_sparse_buffer(a, (X,))
+    C = T.match_sparse_buffer(c, (V,))
+    with T.sp_iter([X], "S", "work") as [x]:
+        T.sp_iter_attr({"search": "SEARCH"})
+        C[x + 1] = C[x + 1] + A[x]
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_no_lane_reads_past_an_index_array(dtype: str) -> None:
+    """In a vector loop a condition that reads an array is not evaluated where the one before it fails."""
+    func = sparsetir.parse(PADDED_ROWS.replace("DTYPE", dtype))
+    kernel = sparsetir.build(func)
+    rng = np.random.default_rng(0)
+    for m in (1, 2, 5, 129):
+        for n in (0, m, m + 3):
+            args = {"a": np.ones(2, dtype), "c": rng.integers(1, 4, m).astype(dtype), "p": np.array([0, 2], "int32")}
+            args |= {"i": rng.integers(0, n + 1, m).astype("int32"), "y": np.zeros(n, dtype)}
+            expected = sparsetir.interpret(func, {**args, "n": n, "nx": 2, "zx": 2, "m": m, "d": n})["y"]
+            held = {name: fenced(array) for name, array in args.items()}
+            kernel(**held, n=n, nx=2)
+            assert np.array_equal(held["y"], expected)
+
+
+@pytest.mark.parametrize("search", ["inline", "hoist", "merge"])
+@pytest.mark.parametrize("dense", [False, True])
+def test_searches_ahead_read_stored_coordinates_only(search: str, dense: bool) -> None:
+    sch = sparsetir.Schedule(sparsetir.parse(LOOKUP.replace("SEARCH", search)))
+    inner = sch.sparse_split("work", sch.sparse_split("work", "X", 8)[1], 4)
+    if dense:
+        sch.to_dense("work", inner[1])
+    kernel = sparsetir.build(sch)
+    for count in (1, 3, 9):
+        indices = np.arange(count, dtype="int32")
+        args = {"p0": np.array([0, count], "int32"), "i0": fenced(indices), "pv": np.array([0, count], "int32")}
+        c = np.zeros(count, "float32")
+        kernel(**args, iv=fenced(indices + 1), a=fenced(np.ones(count, "float32")), c=c, n=count + 1, nv=count + 2)
+        assert np.array_equal(c, np.ones(count))
+
+
+def test_conditions_that_read_come_after_those_they_rely_on() -> None:
+    @tir.prim_func
+    def before(x: tir.Buffer((8,), "int32"), y: tir.Buffer((8,), "int32"), n: tir.int32):
+        for i in range(8):
+            if i < n and 0 <= x[i] and x[i] < n and x[x[i]] == 2:
+                y[i] = tir.if_then_else(n < 4 and x[n] < 2, x[n], 3)
+
+    @tir.prim_func
+    def after(x: tir.Buffer((8,), "int32"), y: tir.Buffer((8,), "int32"), n: tir.int32):
+        for i in range(8):
+            if i < n:
+                if 0 <= x[i] and x[i] < n:
+                    if x[x[i]] == 2:
+                        y[i] = tir.if_then_else(n < 4, tir.if_then_else(x[n] < 2, x[n], 3), 3)
+
+    made = SplitGuards(IRModule({"main": before}))["main"]
+    assert_structural_equal(made.body, after.body, map_free_vars=True)

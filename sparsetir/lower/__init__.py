@@ -27,6 +27,7 @@ from sparsetir.lower.factor_sums import FactorSums
 from sparsetir.lower.fuse_rows import FuseRows
 from sparsetir.lower.gather_words import GatherWords
 from sparsetir.lower.guard_copies import GuardCopies
+from sparsetir.lower.guard_divisions import GuardDivisions
 from sparsetir.lower.guard_domains import GuardDomains
 from sparsetir.lower.hoist_guards import HoistGuards
 from sparsetir.lower.hoist_scratch import HoistScratch
@@ -42,6 +43,7 @@ from sparsetir.lower.peel_tiles import PeelTiles
 from sparsetir.lower.promote_halves import PromoteHalves
 from sparsetir.lower.replace_bools import ReplaceBools
 from sparsetir.lower.serialize_lanes import SerializeLanes
+from sparsetir.lower.split_guards import SplitGuards
 from sparsetir.lower.split_locals import SplitLocals
 from sparsetir.lower.stack_locals import StackLocals
 from sparsetir.lower.stream_stores import StreamStores
@@ -112,6 +114,8 @@ TO_STAGE_3 = [
     WidenSums,  # small numbers added to subscripts in 64 bits
     SplitLocals,  # large local arrays of unrolled steps -> small ones
     StackLocals,  # small local arrays on the stack
+    SplitGuards,  # conditions before the loads that rely on them
+    GuardDivisions,  # no division by a size of zero
     CheckScratch,  # no scratch that TVM cannot place
 ]
 

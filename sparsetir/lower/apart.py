@@ -20,9 +20,9 @@ from tvm import ir, sym, tirx
 from tvm.ir import Call, Var
 
 from sparsetir import op
-from sparsetir.ir import cast, const
+from sparsetir.ir import const
 from sparsetir.lower.rewriting import collect, conjuncts, mentions, same, substitute, without_zeros
-from sparsetir.lower.steps import Atoms, uncast
+from sparsetir.lower.steps import uncast
 
 DISTINCT = "sparsetir.distinct"  # of a function: names of the lists that hold nothing twice
 
@@ -122,12 +122,47 @@ class _Walk:
         return mutator.default_mutate(node)
 
 
+ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
+WIDE = "int64"
+
+
+class Wide:
+    """Writes numbers of any width in one, without conversions; what is no arithmetic gets a variable."""
+
+    def __init__(self) -> None:
+        self.known: list[tuple[ir.Expr, Var]] = []
+
+    def of(self, expr: ir.Expr) -> ir.Expr:
+        """`expr` in 64 bits."""
+        expr = uncast(expr)
+        if isinstance(expr, tirx.IntImm):
+            return const(int(expr), WIDE)
+        if isinstance(expr, ARITHMETIC):
+            return type(expr)(self.of(expr.a), self.of(expr.b))
+        for node, var in self.known:
+            if same(node, expr):
+                return var
+        self.known.append((expr, Var("atom", ir.PrimType(WIDE))))
+        return self.known[-1][1]
+
+    def condition(self, expr: ir.Expr) -> ir.Expr:
+        """A comparison of numbers in 64 bits."""
+        is_known = isinstance(expr, (tirx.LT, tirx.LE))
+        return type(expr)(self.of(expr.a), self.of(expr.b)) if is_known else expr
+
+    def range(self, low: ir.Expr, extent: ir.Expr) -> ir.Range:
+        """The values of a loop."""
+        return ir.Range.from_min_extent(self.of(low), self.of(sym.Analyzer().simplify(extent)))
+
+
 def is_one_to_one(indices: Sequence[ir.Expr], ranges: dict[Var, ir.Range]) -> bool:
     """Whether different values of the variables of `ranges` make different subscripts."""
-    plain = [without_zeros(i) for i in indices]
-    if all(any(i.same_as(v) for i in plain) for v in ranges):
+    if all(any(i.same_as(v) for i in indices) for v in ranges):
         return True
-    found = sym.detect_iter_map(plain, ranges, tirx.const(True, "bool"), "bijective", False)
+    wide = Wide()
+    values = {wide.of(v): wide.range(r.min, r.extent) for v, r in ranges.items()}
+    plain = [without_zeros(wide.of(i)) for i in indices]
+    found = sym.detect_iter_map(plain, values, tirx.const(True, "bool"), "bijective", False)
     return len(found.indices) > 0
 
 
@@ -173,7 +208,6 @@ class _Steps:
         """Whether subscripts that do not move within a step differ from step to step."""
         plain = [self._entry(uncast(i)) for i in indices]
         known = [i for i in plain if not any(mentions(x, [self.step]) for x in collect(i, ir.TensorLoad))]
-        known = [Atoms().replace(i) for i in known]
         return bool(known) and is_one_to_one(known, self.range)
 
     def _entry(self, index: ir.Expr) -> ir.Expr:
@@ -220,24 +254,20 @@ class _Steps:
 
     def _lies_within(self, site: Site, offset: ir.Expr, size: ir.Expr) -> bool:
         """Whether ``0 <= offset < size`` at an access."""
-        atoms, analyzer = Atoms(), sym.Analyzer()
+        wide, analyzer = Wide(), sym.Analyzer()
         for loop in site.loops:
-            extent = atoms.replace(analyzer.simplify(loop.extent))
-            analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, extent))
-        offset = analyzer.simplify(atoms.replace(analyzer.simplify(offset)))
-        size = cast(atoms.replace(analyzer.simplify(size)), str(offset.ty.dtype))
-        known = [atoms.replace(g) for g in site.guards if not mentions(g, list(self.walk.written))]
-        if any(_says(analyzer, g, offset, size) for g in known):
-            return bool(analyzer.can_prove(offset >= const(0, str(offset.ty.dtype))))
-        bounds = [offset >= const(0, str(offset.ty.dtype)), offset < size]
-        return all(bool(analyzer.can_prove(b)) for b in bounds)
+            analyzer.bind(wide.of(loop.loop_var), wide.range(loop.min, loop.extent))
+        offset = analyzer.simplify(wide.of(offset))
+        if not analyzer.can_prove(offset >= const(0, WIDE)):
+            return False
+        size = wide.of(size)
+        known = [wide.condition(g) for g in site.guards if not mentions(g, list(self.walk.written))]
+        return any(_says(analyzer, g, offset, size) for g in known) or bool(analyzer.can_prove(offset < size))
 
 
 def _says(analyzer: Any, guard: ir.Expr, offset: ir.Expr, size: ir.Expr) -> bool:
     """Whether a condition is that `offset` is below `size`."""
-    if not isinstance(guard, tirx.LT) or str(guard.a.ty.dtype) != str(offset.ty.dtype):
-        return False
-    return bool(analyzer.can_prove_equal(guard.a - guard.b, offset - size))
+    return isinstance(guard, tirx.LT) and bool(analyzer.can_prove_equal(guard.a - guard.b, offset - size))
 
 
 def shared_array(loop: tirx.For, facts: Facts) -> Var | None:

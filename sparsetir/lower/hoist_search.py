@@ -94,13 +94,20 @@ class Hoister:
         wanted: set[int] = set()
         for n, entry in reversed(list(enumerate(self.iteration.entries))):
             below = any(a.parent in entry.axes for m in wanted for a in self.iteration.entries[m].axes)
-            if below or mentions(call, _slots(self.scope, entry)):
+            if below or mentions(call, _slots(self.scope, entry)) or self._is_at_attached(call, entry):
                 wanted.add(n)
         entries = [self.iteration.entries[n] for n in sorted(wanted)]
         inside = {a for e in entries for a in e.axes}
         if any(e.attached_to is not None for e in entries):
             return None
         return entries if all(p in inside for a in inside for p in a.ancestors) else None
+
+    def _is_at_attached(self, call: Call, entry: Entry) -> bool:
+        """Whether a search is for the coordinate of an attached axis, which need not have one."""
+        if entry.attached_to is None:
+            return False
+        loads = collect(self.scope.by_var[entry.vars[0]].coord, ir.TensorLoad)
+        return any(same(x, y) for x in loads for y in collect(call, ir.TensorLoad))
 
     def _emit(self, call: Call, entries: list[Entry]) -> ir.Expr:
         """Add the nest that fills a new buffer; returns the element that replaces the search."""

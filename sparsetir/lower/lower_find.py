@@ -147,8 +147,8 @@ def _fiber(search: Search, finger: Var | None) -> list[tirx.Stmt]:
     if finger is None:
         return [*fresh, put(search.cell, get(lo))]
     at = get(finger)
-    fits = tirx.And(start(at) <= pos, pos < start(at + one))
-    again = tirx.IfThenElse(fits, tirx.Evaluate(const(0)), seq(*fresh, put(finger, get(lo))))
+    is_beside = tirx.Or(pos < start(at), start(at + one) <= pos)
+    again = tirx.IfThenElse(is_beside, seq(*fresh, put(finger, get(lo))), None)
     return [again, put(search.cell, at)]
 
 

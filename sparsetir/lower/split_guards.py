@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Test what a load relies on before the load: LLVM code for ``and`` evaluates both of its sides.
+
+before::
+
+    if u < n and 0 <= indices[u] and indices[u] < m:
+        ...
+
+after::
+
+    if u < n:
+        if 0 <= indices[u] and indices[u] < m:
+            ...
+
+Where `u` is a lane of a vector loop, a whole vector would be read past the end of the array. It is the last pass but
+those that only check: nothing puts the conditions together again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.ir import Call
+
+from sparsetir import op
+from sparsetir.lower.rewriting import collect, conjunction, conjuncts, renewed, same
+
+
+def _loads(condition: ir.Expr) -> list[ir.TensorLoad]:
+    """The loads that may leave their array: not those of a fixed element."""
+    found = collect(condition, ir.TensorLoad)
+    return [x for x in found if not all(isinstance(i, tirx.IntImm) for i in x.indices)]
+
+
+def levels(condition: ir.Expr) -> list[ir.Expr]:
+    """The conditions to test one after the other, each of which may be evaluated once those before it hold."""
+    groups: list[list[ir.Expr]] = []
+    known: list[ir.TensorLoad] = []
+    for part in conjuncts(condition):
+        fresh = [x for x in _loads(part) if not any(same(x, y) for y in known)]
+        if fresh or not groups:
+            groups.append([])
+        groups[-1].append(part)
+        known += fresh
+    return [conjunction(group) for group in groups]
+
+
+def _on_if(node: tirx.IfThenElse, mutator: Any) -> tirx.Stmt:
+    inner = mutator.default_mutate(node)
+    parts = levels(inner.condition)
+    if len(parts) < 2:
+        return inner
+    body, otherwise = inner.then_case, inner.else_case
+    for condition in reversed(parts):
+        body = tirx.IfThenElse(condition, body, otherwise)
+        otherwise = None if otherwise is None else renewed(otherwise)
+    return body
+
+
+def _on_call(node: Call, mutator: Any) -> Call:
+    inner = mutator.default_mutate(node)
+    if not op.is_if_then_else(inner):
+        return inner
+    condition, value, otherwise = inner.args
+    for part in reversed(levels(condition) or [condition]):
+        value = tirx.if_then_else(part, value, otherwise)
+    return value
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SplitGuards")
+def SplitGuards(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Nest the conditions of a function."""
+    body = tvm_ffi.structural_mutate(func.body, [(tirx.IfThenElse, _on_if), (Call, _on_call)])
+    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
