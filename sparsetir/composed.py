@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from tvm import tirx
 
 from sparsetir import sizes
-from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, VerifyError
 from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.formats.format import Format
 from sparsetir.formats.tensor import Piece, SparseTensor
@@ -95,10 +95,20 @@ class ComposedKernel:
         self.sizes = {p.name for p in self.signature.params if not p.is_array and p.dtype.startswith("int")}
         self.lengths = {g.name: [sizes.Size(axis.length) for axis in g.axes] for g in decomposition.groups}
         if compile is not None:
+            self._check_axes()
             self.kernel = compile(decomposition.func)
             # The pieces together set what the original sets: with the sizes that conversion gives them, every element.
             effects = self.kernel.signature.effects
             effects.covered |= self.signature.effects.covered & set(effects.outputs)
+
+    def _check_axes(self) -> None:
+        """Raise where a parameter of a group has other axes than its structure, or lists them in another order."""
+        for name, group in self.groups.items():
+            buffer = self.program.buffer(name)
+            found, wanted = (", ".join(a.name for a in axes) for axes in (buffer.axes, group.axes))
+            if name in self.signature.buffers and found != wanted:
+                message = f"a kernel over other formats takes and gives entries of {group.name} over ({wanted})"
+                raise VerifyError(f"{message}, but {name} is over ({found}): list the same axes in one order", name)
 
     @property
     def name(self) -> str:

@@ -134,11 +134,17 @@ def in_range(coord: ir.Expr, length: ir.Expr, known: tuple[bool, bool] = NOTHING
 
 
 class Resolver:
-    """Finds positions of coordinates within one scope."""
+    """Finds positions of coordinates within one scope.
 
-    def __init__(self, scope: Scope, strategy: str = "inline") -> None:
+    With `every`, the positions are those of each of several entries with the same coordinates: `slots` are the loops
+    over what has to be compared, a variable and its extent each.
+    """
+
+    def __init__(self, scope: Scope, strategy: str = "inline", *, every: bool = False) -> None:
         self.scope = scope
         self.strategy = strategy
+        self.every = every
+        self.slots: list[tuple[Var, ir.Expr]] = []
 
     def resolve(
         self, buffer: SparseBuffer, subscripts: Sequence[ir.Expr], coords: Sequence[ir.Expr]
@@ -157,10 +163,11 @@ class Resolver:
                 cursor = self._direct(axis, subscripts[where], pos)
                 if cursor is not None:
                     pos, coord = cursor.pos, cursor.coord
-                elif not axis.unique and n + 1 < len(tree):
+                elif not axis.unique and (self.every or n + 1 < len(tree)):
                     chain = tree[n:]
                     wanted = [cast(coords[buffer.axes.index(a)], a.idtype) for a in chain]
-                    pos, more = lookup_tuple(chain, pos, above, wanted, conditions)
+                    look_up = self._each_tuple if self.every else lookup_tuple
+                    pos, more = look_up(chain, pos, above, wanted, conditions)
                     conditions = conditions + more
                     break
                 else:
@@ -173,6 +180,20 @@ class Resolver:
                 above.append(coord)
             positions.append(pos)
         return positions, conditions
+
+    def _each_tuple(
+        self,
+        chain: Sequence[Axis],
+        parent_pos: ir.Expr | None,
+        above: Sequence[ir.Expr],
+        wanted: Sequence[ir.Expr],
+        given: Conditions,
+    ) -> tuple[ir.Expr, Conditions]:
+        """The position at a slot of a fiber, and the conditions for the tuple of coordinates to stand there."""
+        slot = Var("s", ir.PrimType(chain[0].idtype))
+        begin, extent, equal = _compared(chain, parent_pos, above, wanted, given, slot)
+        self.slots.append((slot, extent))
+        return begin + slot, equal
 
     def _direct(self, axis: Axis, subscript: ir.Expr, parent_pos: ir.Expr | None) -> Cursor | None:
         """The cursor whose position can be used as it stands: the axis's own, below the same parent."""
@@ -242,6 +263,23 @@ def lookup_tuple(
 
     The first coordinate alone does not decide: the whole tuple is compared, slot by slot.
     """
+    first = chain[0]
+    slot = op.call("arg", [0], first.idtype)
+    begin, extent, equal = _compared(chain, parent_pos, above, wanted, given, slot)
+    test = tirx.Cast(first.idtype, conjunction(equal))
+    at = op.call("find_rule", [test, extent, const(1, first.idtype)], first.idtype)
+    return begin + at, [at >= const(0, first.idtype)]
+
+
+def _compared(
+    chain: Sequence[Axis],
+    parent_pos: ir.Expr | None,
+    above: Sequence[ir.Expr],
+    wanted: Sequence[ir.Expr],
+    given: Conditions,
+    slot: ir.Expr,
+) -> tuple[ir.Expr, ir.Expr, Conditions]:
+    """Where a fiber begins, its extent, and whether a tuple of coordinates stands at a slot of it."""
     first, rest = chain[0], chain[1:]
     if any(a.kind != "singleton" for a in rest):
         message = f"a search by coordinate below axis {first.name} (unique=False) is only supported for singleton axes"
@@ -250,16 +288,13 @@ def lookup_tuple(
     parent = zero if parent_pos is None else parent_pos
     begin = guarded(given, first.begin(parent, above), zero)
     extent = guarded(given, first.extent(parent, above), zero)
-    slot = op.call("arg", [0], first.idtype)
     equal: Conditions = []
     coords = list(above)
     for axis, want in zip(chain, wanted, strict=True):
         found = axis.coordinate(begin + slot, slot if axis is first else zero, coords)
         equal += [found.equal(want), *(in_range(want, axis.length) if axis.may_be_absent else [])]
         coords.append(want)
-    test = tirx.Cast(first.idtype, conjunction(equal))
-    at = op.call("find_rule", [test, extent, const(1, first.idtype)], first.idtype)
-    return begin + at, [at >= zero]
+    return begin, extent, equal
 
 
 def _slot_of_rule(axis: Axis, begin: ir.Expr, above: Sequence[ir.Expr], coord: ir.Expr, extent: ir.Expr) -> ir.Expr:

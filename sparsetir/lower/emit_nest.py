@@ -83,6 +83,7 @@ class NestEmitter:
         self.program = program
         self.scope = Scope()
         self.search = "inline"
+        self.initialising = False
         self.depth = 0
         self.outer_loops: list[Var] = []
         self.scratch: list[Var] = []
@@ -102,15 +103,25 @@ class NestEmitter:
         ]
         return tvm_ffi.structural_mutate(node, callbacks)
 
-    def _resolve(self, buffer: SparseBuffer, indices: Any, mutator: Any) -> tuple[list[ir.Expr], Conditions]:
+    def initial(self, iteration: SpIter) -> tirx.Stmt:
+        """The rewritten initialisation of an iteration."""
+        self.initialising = True
+        out = self.rewrite(iteration.block.init)
+        self.initialising = False
+        return out
+
+    def _resolve(
+        self, buffer: SparseBuffer, indices: Any, mutator: Any, resolver: Resolver
+    ) -> tuple[list[ir.Expr], Conditions]:
         coords = [without_zeros(mutator.mutate(i)) for i in indices]
-        return Resolver(self.scope, self.search).resolve(buffer, list(indices), coords)
+        return resolver.resolve(buffer, list(indices), coords)
 
     def _load(self, node: ir.TensorLoad, mutator: Any) -> ir.Expr:
         buffer = self.program.buffers.get(node.source)
         if buffer is None:
             return tirx.BufferLoad(node.source, [without_zeros(mutator.mutate(i)) for i in node.indices])
-        indices, conditions = self._resolve(buffer, node.indices, mutator)
+        resolver = Resolver(self.scope, self.search)
+        indices, conditions = self._resolve(buffer, node.indices, mutator, resolver)
         return guarded(conditions, tirx.BufferLoad(buffer.storage, indices), buffer.default)
 
     def _store(self, node: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
@@ -118,9 +129,15 @@ class NestEmitter:
         buffer = self.program.buffers.get(node.buffer)
         if buffer is None:
             return tirx.BufferStore(node.buffer, value, [without_zeros(mutator.mutate(i)) for i in node.indices])
-        indices, conditions = self._resolve(buffer, node.indices, mutator)
-        store = tirx.BufferStore(buffer.storage, assuming(conditions, value), indices)
-        return tirx.IfThenElse(conjunction(conditions), store, None) if conditions else store
+        # An initial value belongs to the coordinate: every entry with it is set.
+        resolver = Resolver(self.scope, self.search, every=self.initialising)
+        indices, conditions = self._resolve(buffer, node.indices, mutator, resolver)
+        stmt: tirx.Stmt = tirx.BufferStore(buffer.storage, assuming(conditions, value), indices)
+        if conditions:
+            stmt = tirx.IfThenElse(conjunction(conditions), stmt, None)
+        for slot, extent in reversed(resolver.slots):
+            stmt = tirx.For(slot, const(0, str(slot.ty.dtype)), extent, tirx.ForKind.SERIAL, stmt, None, {})
+        return stmt
 
     def _var(self, node: Var, _mutator: Any) -> ir.Expr:
         cursor = self.scope.by_var.get(node)
@@ -189,7 +206,7 @@ class NestEmitter:
             levels.append(Level())
             init_at = len(levels) - 1
         body = self.rewrite(iteration.block.body)
-        inner_init = self.rewrite(iteration.block.init) if split.inside else None
+        inner_init = self.initial(iteration) if split.inside else None
         if not split.inside and not _may_miss_points(iteration):
             inner_init = old_value(body, levels)
         if self.search == "hoist" and self.depth == 1 and not self.outer_loops:
@@ -264,11 +281,13 @@ class NestEmitter:
                 first = first or list(entry.vars)
                 continue
             for var, axis in spatial_pairs(entry):
+                if not split.mentions(var):
+                    continue
                 extent, slot, cursor = walk_coordinates(var, axis)
                 first = first or [var]
                 extend(levels, extent, slot, [], SPATIAL)
                 self.scope.add(var, cursor, axis.length)
-        body = self.rewrite(iteration.block.init)
+        body = self.initial(iteration)
         for n in reversed(range(len(levels))):
             name = self._free_name(f"{iteration.name}_init" + (f"_{n}" if n < len(levels) - 1 else ""))
             body = where_present(body, levels[n].predicates, False)

@@ -19,7 +19,8 @@ after::
                 c[vi, vk] = c[vi, vk] + a[indptr[vi] + found_0[vi, vj]] * b[vj, vk]
 
 The buffer has one dimension per axes tree the search depends on. A search stays where it is when the iteration
-writes what it reads, or when it depends on an attached axis, whose positions are visited more than once.
+writes what it reads, when it depends on an attached axis, whose positions are visited more than once, or when it stands
+in a loop or an iteration inside.
 """
 
 from __future__ import annotations
@@ -50,13 +51,14 @@ class Hoister:
     def replace(self, body: tirx.Stmt) -> tirx.Stmt:
         """`body` with its searches read from buffers, where they may be."""
         stored = [s.buffer for s in collect(body, tirx.BufferStore)]
+        named = [b.var for b in collect(body, tirx.Bind)]
 
         def on_call(call: Call, mutator: Any) -> Any:
             if op.is_if_then_else(call):
                 test = mutator.mutate(call.args[0])
                 return tirx.if_then_else(test, *(self._below_condition(mutator, x) for x in call.args[1:]))
             inner = mutator.default_mutate(call)
-            if not op.is_call(inner, "find", "find_rule") or self._reads(inner, stored):
+            if not op.is_call(inner, "find", "find_rule") or self._reads(inner, stored) or mentions(inner, named):
                 return inner
             return self._hoisted(inner)
 
@@ -66,7 +68,19 @@ class Hoister:
             yes, no = (None if x is None else self._below_condition(mutator, x) for x in branches)
             return tirx.IfThenElse(test, yes, no)
 
-        return tvm_ffi.structural_mutate(body, [(Call, on_call), (tirx.IfThenElse, on_if)])
+        def on_loop(node: tirx.For, mutator: Any) -> tirx.Stmt:
+            self.conditional += 1
+            out = mutator.default_mutate(node)
+            self.conditional -= 1
+            return out
+
+        callbacks = [
+            (Call, on_call),
+            (tirx.IfThenElse, on_if),
+            (tirx.For, on_loop),
+            (s_tir.SBlockRealize, lambda node, _m: node),
+        ]
+        return tvm_ffi.structural_mutate(body, callbacks)
 
     def _below_condition(self, mutator: Any, node: Any) -> Any:
         """Rewrite what does not always run: a search that is only done there stays, its operands may not exist."""
@@ -96,6 +110,7 @@ class Hoister:
             below = any(a.parent in entry.axes for m in wanted for a in self.iteration.entries[m].axes)
             if below or mentions(call, _slots(self.scope, entry)) or self._is_at_attached(call, entry):
                 wanted.add(n)
+        wanted |= self._placed_with(wanted)
         entries = [self.iteration.entries[n] for n in sorted(wanted)]
         inside = {a for e in entries for a in e.axes}
         if any(e.attached_to is not None for e in entries):
@@ -108,6 +123,15 @@ class Hoister:
             return False
         loads = collect(self.scope.by_var[entry.vars[0]].coord, ir.TensorLoad)
         return any(same(x, y) for x in loads for y in collect(call, ir.TensorLoad))
+
+    def _placed_with(self, wanted: set[int]) -> set[int]:
+        """Singletons beside or below these entries: they have no loop, but an operand may need their coordinate."""
+        found: set[int] = set()
+        for n, entry in enumerate(self.iteration.entries):
+            held = {None, *(a for m in wanted | found for a in self.iteration.entries[m].axes)}
+            if entry.axes[0].kind == "singleton" and entry.attached_to is None and entry.axes[0].parent in held:
+                found.add(n)
+        return found
 
     def _emit(self, call: Call, entries: list[Entry]) -> ir.Expr:
         """Add the nest that fills a new buffer; returns the element that replaces the search."""

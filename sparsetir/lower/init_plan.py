@@ -52,8 +52,11 @@ class InitPlan:
 
     def names(self, entry: Entry) -> bool:
         """Whether the initialisation differs between the entry's points, or only happens at those that are stored."""
-        spatial = [v for v, _ in spatial_pairs(entry)]
-        return bool(spatial) and (self.stored_only or mentions(self.iteration.block.init, spatial))
+        return any(self.stored_only or self.mentions(var) for var, _ in spatial_pairs(entry))
+
+    def mentions(self, var: Var) -> bool:
+        """Whether the initialisation names an iteration variable."""
+        return bool(mentions(self.iteration.block.init, [var]))
 
     def below(self, entry: Entry) -> list[Axis]:
         """The axes whose stored points are initialised and that hang from an entry which is summed over."""

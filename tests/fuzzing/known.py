@@ -8,15 +8,7 @@ from collections.abc import Callable
 from fuzzing.program import Program
 from fuzzing.recipe import Recipe
 
-
-def initialises_repeated(program: Program, recipe: Recipe) -> bool:
-    return any(not a.unique for it in program.every_iteration for s in it.init for a in s.buffer.axes)
-
-
-KNOWN: dict[str, Callable[[Program, Recipe], bool]] = {
-    "coordinates that repeat, initialised": initialises_repeated,
-    "nested iterations": lambda program, _: any(len(list(it.nested())) > 1 for it in program.iterations),
-}
+KNOWN: dict[str, Callable[[Program, Recipe], bool]] = {}
 
 
 def is_known(program: Program, recipe: Recipe) -> str | None:

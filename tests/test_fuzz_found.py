@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The smallest forms of what random programs found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparsetir
+from decomposing import compiled
+from fences import Fences
+from sparsetir import formats
+from sparsetir.errors import VerifyError
+
+AHEAD_OF_A_SINGLETON = """
+@T.prim_func
+def gather(b: T.handle, c: T.handle, y: T.handle, i: T.handle, j: T.handle, n: T.int32, m: T.int32, w: T.int32):
+    I = T.singleton(None, n, i)
+    J = T.sparse_fixed(None, (m, w), j, sorted=False)
+    D = T.dense_fixed(n)
+    B = T.match_sparse_buffer(b, (J,), "float32")
+    C = T.match_sparse_buffer(c, (D,), "int32")
+    Y = T.match_sparse_buffer(y, (I,), "float32")
+    with T.sp_iter([I], "S", "gather") as [k]:
+        T.sp_iter_attr({"search": "hoist"})
+        Y[k] = B[C[k]]
+"""
+
+AHEAD_OF_AN_ITERATION = """
+@T.prim_func
+def pairs(b: T.handle, c: T.handle, y: T.handle, j: T.handle, n: T.int32, m: T.int32, w: T.int32):
+    I = T.dense_fixed(n)
+    K = T.dense_fixed(2)
+    J = T.sparse_fixed(None, (m, w), j)
+    B = T.match_sparse_buffer(b, (J,), "float32")
+    C = T.match_sparse_buffer(c, (I,), "float32")
+    Y = T.match_sparse_buffer(y, (I,), "float32")
+    with T.sp_iter([I], "S", "pairs") as [i]:
+        T.sp_iter_attr({"search": "hoist"})
+        Y[i] = B[i]
+        with T.sp_iter([K], "R", "inner") as [k]:
+            Y[i] = Y[i] + B[k + i] * C[i]
+"""
+
+AHEAD_OF_A_LOOP = AHEAD_OF_AN_ITERATION.replace(
+    'with T.sp_iter([K], "R", "inner") as [k]:', "for k in T.serial(2):"
+).replace("    K = T.dense_fixed(2)\n", "")
+
+INIT_IN_A_FUSED_PAIR = """
+@T.prim_func
+def pair(a: T.handle, y: T.handle, p: T.handle, j: T.handle, n: T.int32, m: T.int32, z: T.int32):
+    I = T.dense_fixed(n)
+    J = T.sparse_variable(I, (m, z), (p, j))
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    Y = T.match_sparse_buffer(y, (I,), "float32")
+    with T.sp_iter([T.fuse(I, J)], "SS", "pair") as [i, k]:
+        with T.init():
+            Y[i] = 3
+        Y[i] = Y[i] + A[i, k]
+"""
+
+INIT_BY_COORDINATE = """
+@T.prim_func
+def add(a: T.handle, y: T.handle, i: T.handle, j: T.handle, n: T.int32, m: T.int32, w: T.int32):
+    I = T.sparse_fixed(None, (n, w), i, unique=False)
+    J = T.singleton(I, m, j)
+    D = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (D,), "float32")
+    Y = T.match_sparse_buffer(y, (I, J), "float32")
+    with T.sp_iter([D], "S", "add") as [d]:
+        with T.init():
+            Y[d, d + 1] = 5
+        Y[d, d + 1] = Y[d, d + 1] + A[d]
+"""
+
+
+def _floats(*values: float) -> np.ndarray:
+    return np.array(values, "float32")
+
+
+def _ints(*values: int) -> np.ndarray:
+    return np.array(values, "int32")
+
+
+PAIRS = {"b": _floats(1, 2, 4), "c": _floats(1, 10), "y": _floats(9, 9), "j": _ints(0, 1, 2), "n": 2, "m": 3, "w": 3}
+FOUND: dict[str, tuple[str, dict[str, Any], list[float]]] = {
+    "a search ahead of a slot without a coordinate": (
+        AHEAD_OF_A_SINGLETON,
+        {"b": _floats(7), "c": _ints(0, 0), "y": _floats(9), "i": _ints(2), "j": _ints(0), "n": 2, "m": 1, "w": 1},
+        [9],
+    ),
+    "a search in an iteration inside": (AHEAD_OF_AN_ITERATION, PAIRS, [1 + 1 + 2, 2 + 20 + 40]),
+    "a search in a loop inside": (AHEAD_OF_A_LOOP, PAIRS, [1 + 1 + 2, 2 + 20 + 40]),
+    "a fused pair without columns": (
+        INIT_IN_A_FUSED_PAIR,
+        {"a": _floats(), "y": _floats(9, 9), "p": _ints(0, 0, 0), "j": _ints(), "n": 2, "m": 0, "z": 0},
+        [3, 3],
+    ),
+    "every entry at a coordinate is initialised": (
+        INIT_BY_COORDINATE,
+        {
+            **{
+                "a": _floats(1, 2, 4),
+                "y": _floats(9, 9, 9, 9, 9),
+                "i": _ints(0, 0, 0, 1, 3),
+                "j": _ints(1, 0, 1, 2, 0),
+            },
+            **{"n": 3, "m": 3, "w": 5},
+        },
+        [6, 9, 5, 7, 9],
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "args", "expected"), FOUND.values(), ids=FOUND)
+def test_found(text: str, args: dict[str, Any], expected: list[float]) -> None:
+    kernel, fences = compiled(sparsetir.parse(text)), Fences()
+    held = {name: fences.fenced(a) if isinstance(a, np.ndarray) else a for name, a in args.items()}
+    kernel(**held)
+    assert held["y"].tolist() == expected
+
+
+TRANSPOSED = """
+@T.prim_func
+def double(a: T.handle, b: T.handle, p: T.handle, j: T.handle, n: T.int32, z: T.int32):
+    I = T.dense_fixed(n)
+    J = T.sparse_variable(I, (n, z), (p, j))
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (J, I), "float32")
+    with T.sp_iter([I, J], "SS", "double") as [i, j_]:
+        A[i, j_] = B[j_, i] * 2
+"""
+
+
+def test_a_structure_with_its_axes_in_two_orders_is_not_called_over_formats() -> None:
+    parts = sparsetir.decompose_format(sparsetir.parse(TRANSPOSED), {"A": formats.coo()})
+    with pytest.raises(VerifyError, match=r"over \(I, J\), but B is over \(J, I\): list the same axes in one order"):
+        sparsetir.build(parts)
