@@ -12,7 +12,7 @@ from drawing import Axis, Data
 from fuzzing.program import Buffer, Program
 
 #: largest length of an axis in each set of inputs of one program: ordinary, none, one, wide enough for vectors
-LENGTHS = (6, 0, 1, 3, 20, 4, 2, 9)
+LENGTHS = (6, 0, 1, 3, 20, 4, 2, 9, 5, 12, 3, 30)
 #: an axis may be as long as this if a program has so many
 MOST = {1: 40, 2: 20, 3: 9, 4: 6, 5: 5, 6: 4}
 FLOATS = ("float16", "bfloat16", "float32", "float64")
