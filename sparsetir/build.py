@@ -31,6 +31,7 @@ from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
 from sparsetir.lower.balance_loops import INDPTR
 from sparsetir.scalars import as_whole
 from sparsetir.threads import get_num_threads
+from sparsetir.upstream import warn_of_other_meanings
 from sparsetir.verify import verify
 
 SLOW_GATHERS = "znver"  # how the names of processors begin whose gathers are slow
@@ -434,6 +435,7 @@ def build(
         func, schedule = func.mod, func
     program = single(func)
     verify(program)
+    warn_of_other_meanings(decode(program))
     return Kernel(program, compile_cached(program, make_target(target, program), schedule), calls=calls)
 
 

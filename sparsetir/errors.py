@@ -18,6 +18,10 @@ class SparseTIRError(Exception):
         _latest.set(self)
 
 
+class UpstreamWarning(UserWarning):
+    """A program has the shape of one for upstream SparseTIR, where it means something else; see docs/upstream.md."""
+
+
 @contextmanager
 def own_errors() -> Iterator[None]:
     """Give an error raised inside a TVM pass its class back: crossing TVM turns it into a RuntimeError."""

@@ -171,6 +171,51 @@ def test_a_piece_of_some_rows_is_decomposed_again(outer: Any, piece: str, inner:
     close(kernel(A=A, x=np.ones(3)), A @ np.ones(3), "float64")
 
 
+# ---------------------------------------------------------------- operands of dense programs
+
+MATMUL = """
+@T.prim_func
+def func(a: T.handle, b: T.handle, c: T.handle, m: T.int32, n: T.int32, q: T.int32):
+    I = T.dense_fixed(m)
+    J = T.dense_fixed(n)
+    K = T.dense_fixed(q)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (J, K), "float32")
+    C = T.match_sparse_buffer(c, (I, K), "float32")
+    with T.sp_iter([I, J, K], "SRS", "product") as [i, j, k]:
+        with T.init():
+            C[i, k] = 0
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+"""
+
+
+@pytest.mark.parametrize("format", [formats.csr(), formats.bsr(2, 3), formats.hyb(2, (1, 2))], ids=repr)
+def test_an_operand_of_a_dense_program_is_stored_sparse(format: Any) -> None:
+    parts = sparsetir.decompose_format(parsed(MATMUL), {"A": format})
+    check_function(parts)
+    kernel = compiled(parts)
+    for kind in USUAL:
+        check_call(kernel, "spmm", MATRICES[kind], "float32", 7)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("C[i, k] + T.exp(A[i, j]) * B[j, k]", "does something where A is zero, which is left out"),
+        ("T.max(C[i, k], A[i, j] * B[j, k])", "does something where A is zero, which is left out"),
+    ],
+)
+def test_dense_programs_that_need_the_zeros(body: str, message: str) -> None:
+    text = MATMUL.replace("C[i, k] + A[i, j] * B[j, k]", body)
+    with pytest.raises(VerifyError, match=f"cannot decompose A: iteration product {message}"):
+        sparsetir.decompose_format(parsed(text), {"A": formats.csr()})
+
+
+def test_a_dense_result_is_not_stored_sparse() -> None:
+    with pytest.raises(VerifyError, match="stores to C, of which only entries that are not zero are kept"):
+        sparsetir.decompose_format(parsed(MATMUL), {"C": formats.csr()})
+
+
 # ---------------------------------------------------------------- rules of a user's own
 
 
@@ -255,7 +300,7 @@ def test_axis_maps_are_checked(axis_map: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"B": formats.bsr(2)}, "B is dense: only sparse buffers are decomposed"),
+        ({"B": formats.bsr(2)}, "cannot decompose B: iteration spmm does not iterate axis J_dense"),
         ({"Q": formats.bsr(2)}, "no sparse buffer is called 'Q'; there are: A, B, C"),
         ({"A": []}, "the format of A has no rules"),
         ({"A": [formats.csr().rules[0], formats.csr().rules[0]]}, "two rules for A are called 'csr'"),

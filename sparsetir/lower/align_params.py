@@ -22,7 +22,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.ir import decode
+from sparsetir.ir import Axis, decode
 from sparsetir.lower.apart import DISTINCT
 from sparsetir.lower.balance_loops import INDPTR
 from sparsetir.lower.declare_regions import STRUCTURE
@@ -42,6 +42,12 @@ def _realigned(buffer: Var) -> Var:
     return tirx.decl_buffer(
         ty.shape, dtype, name=str(buffer.name), strides=ty.strides, data_alignment=_itemsize(dtype), layout=None
     )
+
+
+def _has_one_fiber(axis: Axis) -> bool:
+    """Whether all positions of an axis belong together: a root, or below one position."""
+    above = None if axis.parent is None else axis.parent.count
+    return above is None or (isinstance(above, tirx.IntImm) and int(above) == 1)
 
 
 def realign(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -71,8 +77,8 @@ def AlignParams(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     indices = [str(a.indices.name) for a in program.axes.values() if a.indices is not None]
     lists = [a for a in program.axes.values() if a.parent is None and a.kind == "sparse_variable" and a.sorted]
     ascending = [str(a.indices.name) for a in lists if a.indices is not None]
-    roots = [a for a in program.axes.values() if a.parent is None and a.unique]
-    distinct = sorted({str(a.indices.name) for a in roots if a.indices is not None})
+    alone = [a for a in program.axes.values() if a.unique and _has_one_fiber(a)]
+    distinct = sorted({str(a.indices.name) for a in alone if a.indices is not None})
     if distinct:
         func = func.with_attr(DISTINCT, distinct)
     out = realign(func).with_attr(NOALIAS, True).with_attr(INDPTR, pointers)

@@ -110,7 +110,7 @@ def _fault(editor: Editor, left: SpIter, right: SpIter, shared: Sequence[Entry])
 
 
 def _between(editor: Editor, left: SpIter, right: SpIter) -> list[tirx.Stmt]:
-    """The declarations between two neighbours."""
+    """What stands between two iterations and may as well stand before both: declarations, and what needs neither."""
     wanted = f"sp_iter {left.name!r} and sp_iter {right.name!r}"
     sequences: list[tirx.SeqStmt] = []
     tvm_ffi.structural_walk(editor.func.body, (tirx.SeqStmt, sequences.append))
@@ -121,13 +121,21 @@ def _between(editor: Editor, left: SpIter, right: SpIter) -> list[tirx.Stmt]:
         between = list(found.seq)[at[0][0] + 1 : at[1][0]]
         if at[0][0] >= at[1][0]:
             raise ScheduleError(f"{wanted} are not in this order; name the one that runs first first")
-        others = [s for s in between if not is_declaration(s)]
+        others = [s for s in between if not is_declaration(s) and _meets(editor, left, s)]
         if others:
             what = getattr(getattr(others[0], "block", None), "name_hint", None)
             found_there = f"sp_iter {str(what)!r}" if what else "another statement"
-            raise ScheduleError(f"{wanted} are not neighbours: {found_there} stands between them")
+            fault = f"{found_there} stands between them and uses what {left.name!r} does"
+            raise ScheduleError(f"{wanted} are not neighbours: {fault}")
         return between
     raise ScheduleError(f"{wanted} do not stand in the same block, one after the other")
+
+
+def _meets(editor: Editor, left: SpIter, stmt: tirx.Stmt) -> bool:
+    """Whether a statement behind an iteration may not run before it."""
+    first, second = footprint(editor.facts, left.node), footprint(editor.facts, stmt)
+    opaque = bool(first.opaque or second.opaque)
+    return opaque or bool(first.stored & second.touched or first.touched & second.stored)
 
 
 def _refuse_scratch(*iterations: SpIter) -> None:

@@ -37,7 +37,7 @@ class Pieces:
         own = self._is_own
         parts = [p for p in (self.it.block.init, self.it.block.body) if p is not None]
         clean = set(self.structure.padded)
-        fault = self.order.fault()
+        fault = self.order.fault() or (self._zero_fault() if self.structure.is_dense else "")
         if fault:
             raise self._refusal(fault)
         linear = Linear(set(self.views), own, local=set(self.it.block.alloc_buffers))
@@ -55,6 +55,15 @@ class Pieces:
     def _refusal(self, fault: str) -> VerifyError:
         message = f"cannot decompose {self.structure.name}: iteration {self.it.name} {fault}"
         return VerifyError(message, self.it.name)
+
+    def _zero_fault(self) -> str:
+        """Why points where a dense buffer holds zero may not be left out; empty if they may."""
+        name, body = self.structure.name, self.it.block.body
+        if any(s.buffer in self.views for part in (self.it.block.init, body) for s in _stores(part)):
+            return f"stores to {name}, of which only entries that are not zero are kept"
+        if not is_neutral(body, set(), set(self.views), self._is_own):
+            return f"does something where {name} is zero, which is left out; only sums of its multiples may be"
+        return ""
 
     # ------------------------------------------------------------------ initialisation
 
@@ -216,6 +225,10 @@ class Pieces:
         on_var = lambda v, _mutator: mapping.get(v, v)  # noqa: E731
         callbacks = [(ir.TensorLoad, on_load), (tirx.BufferStore, on_store), (Var, on_var)]
         return tvm_ffi.structural_mutate(node, callbacks)
+
+
+def _stores(part: tirx.Stmt | None) -> list[tirx.BufferStore]:
+    return [] if part is None else collect(part, tirx.BufferStore)
 
 
 def _parents_first(entries: list[Entry]) -> list[Entry]:

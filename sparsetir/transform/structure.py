@@ -64,10 +64,17 @@ class Structure:
         """The program as the tests of dependence ask for it."""
         return Facts(self.program.func, self.program)
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether the program walks every coordinate: then its entries are what is not zero."""
+        return all(a.kind == "dense_fixed" for a in self.axes)
+
     # ------------------------------------------------------------------ what is rewritten
 
     def _group(self) -> list[SparseBuffer]:
-        """The buffers over all of the structure's axes."""
+        """The buffers over all of the structure's axes; one over dense axes alone is stored sparse by itself."""
+        if self.is_dense:
+            return [self.program.buffer(self.name)]
         wanted, found = set(self.axes), []
         for buffer in self.program.buffers.values():
             held = wanted & set(buffer.axes)
@@ -79,8 +86,6 @@ class Structure:
         return found
 
     def _check(self) -> None:
-        if all(a.kind == "dense_fixed" for a in self.axes):
-            raise VerifyError(f"{self.name} is dense: only sparse buffers are decomposed", self.name)
         if not self.rules:
             raise VerifyError(f"the format of {self.name} has no rules", self.name)
         for rule in self.rules:

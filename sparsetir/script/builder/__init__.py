@@ -476,8 +476,13 @@ def _alloc_buffer(shape: Any, dtype: Any = "float32", *args: Any, **kwargs: Any)
 
 
 def _is_axes(shape: Any) -> bool:
-    items = shape if isinstance(shape, (tuple, list)) else (shape,)
-    return bool(items) and all(isinstance(s, Var) and s in _scopes.functions[-1].axes for s in items)
+    items = list(shape) if isinstance(shape, (tuple, list)) else [shape]
+    is_axis = [isinstance(s, Var) and s in _scopes.functions[-1].axes for s in items]
+    if any(is_axis) and not all(is_axis):
+        axis, size = items[is_axis.index(True)], items[is_axis.index(False)]
+        message = f"a buffer lies over axes or has sizes, found the size {size} beside axis {axis.name}"
+        raise VerifyError(f"{message}: declare an axis T.dense_fixed({size}) and list it")
+    return bool(items) and all(is_axis)
 
 
 # ---------------------------------------------------------------------------------------------- iterations
@@ -628,7 +633,10 @@ class _Float64(T.DtypeConstructor):
         return tirx.const(float(expr), "float64") if is_number else super().__call__(expr)
 
 
+#: beside what this module defines: names of TVM's that mean more here, and upstream's older ones
 EXTRA: dict[str, Any] = {
+    "iter": sp_iter,
+    "iter_attr": sp_iter_attr,
     "match_buffer": _match_buffer,
     "alloc_buffer": _alloc_buffer,
     "float64": _Float64("Float64", "float64"),

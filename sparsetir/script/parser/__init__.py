@@ -36,7 +36,9 @@ from ..sources import FunctionSource
 match_buffer = _builder.EXTRA["match_buffer"]
 alloc_buffer = _builder.EXTRA["alloc_buffer"]
 float64 = _builder.EXTRA["float64"]
-__all__ = [*_tirx.__all__, *_builder.__all__, "prim_func"]
+iter = _builder.EXTRA["iter"]  # upstream's names of sp_iter and sp_iter_attr
+iter_attr = _builder.EXTRA["iter_attr"]
+__all__ = [*_tirx.__all__, *_builder.__all__, "iter", "iter_attr", "prim_func"]
 TOKEN = "sparsetir"
 
 
@@ -174,7 +176,8 @@ _HINTS = [
     ),
     (
         r"T\.init must be called at the top of a T\.sblock\(\).*",
-        "T.init belongs at the top of an sp_iter (or of a T.sblock), found it outside of one",
+        "T.init belongs at the top of an sp_iter (or of a T.sblock), found it outside of one;"
+        " a condition stands inside",
     ),
     (
         r"(?:ValueError: )?Unexpected type for TIR Arg: ffi.String",
