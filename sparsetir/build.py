@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from sparsetir.ir import decode
 from sparsetir.kernel import Kernel
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
 from sparsetir.lower.balance_loops import INDPTR
+from sparsetir.rules import stores
 from sparsetir.scalars import as_whole
 from sparsetir.threads import get_num_threads
 from sparsetir.upstream import warn_of_other_meanings
@@ -239,14 +241,36 @@ def native_target() -> Any:
 
 def make_target(target: Any, func: tirx.PrimFunc) -> Any:
     """`target` (None: this machine) with the floating-point freedom the program allows."""
-    chosen = native_target() if target is None else tvm.target.Target(target)
+    chosen = native_target() if target is None else _parsed_target(target)
     if str(chosen.kind.name) != "llvm":
         raise ArgumentError(f"kernels are compiled for CPUs: expected an llvm target, found {chosen.kind.name!r}")
+    _check_machine(chosen)
     if not may_reassociate(func):
         return chosen
     config = dict(chosen.export())
     config[REASSOCIATE] = True
     return tvm.target.Target(config)
+
+
+def _parsed_target(target: Any) -> Any:
+    try:
+        return tvm.target.Target(target)
+    except Exception as error:  # TVM raises several classes
+        why = str(error).strip().splitlines()[-1]
+        expected = 'an LLVM target such as "llvm" or {"kind": "llvm", "mcpu": "znver4"}'
+        raise ArgumentError(f"target must be {expected}, found {target!r}: {why}") from None
+
+
+def _check_machine(target: Any) -> None:
+    """Raise for another machine's target: a kernel is called in this process."""
+    wanted, here = _architecture(target), _architecture(native_target())
+    if wanted and here and wanted != here:
+        found = f"the target is for {wanted}, this machine is {here}"
+        raise ArgumentError(f"{found}, and a kernel runs where it is built: build and export it on the other machine")
+
+
+def _architecture(target: Any) -> str:
+    return str(target.attrs.get("mtriple", "")).partition("-")[0]
 
 
 def may_reassociate(func: tirx.PrimFunc) -> bool:
@@ -436,6 +460,7 @@ def build(
     program = single(func)
     verify(program)
     warn_of_other_meanings(decode(program))
+    _check_stores(program)
     return Kernel(program, compile_cached(program, make_target(target, program), schedule), calls=calls)
 
 
@@ -458,11 +483,20 @@ def _transformed(func: Any) -> Any:
     found = (func.decomposition or func.func) if isinstance(func, Schedule) else func
     if isinstance(found, (tirx.PrimFunc, Decomposition)):
         return found
-    if isinstance(getattr(func, "func", None), tirx.PrimFunc):
-        found = type(func).__name__
-        raise VerifyError(f"{found} is called as it is and builds its own kernels: pass its .func for another")
-    expected = "a PrimFunc, an IRModule, a schedule or a decomposition"
-    raise VerifyError(f"build takes {expected}, found {type(func).__name__}")
+    expected = "build takes a program: a PrimFunc, an IRModule, a schedule or a decomposition"
+    if isinstance(func, FunctionType):
+        how = "call it if it makes one, as in sparsetir.ops.spmm(), or decorate it with @T.prim_func if it is one"
+        raise ArgumentTypeError(f"{expected}; found the function {func.__name__}: {how}")
+    how = ", which is called as it is" if isinstance(getattr(func, "func", None), tirx.PrimFunc) else ""
+    raise ArgumentTypeError(f"{expected}; found {type(func).__name__}{how}")
+
+
+def _check_stores(program: tirx.PrimFunc) -> None:
+    """Raise where a program declares axes and buffers, and stores nothing."""
+    if decode(program).axes and not stores(program.body):
+        name = program.attrs["global_symbol"]
+        how = "store results in a T.sp_iter; what only describes a format goes into a FormatRewriteRule"
+        raise VerifyError(f"program {name} stores nothing: {how}")
 
 
 def _composed(decomposition: Any, target: Any, schedule: Any) -> Any:

@@ -371,7 +371,8 @@ def init_is_spatial(facts: Facts) -> Iterator[Problem]:
         reduced = [v for v, k in zip(place.iteration.vars, place.iteration.kinds, strict=True) if k == "R"]
         for var in _uses(init, reduced) if init is not None else []:
             message = f"T.init runs before the reduction, but uses {var.name}, a reduction variable; use spatial ones"
-            yield _at(place.iteration, message, init)
+            how = "if the sum scatters, set its result to the first value in an sp_iter of its own before this one"
+            yield _at(place.iteration, f"{message}, or, {how}", init)
 
 
 def sums_start_somewhere(facts: Facts) -> Iterator[Problem]:

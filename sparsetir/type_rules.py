@@ -11,7 +11,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call
+from tvm.ir import Call, Var
 
 from sparsetir import op
 from sparsetir.rules import Facts, Problem
@@ -75,4 +75,63 @@ def bools_are_logic(facts: Facts) -> Iterator[Problem]:
     yield from _faults(facts, dict.fromkeys(NOT_OF_BOOLS, fault))
 
 
-__all__ = ["bools_are_logic", "functions_take_floats"]
+def conditions_are_bools(facts: Facts) -> Iterator[Problem]:
+    """What decides is a comparison."""
+
+    def fault(condition: Any) -> str:
+        dtype = str(condition.ty.dtype)
+        return "" if dtype == "bool" else f"a condition must be a comparison, found {condition} of {dtype}; compare it"
+
+    of_statement = lambda node: fault(node.condition)  # noqa: E731
+    yield from _faults(facts, {tirx.IfThenElse: of_statement, tirx.While: of_statement})
+
+
+def nothing_is_returned(facts: Facts) -> Iterator[Problem]:
+    """Results are buffers."""
+    message = "a program returns nothing: its results are the buffers that it stores to; leave the return out"
+    found: list[Problem] = []
+    on_return = lambda node: found.append(Problem(message, span=getattr(node, "span", None)))  # noqa: E731
+    tvm_ffi.structural_walk(facts.func.body, [(tirx.Return, on_return)])
+    yield from found
+
+
+def axes_are_not_numbers(facts: Facts) -> Iterator[Problem]:
+    """An axis stands where an axis is expected, and nowhere in arithmetic."""
+    axes = facts.program.axes
+    problems: list[Problem] = []
+    statement: list[Any] = [None]
+
+    def problem(message: str, name: str = "") -> None:
+        problems.append(Problem(message, name, getattr(statement[0], "span", None)))
+
+    def on_store(node: tirx.BufferStore, visitor: Any) -> None:
+        statement[0] = node
+        visitor.default_visit(node)
+
+    def on_call(call: Call, visitor: Any) -> None:
+        if op.is_call(call, "attach", "fuse"):
+            name = op.name_of(call)
+            problem(f"T.{name} belongs into the list of an sp_iter: T.sp_iter([.., T.{name}(..)], ..)")
+        elif not op.is_call(call, "coord", "bind_axes", *op.AXIS_NAMES):  # those take axes
+            visitor.default_visit(call)
+
+    def on_var(var: Var, _visitor: Any) -> None:
+        if var in axes:
+            problem(f"{var.name} is an axis, not a number; use a variable of an sp_iter over it", str(var.name))
+
+    def on_bind(node: tirx.Bind, visitor: Any) -> None:
+        if node.var not in axes:
+            visitor.default_visit(node)
+
+    callbacks = [(tirx.BufferStore, on_store), (tirx.Bind, on_bind), (Call, on_call), (Var, on_var)]
+    tvm_ffi.structural_visit(facts.func.body, callbacks)
+    yield from problems
+
+
+__all__ = [
+    "axes_are_not_numbers",
+    "bools_are_logic",
+    "conditions_are_bools",
+    "functions_take_floats",
+    "nothing_is_returned",
+]

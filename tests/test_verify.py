@@ -84,6 +84,21 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "B",
         "a subscript of B must be an integer, found B[i] of float32; cast it",
     ),
+    "axes-in-place": (
+        '    with T.sp_iter([I], "S", "odd") as [i]:\n        B[i] = T.Cast("float32", I + 1)',
+        "I",
+        "I is an axis, not a number; use a variable of an sp_iter over it",
+    ),
+    "no-return": (
+        "    return A",
+        "",
+        "a program returns nothing: its results are the buffers that it stores to; leave the return out",
+    ),
+    "conditions": (
+        '    with T.sp_iter([I], "S", "odd") as [i]:\n        if B[i]:\n            B[i] = T.float32(0)',
+        "",
+        "a condition must be a comparison, found B[i] of float32; compare it",
+    ),
     "float-functions": (
         '    with T.sp_iter([I], "S", "odd") as [i]:\n        B[i] = T.Cast("float32", T.exp(i))',
         "",

@@ -21,7 +21,7 @@ from tvm import tirx
 from tvm.script.parser import ir, relax
 from tvm.tirx.layout import Axis
 
-from sparsetir.errors import VerifyError
+from sparsetir.errors import ArgumentTypeError, ScriptError, VerifyError
 from sparsetir.script import parser, trees
 from sparsetir.script.params import Signature
 from sparsetir.script.sugar import Body
@@ -83,6 +83,14 @@ def parse(text: str) -> Any:
     ScriptError
         The text breaks a rule of the dialect; the message quotes the line.
     """
+    if not isinstance(text, str):
+        raise ArgumentTypeError(f"parse takes the text of a program, found {type(text).__name__}")
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise ScriptError(f"error: {error.msg}\n --> <str>:{error.lineno}:{error.offset}\n{error.text or ''}") from None
+    if not any(isinstance(node, (ast.FunctionDef, ast.ClassDef)) for node in tree.body):
+        raise ScriptError("a text to parse is one function under @T.prim_func, or one class under @I.ir_module")
     names = {"T": parser, "I": ir, "R": relax, "tvm": tvm, "Axis": Axis, "TypeVar": TypeVar}
     imports = re.compile(r"^(?:import|from) .*$", re.MULTILINE)
     return parser.parse_text(imports.sub("", text), names)

@@ -138,7 +138,8 @@ def _auxiliary(array: Any, shape: list[ir.Expr], idtype: str, role: str) -> Var:
         if found not in INDEX_DTYPES:
             raise VerifyError(f"{role} must be an int32 or int64 array, found {array.name} of {found}")
         if len(array.ty.shape) != 1:
-            message = f"{role} must be one-dimensional, found {array.name} with {len(array.ty.shape)} dimensions"
+            found = f"{array.name} with {len(array.ty.shape)} dimensions"
+            message = f"{role} must be one-dimensional, found {found}; declare and pass it flat"
             raise VerifyError(message)
         return array
     if not _is_handle(array):
@@ -483,6 +484,19 @@ def _is_axes(shape: Any) -> bool:
         message = f"a buffer lies over axes or has sizes, found the size {size} beside axis {axis.name}"
         raise VerifyError(f"{message}: declare an axis T.dense_fixed({size}) and list it")
     return bool(items) and all(is_axis)
+
+
+def stored(value: Any) -> Any:
+    """A value that a program stores, once it is one."""
+    if value is None:
+        raise VerifyError("the value stored is None; a function that is called here must return an expression")
+    if not isinstance(value, Var):
+        return value
+    if value in _scopes.functions[-1].axes:
+        raise VerifyError(f"{value.name} is an axis, not a number; store a variable of an sp_iter over it")
+    if tirx.is_buffer_var(value):
+        raise VerifyError(f"the value stored is the whole buffer {value.name}; give one subscript for each axis")
+    return value
 
 
 # ---------------------------------------------------------------------------------------------- iterations

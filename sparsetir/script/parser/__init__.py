@@ -8,9 +8,7 @@ always an ``s_tir`` function and starts with no axes) and an error (its text mus
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
-import re
 from collections.abc import Callable, Iterator
 from types import FrameType, FunctionType
 from typing import Any
@@ -31,6 +29,7 @@ from sparsetir.op import AXIS_NAMES
 
 from .. import builder as _builder
 from ..builder import *  # noqa: F403
+from ..messages import explain
 from ..sources import FunctionSource
 
 match_buffer = _builder.EXTRA["match_buffer"]
@@ -40,6 +39,7 @@ iter = _builder.EXTRA["iter"]  # upstream's names of sp_iter and sp_iter_attr
 iter_attr = _builder.EXTRA["iter_attr"]
 __all__ = [*_tirx.__all__, *_builder.__all__, "iter", "iter_attr", "prim_func"]
 TOKEN = "sparsetir"
+STORED = "__stored__"
 
 
 class LocatedScriptError(ScriptError, DiagnosticError):
@@ -70,7 +70,7 @@ def _parse(source: Source, annotations: dict[str, Any], names: dict[str, Any]) -
                 parser.report_error(error.node, error.args[0])
         return made.get()
     except DiagnosticError as error:
-        raise ScriptError(explain(str(error))) from None
+        raise ScriptError(explain(str(error), __all__)) from None
 
 
 def frames_above(frame: FrameType | None) -> list[inspect.FrameInfo]:
@@ -128,86 +128,7 @@ def prim_func(
 
 prim_func.dispatch_token = TOKEN  # type: ignore[attr-defined]
 
-# ---------------------------------------------------------------------------------------------- messages
-
-# What TVM says -> what a user can act on.
-_HINTS = [
-    (
-        r"Undefined variable: (\w+)",
-        r"\1 is not defined here: an axis or a buffer is declared before it is used, "
-        "an iteration variable lives inside its own sp_iter only",
-    ),
-    (
-        r"too many values to unpack \(expected (\d+)\)",
-        r"expected one name for each value, found \1 name(s) for more values; "
-        "an sp_iter gives one variable per axis: `as [i, j]` for two axes",
-    ),
-    (
-        r"not enough values to unpack \(expected (\d+), got (\d+)\)",
-        r"expected one name for each of \2 value(s), found \1 names; "
-        "an sp_iter gives one variable per axis: `as [i, j]` for two axes",
-    ),
-    (
-        r".*BufferVar (\w+) is (\d+)-dimensional, cannot be indexed with the (\d+)-dimensional.*",
-        r"expected one subscript for each of the \2 dimensions of \1, found \3",
-    ),
-    (
-        r".*\((\d+) vs\. (\d+)\) : Too many indices for a \d+-dimensional buffer",
-        r"expected one subscript for each of the \2 dimensions of the buffer, found \1",
-    ),
-    (
-        r"Mismatched type on argument #0 when calling: `\S*BufferStore\(.*",
-        "only a buffer can be stored to, found another kind of name; "
-        "a T.handle parameter or an axis becomes one by T.match_sparse_buffer",
-    ),
-    (
-        r"Mismatched type on argument #1 when calling: `\S*BufferStore\(.* got `ir.TensorRegion`"
-        r"|TensorRegion is not a primitive operand.*",
-        "a buffer is read with fewer subscripts than it has dimensions; give one subscript per axis",
-    ),
-    (
-        r"Mismatched type on argument #1 when calling: `\S*BufferStore\(.* got `(?:ffi\.)?(\w+)`",
-        r"the value stored must be a number or an expression, found \1",
-    ),
-    (
-        r"Mismatched type on argument #2 when calling: `\S*BufferStore\(.*",
-        "a subscript must be an integer expression, found a list; "
-        "an sp_iter over one axis is written `as [i]`, not `as i`",
-    ),
-    (
-        r"T\.init must be called at the top of a T\.sblock\(\).*",
-        "T.init belongs at the top of an sp_iter (or of a T.sblock), found it outside of one;"
-        " a condition stands inside",
-    ),
-    (
-        r"(?:ValueError: )?Unexpected type for TIR Arg: ffi.String",
-        "the annotation of a parameter cannot be evaluated; "
-        "if it quotes a size, no Python variable may have the same name",
-    ),
-    (
-        r"T\.match_buffer must be called at the top of a PrimFunc.*",
-        "a handle becomes a buffer at the top of the function; "
-        "move its declaration before any T.decl_buffer, loop or block, or declare the parameter as T.Buffer",
-    ),
-    (
-        r"Expect the for loop to be one of the following: (.*)",
-        r"a for loop takes one of \1; a sparse iteration is a `with` statement: `with T.sp_iter(...) as [i, j]:`",
-    ),
-]
-
-
-def explain(diagnostic: str) -> str:
-    """TVM's diagnostic with its first line in the words of the dialect."""
-    first, newline, rest = diagnostic.partition("\n")
-    message = first.removeprefix("error: ")
-    for pattern, sentence in _HINTS:
-        if re.fullmatch(pattern, message):
-            return f"error: {re.sub(pattern, sentence, message)}{newline}{rest}"
-    unknown = re.fullmatch(r"module 'sparsetir.script(?:\.parser)?' has no attribute '(\w+)'", message)
-    if unknown is None:
-        return diagnostic
-    close = difflib.get_close_matches(unknown[1], __all__, n=1)
-    return f"error: T has no name {unknown[1]}{f'; did you mean T.{close[0]}?' if close else ''}{newline}{rest}"
+# ---------------------------------------------------------------------------------------------- places
 
 
 def _quote(source: Any, span: Any) -> str:
@@ -281,6 +202,28 @@ def _quote_casts(node: doc.FunctionDef) -> None:
                     shape.elts[n] = doc.Constant(ast.unparse(doc.from_doc(extent)), None, *where)
 
 
+def _check_parameters(self: Any, node: doc.FunctionDef) -> None:
+    """Refuse parameters that are annotated with a type of Python: TVM's message names no place."""
+    for arg in node.args.args:
+        found = getattr(arg.annotation, "id", None)
+        if found in ("int", "float", "bool", "str"):
+            meant = {"int": "T.int32 or T.int64", "float": "T.float32"}.get(found, "T.handle or T.Buffer")
+            message = f"parameter {arg.arg} is annotated with {found}; write {arg.arg}: {meant}"
+            self.report_error(arg.annotation, message)
+
+
+def _check_stores(self: Any, node: doc.FunctionDef) -> None:
+    """Let every value that is stored go through `stored`: TVM ends the process where it is None."""
+    self.var_table.add(STORED, _builder.stored)
+    for statement in _below(node):
+        targets = statement.targets if isinstance(statement, doc.Assign) else []
+        if not any(isinstance(target, doc.Subscript) for target in targets):
+            continue
+        value = statement.value
+        where = (value.lineno, value.col_offset, value.end_lineno, value.end_col_offset)
+        statement.value = doc.Call(doc.Name(STORED, doc.Load(), *where), [value], [], *where)
+
+
 def _parsed_function(name: str) -> Any:
     """The function that has just been parsed, alone or into a module."""
     frames = IRBuilder.current().frames
@@ -306,10 +249,12 @@ def _visit_function_def(self: Any, node: doc.FunctionDef) -> None:
     _read_raw_axes(node)
     _quote_casts(node)
     try:
-        with _builder.function_scope():
+        with self.var_table.with_frame(), _builder.function_scope():
+            _check_parameters(self, node)
+            _check_stores(self, node)
             dispatch.get("tirx", "FunctionDef")(self, node)
     except DiagnosticError as error:
-        raise LocatedScriptError(explain(str(error))) from None
+        raise LocatedScriptError(explain(str(error), __all__)) from None
     if find_decorator_annotation(node, "check_well_formed", default=True):
         _verify(self, node)
 

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a newcomer's first mistakes are told: in the script, in `parse` and in `build`; none ends in TVM's own words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+import sparsetir
+from sparsetir import ops
+from sparsetir.errors import ArgumentError, ArgumentTypeError, ScriptError, VerifyError
+from sparsetir.schedules import Choices
+from tests.decomposing import compiled
+
+HEAD = """
+@T.prim_func
+def func(a: T.handle, b: T.handle, p: T.handle, q: T.handle, m: T.int32, n: T.int32, nnz: T.int32, x: T.float32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (p, q), "int32")
+    K = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (I,), "float32")
+"""
+ITERATION = """\
+    with T.sp_iter([I, J], "SR", "sums") as [i, j]:
+        B[i] = {}
+"""
+
+
+def refused(text: str, message: str, line: int) -> None:
+    """The script is refused with `message`, and its line is quoted."""
+    with pytest.raises(ScriptError) as caught:
+        sparsetir.parse(text)
+    assert message in str(caught.value)
+    assert f"<str>:{line}:" in str(caught.value)
+    assert text.splitlines()[line - 1].strip() in str(caught.value)
+
+
+PYTHON = "Python's max, min, if, and, or and not would have to know the value now; write T.max, T.min, T.if_then_else"
+POWERS = "powers are T.pow(a, b), of float16, float32 or float64; a square is a * a"
+VALUES = {
+    "None": "the value stored is None; a function that is called here must return an expression",
+    "A": "the value stored is the whole buffer A; give one subscript for each axis",
+    "I": "I is an axis, not a number; store a variable of an sp_iter over it",
+    "I + 1": "I is an axis, not a number; use a variable of an sp_iter over it [axes-in-place]",
+    "B[I]": "I is an axis, not a number; use a variable of an sp_iter over it [axes-in-place]",
+    "T.attach(J, I)": "T.attach belongs into the list of an sp_iter: T.sp_iter([.., T.attach(..)], ..)",
+    "max(B[i], A[i, j])": PYTHON,
+    "min(B[i], A[i, j])": PYTHON,
+    "abs(A[i, j])": "Python's abs takes numbers, found an expression; write T.abs",
+    "round(x)": "Python's round takes numbers, found an expression; write T.round",
+    "float(x)": "Python's float takes numbers, found an expression; convert it by T.float32, T.int32 and so on",
+    "A[i, j] ** 2": POWERS,
+    "T.pow(i, j)": POWERS,
+    "A[i, j] // x": "//, % and the like take integers, found A[i, j]; of floats, T.floor(a / b) rounds a quotient",
+    "i / j": "/ divides floats; of integers write a // b, or convert them first",
+    "x and A[i, j]": "and, or and not take conditions, found a number; compare it first, as by a > 0",
+    "T.if_then_else(x, 0.0, x)": "a condition must be a comparison, found another value; compare it, as by a > 0",
+    "T.maximum(x, x)": "T has no name maximum; write T.max(a, b)",
+    "T.where(x > 0, x, x)": "a choice of two values is T.if_then_else(condition, a, b)",
+    "T.sum(x)": "T has no name sum; write an iteration with the letter R and `C[i] = C[i] + ...`",
+    "p[0]": "a handle, a size or a number has no elements: an index array is passed whole, as in (indptr, indices)",
+}
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_values(value: str) -> None:
+    refused(HEAD + ITERATION.format(value), VALUES[value], 10)
+
+
+DECLARATIONS = {
+    "return A": "a program returns nothing: its results are the buffers that it stores to",
+    "S = T.attach(J, K)": "T.attach belongs into the list of an sp_iter",
+    "S = T.sparse_variable(I, n, (p, q[I]))": "an index array is passed whole, as in (indptr, indices)",
+    "S = T.ragged(I, n, p)": "T has no name ragged; write T.dense_variable(parent, (length, nnz), indptr)",
+    "S = T.sp.dynamic(I, n, p)": "T has no name dynamic; write T.dense_variable(parent, (length, nnz), indptr)",
+    "S = T.alloc_buffer([3, I])": "found the size 3 beside axis I: declare an axis T.dense_fixed(3)",
+    "S = T.match_buffer(b, [I, m])": "a buffer lies over axes or has sizes, found the size m beside axis I",
+}
+
+
+@pytest.mark.parametrize("statement", DECLARATIONS)
+def test_declarations(statement: str) -> None:
+    rest = "" if statement.startswith("return") else ITERATION.format("x")
+    refused(f"{HEAD}    {statement}\n{rest}", DECLARATIONS[statement], 9)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"), [(np.exp, "numpy's functions take"), (math.exp, "Python's functions")]
+)
+def test_functions_of_numpy_and_python_in_a_body(function: Any, message: str) -> None:
+    from tvm.script import sparsetir as T
+
+    with pytest.raises(ScriptError, match=message):
+
+        @T.prim_func
+        def func(a: T.handle, m: T.int32):
+            I = T.dense_fixed(m)
+            A = T.match_sparse_buffer(a, (I,))
+            with T.sp_iter([I], "S") as [i]:
+                A[i] = function(A[i])
+
+
+def test_a_helper_that_returns_nothing() -> None:
+    from tvm.script import sparsetir as T
+
+    def helper(x: Any) -> None:
+        x + 1
+
+    with pytest.raises(ScriptError, match=r"the value stored is None; a function that is called here must return"):
+
+        @T.prim_func
+        def func(a: T.handle, m: T.int32):
+            I = T.dense_fixed(m)
+            A = T.match_sparse_buffer(a, (I,))
+            with T.sp_iter([I], "S") as [i]:
+                A[i] = helper(A[i])
+
+
+@pytest.mark.parametrize(("found", "meant"), [("int", "T.int32 or T.int64"), ("str", "T.handle or T.Buffer")])
+def test_parameters_with_types_of_python(found: str, meant: str) -> None:
+    refused(HEAD.replace("m: T.int32", f"m: {found}"), f"parameter m is annotated with {found}; write m: {meant}", 3)
+
+
+def test_conditions_of_statements() -> None:
+    text = ITERATION.format("x").replace("        B", "        if A[i, j]:\n            B")
+    refused(HEAD + text, "a condition must be a comparison, found A[i, j] of float32; compare it", 10)
+
+
+def test_initial_values_of_a_scattered_sum() -> None:
+    text = ITERATION.format("x").replace("        B[i]", "        with T.init():\n            B[j] = 0\n        B[i]")
+    refused(HEAD + text, "if the sum scatters, set its result to the first value in an sp_iter of its own before", 11)
+
+
+def test_iter_is_another_name_of_sp_iter() -> None:
+    text = HEAD + ITERATION.format("B[i] + A[i, j]")
+    renamed = sparsetir.parse(text.replace("T.sp_iter", "T.iter"))
+    tvm.ir.assert_structural_equal(renamed, sparsetir.parse(text), map_free_vars=True)
+
+
+# --- parse and build --------------------------------------------------------------------------------------------
+
+ONE = "a text to parse is one function under @T.prim_func, or one class under @I.ir_module"
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("", ScriptError, ONE),
+        ("x = 1", ScriptError, ONE),
+        ("def f(:", ScriptError, "<str>:1:7\ndef f(:"),
+        (3, ArgumentTypeError, "parse takes the text of a program, found int"),
+        (None, ArgumentTypeError, "parse takes the text of a program, found NoneType"),
+    ],
+)
+def test_texts_that_are_no_programs(text: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        sparsetir.parse(text)
+    assert message in str(caught.value)
+
+
+NO_PROGRAMS: dict[str, tuple[Callable[[], Any], str]] = {
+    "maker": (lambda: ops.spmm, "found the function spmm: call it if it makes one, as in sparsetir.ops.spmm()"),
+    "number": (lambda: 3, "found int"),
+    "kernel": (lambda: compiled(ops.spmv()), "found Kernel, which is called as it is"),
+    "autotuned": (
+        lambda: sparsetir.autotune(configs=[Choices()], key=["m"])(ops.spmv()),
+        "found Autotuned, which is called as it is",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NO_PROGRAMS)
+def test_build_of_what_is_no_program(what: str) -> None:
+    make, message = NO_PROGRAMS[what]
+    with pytest.raises(ArgumentTypeError) as caught:
+        sparsetir.build(make())
+    expected = "build takes a program: a PrimFunc, an IRModule, a schedule or a decomposition; "
+    assert str(caught.value).startswith(expected + message)
+
+
+def test_a_program_that_stores_nothing() -> None:
+    with pytest.raises(VerifyError, match=r"program func stores nothing: store results in a T.sp_iter; what only"):
+        sparsetir.build(sparsetir.parse(HEAD))
+
+
+def test_targets() -> None:
+    with pytest.raises(ArgumentError, match=r"target must be an LLVM target such as .*, found 'foo': Target"):
+        sparsetir.build(ops.spmv(), "foo")
+    with pytest.raises(ArgumentError, match=r"target must be an LLVM target .*, found 3"):
+        sparsetir.build(ops.spmv(), 3)  # type: ignore[arg-type]
+    other = "riscv64-linux-gnu"
+    with pytest.raises(ArgumentError, match=r"the target is for riscv64, this machine is \w+, and a kernel runs where"):
+        sparsetir.build(ops.spmv(), {"kind": "llvm", "mtriple": other})
