@@ -410,7 +410,13 @@ def _load_quietly(compiled: Compiled, path: Path) -> bool:
 
 
 def build(
-    func: Any, target: Any = None, *, schedule: Any = None, calls: int | None = None, database: str | Path | None = None
+    func: Any,
+    target: Any = None,
+    *,
+    schedule: Any = None,
+    calls: int | None = None,
+    database: str | Path | None = None,
+    finite: bool = False,
 ) -> Kernel:
     """Compile a program.
 
@@ -430,6 +436,9 @@ def build(
         Records of `sparsetir.tune_sparse`. The kernel takes for each call what the last search for such arguments ended
         with: of the same pattern and sizes, else of the same pattern over the format that was best for other sizes,
         else the untuned kernel. `schedule` may be the template whose knobs were searched.
+    finite : bool
+        A promise that arguments hold neither infinities nor NaN. Without it, results over formats that `calls` or
+        `database` chose and that store zeros between the entries are looked over.
 
     Returns
     -------
@@ -447,7 +456,7 @@ def build(
     """
     get_num_threads()
     if database is not None:
-        return _recorded(func, target, schedule, calls, database)
+        return _recorded(func, target, schedule, calls, database, finite)
     calls = as_whole(calls)
     if calls is not None and (isinstance(calls, bool) or not isinstance(calls, int) or calls < 1):
         raise ArgumentError(f"calls must be a positive number of calls, found {calls!r}")
@@ -461,10 +470,12 @@ def build(
     verify(program)
     warn_of_other_meanings(decode(program))
     _check_stores(program)
-    return Kernel(program, compile_cached(program, make_target(target, program), schedule), calls=calls)
+    return Kernel(program, compile_cached(program, make_target(target, program), schedule), calls=calls, finite=finite)
 
 
-def _recorded(func: Any, target: Any, schedule: Any, calls: int | None, database: str | Path) -> Any:
+def _recorded(
+    func: Any, target: Any, schedule: Any, calls: int | None, database: str | Path, finite: bool
+) -> Any:
     from sparsetir.tuning.recorded import recorded
 
     if calls is not None:
@@ -472,7 +483,7 @@ def _recorded(func: Any, target: Any, schedule: Any, calls: int | None, database
     if not isinstance(func, (tirx.PrimFunc, ir.IRModule)):
         found = type(func).__name__
         raise ArgumentTypeError(f"a database has records of programs as they were tuned, PrimFuncs; found {found}")
-    return recorded(func, target, schedule, database)
+    return recorded(func, target, schedule, database, finite=finite)
 
 
 def _transformed(func: Any) -> Any:

@@ -92,8 +92,9 @@ def bound_over_another(
         bound = other.bind(**fixed) if other.has_plain_results else None
     except SparseTIRError:  # the program cannot be written over it
         return None
-    is_full = other.convert(name, matrix).padding == 0  # no zeros between the entries: none is multiplied
-    watch = None if is_full else Watch.over(parts, kernel.signature)
+    # Without zeros between the entries none is multiplied.
+    is_safe = kernel.finite or other.convert(name, matrix).padding == 0
+    watch = None if is_safe else Watch.over(parts, kernel.signature)
     if bound is None or watch is None:
         return bound
     return WatchedBound(bound, lambda: BoundKernel(Kernel(kernel.func, kernel.compiled), dict(fixed)), watch)

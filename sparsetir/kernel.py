@@ -30,7 +30,7 @@ SMALL_ELEMENTS, SMALL_SUMS = 1 << 13, 1 << 16  # of all arrays; where rows are s
 GATHERED = 4  # elements of such sums that take as long as one that is gathered through an index
 HOT_CALLS, FEW_CALLS = 32, 4  # of one plan, before other code is compiled for it
 # What completion leaves out: for other modules of this package.
-INTERNAL = {"calls", "compiled", "fitting", "function", "is_small", "plans", "suitable", "suited", "sums_numbers"}
+HIDDEN = "calls compiled finite fitting function is_small plans suitable suited sums_numbers".split()
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Kernel:
         What `sparsetir.build` made of it.
     calls : int, optional
         About how often a bound kernel will be called.
+    finite : bool
+        Whether arguments are promised to hold neither infinities nor NaN.
 
     Examples
     --------
@@ -69,10 +71,12 @@ class Kernel:
     True
     """
 
-    def __init__(self, func: tirx.PrimFunc, compiled: Any, *, calls: int | None = None) -> None:
+    def __init__(
+        self, func: tirx.PrimFunc, compiled: Any, *, calls: int | None = None, finite: bool = False
+    ) -> None:
         self.func = func
         self.compiled = compiled
-        self.calls = calls
+        self.calls, self.finite = calls, finite
         self.name = compiled.name
         self.signature = Signature(decode(func), compiled.searched)
         self.function: Callable[..., Any] = compiled.function
@@ -85,7 +89,7 @@ class Kernel:
         return self.compiled.target
 
     def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name not in INTERNAL]
+        return [name for name in super().__dir__() if name not in HIDDEN]
 
     def __repr__(self) -> str:
         return f"Kernel {self.name}{shown_signature(self.signature)}"
@@ -276,7 +280,7 @@ class Kernel:
         return reduced(self)
 
     def __deepcopy__(self, _memo: Any) -> Kernel:
-        return Kernel(self.func, self.compiled, calls=self.calls)  # machine code does not change
+        return Kernel(self.func, self.compiled, calls=self.calls, finite=self.finite)  # machine code does not change
 
     def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
         """Write a shared library and a C header that run without Python.

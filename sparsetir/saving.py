@@ -138,13 +138,15 @@ def reduced(kernel: Kernel) -> tuple[Any, ...]:
     schedule, scheduled = compiled.schedule, None
     if schedule is not None and not isinstance(schedule, _choices()):
         schedule, scheduled = None, compiled.second
-    return restored, (kernel.func, str(compiled.target), schedule, scheduled, kernel.calls)
+    return restored, (kernel.func, str(compiled.target), schedule, scheduled, kernel.calls, kernel.finite)
 
 
-def restored(func: tirx.PrimFunc, target: str, schedule: Any, scheduled: Any, calls: int | None) -> Kernel:
+def restored(
+    func: tirx.PrimFunc, target: str, schedule: Any, scheduled: Any, calls: int | None, finite: bool
+) -> Kernel:
     """A kernel out of what pickle kept."""
     chosen = schedule if scheduled is None else s_tir.Schedule(scheduled)
-    return Kernel(func, compile_cached(func, tvm.target.Target(target), chosen), calls=calls)
+    return Kernel(func, compile_cached(func, tvm.target.Target(target), chosen), calls=calls, finite=finite)
 
 
 def recomposed(decomposition: Any, kernel: Kernel | None) -> ComposedKernel:

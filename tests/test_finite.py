@@ -103,6 +103,14 @@ def test_full_blocks_need_no_watch() -> None:
     assert not isinstance(bound.over_another, finite.WatchedBound)
 
 
+def test_a_promise_saves_the_look() -> None:
+    A, B = blocks(np.random.default_rng(0)), np.ones((120, 16), np.float32)
+    for promised in (False, True):
+        bound = sparsetir.build(sparsetir.ops.spmm(), calls=MANY, finite=promised).bind(A=A)
+        np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-4)
+        assert isinstance(bound.over_another, finite.WatchedBound) is not promised
+
+
 def test_what_shows_in_results() -> None:
     assert finite.sums_products(decode(sparsetir.ops.spmm()))
     assert finite.sums_products(decode(sparsetir.ops.spmv("float64")))

@@ -39,7 +39,7 @@ def circumstances(kernel: Kernel, template: Template | None = None) -> dict[str,
     }
 
 
-def recorded(func: Any, target: Any, schedule: Any, path: str | Path) -> TunedKernel:
+def recorded(func: Any, target: Any, schedule: Any, path: str | Path, *, finite: bool = False) -> TunedKernel:
     """The kernel that takes for each call what the last search for such arguments ended with.
 
     Parameters
@@ -50,6 +50,8 @@ def recorded(func: Any, target: Any, schedule: Any, path: str | Path) -> TunedKe
         Whose knobs were searched.
     path : str or Path
         The database.
+    finite : bool
+        See `TunedKernel`.
 
     Raises
     ------
@@ -74,7 +76,8 @@ def recorded(func: Any, target: Any, schedule: Any, path: str | Path) -> TunedKe
     if not ended and not best:
         fields = "program, target, machine, number of threads and versions"
         warnings.warn(f"{path} has no records of this {fields}: the kernel is untuned", stacklevel=3)
-    return TunedKernel(plain, [_variant(program, target, schedule, *each) for each in reversed(best)])
+    variants = [_variant(program, target, schedule, *each) for each in reversed(best)]
+    return TunedKernel(plain, variants, finite=finite)
 
 
 def _variant(

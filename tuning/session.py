@@ -12,6 +12,7 @@ import numpy as np
 
 from sparsetir.build import single
 from sparsetir.errors import ArgumentError, TuningError
+from sparsetir.finite import has_nan
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern
 from sparsetir.kernel import Kernel
@@ -57,6 +58,8 @@ class Session:
         Whether candidates run in worker processes.
     timeout : float
         Seconds of a compilation or a measurement there.
+    finite : bool
+        Whether arguments are promised to hold neither infinities nor NaN.
     """
 
     def __init__(
@@ -69,7 +72,9 @@ class Session:
         *,
         isolate: bool = False,
         timeout: float = TIMEOUT,
+        finite: bool = False,
     ) -> None:
+        self.finite = finite
         if isolate and can_send(inputs):
             Process.warm()
         self.lab = Lab(single(program), inputs, target, template)
@@ -199,7 +204,9 @@ class Session:
         """The kernel of a variant as a caller gets it: one that takes other sizes and numbers that are not finite."""
         kernel = variant.kernel
         is_plain = isinstance(kernel, Kernel) or not kernel.decomposition.multiplies_zeros
-        return kernel if is_plain and not variant.fixed else TunedKernel(self.kernel, [variant])
+        if (is_plain or self.finite) and not variant.fixed:
+            return kernel
+        return TunedKernel(self.kernel, [variant], finite=self.finite)
 
     def peers(self, names: Sequence[str]) -> dict[str, Call]:
         """Calls of other libraries for the same product.
@@ -243,8 +250,24 @@ class Session:
 
         The comparison that picks a winner flatters it: with noise, the fastest of several is also the luckiest.
         """
-        calls = {None: self.lab.untuned, candidate: self.checked(candidate, kernel)}
+        calls = {None: self.lab.untuned, candidate: self.watched(self.checked(candidate, kernel), kernel)}
         return duel({name: partial(typical, call) for name, call in calls.items()})
+
+    def watched(self, call: Callable[[], Any], kernel: Any) -> Callable[[], Any]:
+        """A call with the look at its results that it costs where the format multiplies zeros."""
+        parts = getattr(kernel, "decomposition", None)
+        name, inputs = self.lab.name, self.lab.inputs
+        if self.finite or parts is None or not parts.multiplies_zeros or name is None:
+            return call
+        if not kernel.convert(name, inputs[name]).padding:
+            return call
+        written = tuple(self.workload.written.values())
+
+        def both() -> Any:
+            call()
+            return has_nan(written)
+
+        return both
 
     def checked(self, candidate: Candidate, kernel: Any) -> Callable[[], Any]:
         """A call of a candidate's kernel that was run once and computed what it should."""

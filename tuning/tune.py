@@ -61,6 +61,7 @@ def tune_sparse(
     isolate: bool | None = None,
     timeout: float = TIMEOUT,
     against: Sequence[str] = (),
+    finite: bool = False,
     progress: bool | None = None,
 ) -> TuneResult:
     """Find the fastest format and schedule of a program on the arguments of one call.
@@ -113,8 +114,11 @@ def tune_sparse(
     against : sequence of {"scipy", "torch", "mkl"}
         Libraries that are timed beside the result, where the program is one of `sparsetir.ops` that they have too:
         `TuneResult.break_even_with` tells after how many calls the conversion has paid.
+    finite : bool
+        A promise that the kernel's arguments will hold neither infinities nor NaN. Without it, results over formats
+        that store zeros between the entries are looked over.
     progress : bool, optional
-        Whether to show a progress line on stderr; by default if it is a terminal.
+        Whether to show a progress line on stderr; by default if it is a terminal or in a notebook.
 
     Returns
     -------
@@ -167,7 +171,8 @@ def tune_sparse(
     cost = partial(full_cost, amortize_over=amortize_over)
     with Progress(budget, shown=progress) as bar:
         bar.say("preparing the untuned kernel")
-        with closing(Session(program, inputs, target, formats, schedule, isolate=apart, timeout=timeout)) as session:
+        how: dict[str, Any] = {"isolate": apart, "timeout": timeout, "finite": finite}
+        with closing(Session(program, inputs, target, formats, schedule, **how)) as session:
             peers, search = session.peers(against), session.search(seed, strategy, records=records)
             history, interrupted = trials(session, search, budget, records, cost=cost, bar=bar)
             if not interrupted and (not trials_left or is_repeated(session, history, records, amortize_over)):

@@ -19,7 +19,7 @@ from sparsetir.finite import Watch, WatchedBound
 from sparsetir.interop import is_sparse
 from sparsetir.ir import decode
 from sparsetir.kernel import BoundKernel, Kernel, Timing
-from sparsetir.plans import fits
+from sparsetir.plans import Unfit, fits
 from sparsetir.saving import save
 from sparsetir.schedules import Template
 from sparsetir.signature import Signature
@@ -108,10 +108,12 @@ class TunedKernel:
         The untuned one.
     variants : sequence of Variant
         The best first.
+    finite : bool
+        Whether arguments are promised to hold neither infinities nor NaN: results are not looked over then.
     """
 
-    def __init__(self, plain: Kernel, variants: Sequence[Variant]) -> None:
-        self.plain, self.variants = plain, tuple(variants)
+    def __init__(self, plain: Kernel, variants: Sequence[Variant], *, finite: bool = False) -> None:
+        self.plain, self.variants, self.finite = plain, tuple(variants), finite
         self._fixed = sorted({name for v in self.variants for name in (*v.fixed, *v.sizes)})
         self._places = _places(plain.signature)
         self._is_for_patterns = any(v.pattern is not None for v in self.variants)
@@ -157,10 +159,12 @@ class TunedKernel:
 
     # ------------------------------------------------------------------ calling
 
-    def __call__(self, **arguments: Any) -> Any:
+    def __call__(self, *unnamed: Any, **arguments: Any) -> Any:
         """Run the kernel; see `Kernel.__call__`."""
+        if unnamed:
+            raise self.signature.unnamed(unnamed)
         chosen = self.chosen(arguments)
-        if not _multiplies_zeros(chosen):
+        if self.finite or not _multiplies_zeros(chosen):
             return chosen(**arguments)
         return self._watch.call(chosen, self.plain, arguments, {})
 
@@ -236,7 +240,7 @@ class TunedKernel:
         return save(self, path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TunedKernel, (self.plain, self.variants)
+        return _restored, (self.plain, self.variants, self.finite)
 
     def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
         """Write the best kernel as a C library; see `Kernel.export`."""
@@ -251,16 +255,21 @@ class BoundTunedKernel:
         self.checked = BoundKernel(kernel.plain, self.fixed)  # raises for wrong arguments here and not in a call
         self.pattern = kernel.pattern(arguments)
         self.held: dict[tuple[tuple[str, int], ...], Any] = {}
-        self.last: tuple[Any, Callable[[dict[str, Any]], Any] | None] = (None, None)
+        self.last: tuple[Any, Callable[[dict[str, Any]], Any] | None] = ((), None)
 
     def __repr__(self) -> str:
         return f"{self.kernel!r} with {', '.join(self.fixed)} fixed"
 
-    def __call__(self, **arguments: Any) -> Any:
+    def __call__(self, *unnamed: Any, **arguments: Any) -> Any:
         """Run with the open arguments; see `Kernel.__call__`."""
-        key, plan = self.last
-        if plan is not None and fits(key, arguments):
-            return plan(arguments)
+        if unnamed:
+            raise self.kernel.signature.unnamed(unnamed)
+        key, run = self.last
+        if run is not None and fits(key, arguments):
+            try:
+                return run(arguments)
+            except Unfit:
+                pass
         bound = self._bound(arguments)
         found = bound(**arguments)
         self.last = bound.last
@@ -301,7 +310,7 @@ class BoundTunedKernel:
         if chosen is self.kernel.plain:
             return self.checked
         bound = chosen.bind(**self.fixed)
-        if not _multiplies_zeros(chosen) or self._is_full(chosen):
+        if self.kernel.finite or not _multiplies_zeros(chosen) or self._is_full(chosen):
             return bound
         return WatchedBound(bound, lambda: self.checked, self.kernel._watch)
 
@@ -309,6 +318,11 @@ class BoundTunedKernel:
         """Whether the bound argument has no zeros between the entries in its format."""
         names = [name for name in chosen.groups if name in self.fixed]
         return bool(names) and all(chosen.convert(name, self.fixed[name]).padding == 0 for name in names)
+
+
+def _restored(plain: Kernel, variants: Sequence[Variant], finite: bool) -> TunedKernel:
+    """A tuned kernel out of what pickle kept."""
+    return TunedKernel(plain, variants, finite=finite)
 
 
 def _multiplies_zeros(kernel: Kernel | ComposedKernel) -> bool:
