@@ -178,9 +178,9 @@ class Walk:
         slot = np.arange(len(parent)) - np.repeat(np.cumsum(extent) - extent, extent)
         position = begin[parent] + slot
         coords = above.take(parent)
+        if any_slot:  # which it is does not matter: there may be none
+            return Slots({**coords, axis: slot}, position, above.present[parent])
         coords[axis] = self.coordinate(axis, list(coords.values()), position, slot)
-        if any_slot:
-            return Slots(coords, position, above.present[parent])
         inside = (coords[axis] >= 0) & (coords[axis] < int(self.eval(axis.length)))
         return Slots(coords, position, above.present[parent] & inside)
 
@@ -319,14 +319,19 @@ def test_what_is_done_in_chunks_does_not_depend_on_them(
 
 @MATRIX
 @FORMAT
-def test_rows_belong_to_one_piece_where_the_rules_say_so(format: Format, matrix: Any) -> None:
-    promised = [rule.partitions_rows for rule in format.rules]
-    assert len(set(promised)) == 1
-    if not promised[0]:
-        return
-    walks = [Walk(r, p) for r, p in zip(format.rules, format.pack(entries_of(matrix)), strict=True)]
-    rows = np.concatenate([walk.rows() for walk in walks])
-    assert sorted(rows[rows < matrix.shape[0]].tolist()) == list(range(matrix.shape[0]))
+def test_pieces_meet_the_rows_that_the_rules_say(format: Format, matrix: Any) -> None:
+    """All rows once where pieces partition them, all where a piece meets them, and always those with entries."""
+    every = set(range(matrix.shape[0]))
+    assert len({rule.partitions_rows for rule in format.rules}) == 1
+    met = []
+    for rule, packed in zip(format.rules, format.pack(entries_of(matrix)), strict=True):
+        rows = Walk(rule, packed).rows()
+        met.append(rows[rows < matrix.shape[0]])
+        assert not rule.meets_rows or set(met[-1].tolist()) == every
+    found = np.concatenate(met).tolist()
+    if format.rules[0].partitions_rows:
+        assert sorted(found) == sorted(every)
+    assert {*np.flatnonzero(np.diff(matrix.indptr)).tolist()} <= set(found) <= every
 
 
 PARTITIONS = {
