@@ -86,7 +86,13 @@ class Template:
 
     def _applied(self, sch: s_tir.Schedule) -> tuple[Knobs, s_tir.Schedule]:
         knobs = Knobs(sch, self.values.as_dict())
-        found = self.function(knobs, sch)
+        try:
+            found = self.function(knobs, sch)
+        except ScheduleError as error:
+            unknown = [name for name in self.values.keys() if name not in knobs.space]
+            if not unknown:
+                raise
+            raise ScheduleError(f"{error}; the value for {unknown[0]!r} is of no knob defined so far") from error
         if found is not None and not isinstance(found, s_tir.Schedule):
             expected = "changes the schedule it is given and returns a schedule or nothing"
             raise ScheduleError(f"{self!r} {expected}; found {type(found).__name__}")

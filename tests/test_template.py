@@ -665,3 +665,8 @@ def test_a_recorded_search_of_one_format() -> None:
     blocks = [c for c in new_space() if c.format]
     case = Case("blocks", {c: seconds_of(c) for c in blocks}, {c: np.zeros(1, np.float32) for c in blocks})
     assert replay.replayed(case, "evolution", 0, len(blocks))[-1] == 1.0
+
+
+def test_a_value_for_no_knob_is_named_where_another_knob_is_open() -> None:
+    with pytest.raises(ScheduleError, match=r"'tile'.*the value for 'tyle' is of no knob defined so far"):
+        sparsetir.build(ops.spmm(), schedule=tiled.with_values(tyle=1))
