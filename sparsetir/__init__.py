@@ -1,8 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """SparseTIR: a compiler for sparse tensor programs, as a dialect of TVM's TIR.
 
-Write a kernel in TVMScript (``from tvm.script import sparsetir as T``), build it, call it by name on scipy or
-torch data. Everything is imported when first used: TVM loads this module each time it starts.
+Write a program in TVMScript (``from tvm.script import sparsetir as T``) or take a ready one, build it, and call the
+kernel by name on scipy, torch or numpy data:
+
+>>> import numpy as np, scipy.sparse as sp, sparsetir
+>>> kernel = sparsetir.build(sparsetir.ops.spmm())
+>>> A = sp.csr_array(np.array([[0, 2], [3, 0]], "float32"))
+>>> kernel(A=A, B=np.ones((2, 1), "float32")).tolist()
+[[2.0], [3.0]]
+
+programs    `parse`, `script`, `verify`, `interpret`; ready ones in `ops`; their axes and buffers in `ir`
+kernels     `build`, `Kernel`, `Kernel.bind`; `lower` for the stages between
+formats     `formats`, `SparseTensor`, `CooTensor`, `decompose_format`, `pattern`
+schedules   `Schedule` (stage I), `Choices` and `template` (loops)
+searching   `tune_sparse`, `autotune`
+models      `relax`
+files       `read` of matrices and tensors, `load` of saved kernels
+threads     `set_num_threads`, `get_num_threads`; checks of indices are left out under `unchecked`
+
+Each name has a help page with an example. Errors are classes of `errors`, all a `SparseTIRError`.
+
+Everything is imported when first used: TVM loads this module each time it starts.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import scipy
@@ -36,6 +36,11 @@ from sparsetir.threads import get_num_threads
 from sparsetir.upstream import warn_of_other_meanings
 from sparsetir.verify import verify
 
+if TYPE_CHECKING:
+    from sparsetir.transform import Schedule
+    from sparsetir.transform.decompose import Decomposition
+
+Buildable: TypeAlias = "tirx.PrimFunc | ir.IRModule | s_tir.Schedule | Schedule | Decomposition"
 SLOW_GATHERS = "znver"  # how the names of processors begin whose gathers are slow
 CACHE_VARIABLE = "SPARSETIR_CACHE"
 EXIT_SECONDS = 5.0
@@ -410,8 +415,8 @@ def _load_quietly(compiled: Compiled, path: Path) -> bool:
 
 
 def build(
-    func: Any,
-    target: Any = None,
+    func: Buildable,
+    target: tvm.target.Target | str | Mapping[str, Any] | None = None,
     *,
     schedule: Any = None,
     calls: int | None = None,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import Any, cast
 
 from sparsetir.formats.arrays import are_sorted
 from sparsetir.formats.diagonals import slice_diagonals
@@ -204,7 +204,7 @@ def _two(pair: tuple[int, int]) -> str:
     return f"{pair[0]:,} and {pair[1]:,}"
 
 
-def pattern(value: Any) -> Pattern:
+def pattern(value: Any) -> MatrixPattern:
     """Describe the structure of a sparse tensor, in time linear in the number of its entries.
 
     Parameters
@@ -215,8 +215,8 @@ def pattern(value: Any) -> Pattern:
 
     Returns
     -------
-    Pattern
-        A `MatrixPattern` for a matrix.
+    MatrixPattern
+        Of tensors of other orders a `Pattern`, which has less.
 
     Raises
     ------
@@ -244,7 +244,8 @@ def pattern(value: Any) -> Pattern:
         "fingerprint": fingerprint(entries),
     }
     if len(entries.shape) != 2:
-        return Pattern(**facts, fibers=fibers(entries.coords, entries.shape))
+        # A type checker cannot tell, and most users have matrices.
+        return cast(MatrixPattern, Pattern(**facts, fibers=fibers(entries.coords, entries.shape)))
     return MatrixPattern(**facts, **_matrix(entries))
 
 
