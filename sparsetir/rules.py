@@ -209,9 +209,20 @@ def chain_fault(axes: Sequence[Axis]) -> str:
     for axis in axes:
         children = [a.name for a in axes if a.parent is axis]
         if len(children) > 1:
-            names = " and ".join(children)
-            return f"axes {names} are both below {axis.name}; the axes of one tree must form a chain in a buffer"
+            names, last = " and ".join(children), children[-1]
+            fault = f"axes {names} are both below {axis.name}; the axes of one tree must form a chain in a buffer"
+            way = f"declare {last} below {children[-2]}, with row pointers for each position of {children[-2]}"
+            return f"{fault}: {way}"
     return ""
+
+
+def handles_are_matched(facts: Facts) -> Iterator[Problem]:
+    """Every parameter is a size or becomes an array."""
+    for param in facts.func.params:
+        if isinstance(param.ty, ir.PointerType):
+            message = f"parameter {param.name} is a T.handle that nothing is made of"
+            way = "remove it, or match a buffer to it (T.match_sparse_buffer, T.match_buffer)"
+            yield Problem(f"{message}: {way}", str(param.name), param.span)
 
 
 def buffers_follow_chains(facts: Facts) -> Iterator[Problem]:

@@ -309,6 +309,16 @@ class Signature:
             self._complete(args)
             name = missing[0]
             raise ArgumentTypeError(f"the size {name} cannot be inferred from the arguments: pass {name}=...")
+        self._refuse_unknown_results(args)
+
+    def _refuse_unknown_results(self, args: Arguments) -> None:
+        """Raise where only the contents of an array would tell how long a result is."""
+        for storage in self.outputs:
+            unknown = [n for size in self.by_name[storage].shape or () for n in size.symbols if n not in args.sizes]
+            if unknown:
+                self._complete(args)
+                message = f"the size {unknown[0]} of the result {self.shown(storage)} cannot be inferred"
+                raise ArgumentTypeError(f"{message} from the arguments: pass {self.shown(storage)}=numpy.empty(...)")
 
     def _dimension(self, args: Arguments, storage: str, d: int) -> str:
         """What a user calls a dimension of an array."""

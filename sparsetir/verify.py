@@ -134,6 +134,7 @@ def buffers_are_flat(func: tirx.PrimFunc) -> Iterator[Problem]:
 
 
 STAGE_1: list[tuple[str, Rule]] = [
+    ("parameters", rules.handles_are_matched),
     ("sizes", rules.sizes_are_sizes),
     ("index-dtype", rules.axes_count_in_integers),
     ("value-dtype", rules.values_have_a_known_dtype),

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 import pytest
 from tvm import IRModule, s_tir
@@ -11,6 +13,7 @@ from tvm.script import tirx as tir
 
 import sparsetir
 from fences import fenced
+from sparsetir.errors import ArgumentError, ArgumentTypeError, ScheduleError, SparseTIRError
 from sparsetir.lower.split_guards import SplitGuards
 
 UPDATE = """
@@ -142,3 +145,114 @@ def test_conditions_that_read_come_after_those_they_rely_on() -> None:
 
     made = SplitGuards(IRModule({"main": before}))["main"]
     assert_structural_equal(made.body, after.body, map_free_vars=True)
+
+
+# ---------------------------------------------------------------- a cache of what a loop's extent reads
+
+COUNTED = """
+@T.prim_func
+def counted(a: T.handle, y: T.handle, px: T.handle, ix: T.handle, pz: T.handle, iz: T.handle, nx: T.int32,
+            zx: T.int32, nz: T.int32, zz: T.int32, m: T.int32):
+    U = T.dense_fixed(m)
+    X = T.sparse_variable(None, (nx, zx), (px, ix))
+    Z = T.sparse_variable(X, (nz, zz), (pz, iz))
+    D = T.dense_fixed(1)
+    A = T.match_sparse_buffer(a, (X, Z))
+    Y = T.match_sparse_buffer(y, (D,))
+    with T.sp_iter([U, X, Z], "RRR", "sum") as [u, x, z]:
+        with T.init():
+            Y[0] = 0
+        Y[0] = Y[0] + A[x, z]
+"""
+
+
+def test_a_cache_has_what_the_extent_of_a_loop_reads() -> None:
+    args = {"a": np.arange(1, 7, dtype="float32"), "px": np.array([0, 3], "int32"), "ix": np.arange(3, dtype="int32")}
+    args |= {"pz": np.array([0, 2, 4, 6], "int32"), "iz": np.array([0, 1] * 3, "int32")}
+    func = sparsetir.parse(COUNTED)
+
+    def cached(sch: s_tir.Schedule, at_loop: bool) -> None:
+        block = sch.get_sblock("sum_0")
+        copy = sch.cache_read(block, [str(r.source.name) for r in sch.get(block).reads].index("px"), "global")
+        if at_loop:
+            sch.compute_at(copy, sch.get_loops(block)[0])
+
+    whole = sparsetir.build(func, schedule=lambda sch: cached(sch, False))
+    assert whole(**args, nx=3, nz=2, m=2)[0] == 42
+    with pytest.raises(ScheduleError, match="stores only some elements of the cache px_global"):
+        sparsetir.build(func, schedule=lambda sch: cached(sch, True))
+
+
+# ---------------------------------------------------------------- what a program leaves out
+
+
+def test_the_width_is_told_by_the_indices() -> None:
+    text = """
+@T.prim_func
+def sums(a: T.handle, y: T.handle, indices: T.handle, m: T.int32, n: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_fixed(I, n, indices)
+    A = T.match_sparse_buffer(a, (I, J))
+    Y = T.match_sparse_buffer(y, (I,))
+    with T.sp_iter([I, J], "SR", "sum") as [i, j]:
+        with T.init():
+            Y[i] = 0
+        Y[i] = Y[i] + A[i, j]
+"""
+    func = sparsetir.parse(text)
+    assert_structural_equal(sparsetir.parse(sparsetir.script(func)), func)
+    kernel = sparsetir.build(func)
+    for m, w in ((2, 2), (2, 0), (0, 0)):
+        indices = np.tile(np.arange(w, dtype="int32"), m)
+        assert kernel(a=np.ones(m * w, "float32"), indices=indices, m=m, n=3).tolist() == [w] * m
+
+
+def test_a_handle_that_nothing_is_made_of() -> None:
+    text = """
+@T.prim_func
+def copy(a: T.handle, b: T.handle, spare: T.handle, m: T.int32):
+    I = T.dense_fixed(m)
+    A = T.match_sparse_buffer(a, (I,))
+    B = T.match_sparse_buffer(b, (I,))
+    with T.sp_iter([I], "S", "copy") as [i]:
+        B[i] = A[i]
+"""
+    with pytest.raises(SparseTIRError, match=r"parameter spare is a T\.handle that nothing is made of: remove it"):
+        sparsetir.build(sparsetir.parse(text))
+
+
+def test_a_result_whose_number_of_elements_only_the_row_pointers_tell() -> None:
+    text = """
+@T.prim_func
+def spread(x: T.handle, y: T.handle, indptr: T.handle, m: T.int32, n: T.int32):
+    I = T.dense_fixed(m)
+    J = T.dense_variable(I, n, indptr)
+    X = T.match_sparse_buffer(x, (I,))
+    Y = T.match_sparse_buffer(y, (I, J))
+    with T.sp_iter([I, J], "SS", "spread") as [i, j]:
+        Y[i, j] = X[i]
+"""
+    kernel = sparsetir.build(sparsetir.parse(text))
+    args = {"x": np.arange(3, dtype="float32"), "indptr": np.array([0, 2, 2, 5], "int32"), "n": 4}
+    with pytest.raises(ArgumentTypeError, match=r"size indptr_nnz of the result Y cannot be inferred .*: pass Y=numpy"):
+        kernel(**args)
+    assert kernel(**args, y=np.empty(5, "float32")).tolist() == [0, 0, 2, 2, 2]
+
+
+def test_two_axes_below_one_in_a_buffer() -> None:
+    text = """
+@T.prim_func
+def product(x: T.handle, pi: T.handle, pj: T.handle, b: T.int32, ni: T.int32, nj: T.int32):
+    B = T.dense_fixed(b)
+    I = T.dense_variable(B, (9, ni), pi)
+    J = T.dense_variable(B, (9, nj), pj)
+    X = T.match_sparse_buffer(x, (B, I, J))
+"""
+    with pytest.raises(SparseTIRError, match="declare J below I, with row pointers for each position of I"):
+        sparsetir.parse(text)
+
+
+def test_a_target_of_another_machine() -> None:
+    other = "aarch64-linux-gnu" if platform.machine() != "aarch64" else "x86_64-linux-gnu"
+    with pytest.raises(ArgumentError, match=f"the target {other} is another kind of processor"):
+        sparsetir.build(sparsetir.ops.spmv(), target={"kind": "llvm", "mtriple": other})

@@ -10,7 +10,7 @@ import pytest
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
-from tvm.ir import Call
+from tvm.ir import Call, Var
 from tvm.script import sparsetir as T
 
 from corpus import CASES, Case
@@ -173,6 +173,13 @@ def test_a_negative_size() -> None:
     func = parse(HEAD + '    with T.sp_iter([I], "S") as [i]:\n        B[i] = T.float32(0)')
     sizes = {str(p.name): p for p in func.params}
     expect(func.specialize({sizes["n"]: -3}), "sizes", "J", "the length of axis J must not be negative, found -3")
+
+
+def test_every_handle_becomes_an_array() -> None:
+    func = parse(HEAD + '    with T.sp_iter([I], "S") as [i]:\n        B[i] = T.float32(0)')
+    spare = Var("spare", ir.PointerType(ir.PrimType("float32")))
+    more = tirx.PrimFunc([*func.params, spare], func.body, func.ret_type, func.attrs)
+    expect(more, "parameters", "spare", "parameter spare is a T.handle that nothing is made of: remove it, or match a")
 
 
 # ---------------------------------------------------------------- what no text can say

@@ -15,7 +15,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
-from sparsetir.lower.rewriting import collect, mentions, substitute
+from sparsetir.lower.rewriting import collect, mentions, moves_by_one, substitute
 from sparsetir.lower.sites import Site, common
 from sparsetir.lower.steps import equal, row_length, uncast
 
@@ -31,6 +31,8 @@ class Cover:
     @property
     def is_whole(self) -> bool:
         """Whether `reader` finds every element set, each dimension by variables of its own."""
+        if len(self.reader.blocks) == self._depth:
+            return self._has_element()
         used: list[Var] = []
         for index, read in zip(self.first.indices, self.reader.indices, strict=True):
             index = self._without_units(uncast(index))
@@ -38,6 +40,30 @@ class Cover:
             if any(v in used for v in own) or not self._covers(index, read):
                 return False
             used += own
+        return True
+
+    def _has_element(self) -> bool:
+        """Whether a loop whose number of steps is read beside the store's block finds that element set.
+
+        TVM computes what blocks read; the extents of loops around them are nobody's.
+        """
+        lanes = {n.loop_var: n for n in self.first.path[self._shared :] if isinstance(n, tirx.For)}
+        analyzer = sym.Analyzer()
+        for index, read in zip(self.first.indices, self.reader.indices, strict=True):
+            place = self.first.outwards(index, len(self.first.blocks), self._depth)
+            moved = [loop for var, loop in lanes.items() if mentions(place, [var])]
+            if len(moved) > 1:
+                return False
+            gap = read - place
+            steps = [const(0, str(gap.ty.dtype))] * 2
+            if moved:
+                gap = substitute(gap, {moved[0].loop_var: const(0, str(moved[0].loop_var.ty.dtype))})
+                steps = [steps[0], moved[0].extent - const(1, str(moved[0].extent.ty.dtype))]
+            gap = analyzer.simplify(gap)
+            if not analyzer.can_prove(gap >= steps[0]) or not analyzer.can_prove(gap <= steps[1]):
+                return False
+            if moved and not moves_by_one(place, moved[0].loop_var):
+                return False
         return True
 
     @cached_property

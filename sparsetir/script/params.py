@@ -22,7 +22,7 @@ from tvm.ir import Var
 
 from sparsetir.ir import Axis, const
 from sparsetir.script import builder, trees
-from sparsetir.script.sugar import Body, same_type
+from sparsetir.script.sugar import Body, same_type, told_width
 
 
 class Signature:
@@ -90,7 +90,8 @@ class Signature:
         arrays = {s.axis.indices if s.axis.indices is not None else s.call for s in here}
         if len(arrays) != 1 or any(var in _variables(p) for p in self.buffers):
             return False
-        name = ast.unparse(here[0].call.args[1].elts[1])  # type: ignore[attr-defined]
+        count = here[0].call.args[1].elts[1]  # type: ignore[attr-defined]
+        name = ast.unparse(count.left if isinstance(count, ast.BinOp) else count)
         return self.names[name] == len(here)
 
     def _name_one_more_size(self) -> bool:
@@ -108,7 +109,8 @@ class Signature:
 def _index_count(axis: Axis, above: ir.Expr) -> ir.Expr:
     """How many elements the dialect expects in the index array of `axis`."""
     if axis.kind == "sparse_fixed":
-        return builder._times(above, axis.width)
+        told = told_width(axis)
+        return builder._times(above, axis.width) if told is None else told
     return above if axis.kind == "singleton" else _uncast(axis.count, axis.idtype)
 
 

@@ -58,6 +58,14 @@ class Size:
     call: ast.Call
 
 
+def told_width(axis: Axis) -> Var | None:
+    """The number of all indices, of which the width of an axis is a part for each fiber."""
+    width = axis.width
+    if axis.indices is None or not isinstance(width, tirx.FloorDiv) or not isinstance(width.b, tirx.Max):
+        return None
+    return width.a if isinstance(width.a, Var) and width.a.same_as(axis.indices.ty.shape[0]) else None
+
+
 @dataclass
 class Body:
     """Rewrites statements; remembers what the signature must know."""
@@ -161,6 +169,8 @@ class Body:
         return _lambda(node, [*names, "p"] if takes_position else names)
 
     def _size(self, axis: Axis, count: ir.Expr | None, call: ast.Call) -> None:
+        told = told_width(axis) if axis.kind == "sparse_fixed" else None
+        count = count if told is None else told
         if isinstance(count, Var) and count not in self.func.params:
             self.sizes.append(Size(axis, count, call))
 

@@ -288,10 +288,14 @@ def _times(count: ir.Expr, width: ir.Expr) -> ir.Expr:
 
 
 def _implicit_width(indices: Any, above: ir.Expr, idtype: str) -> ir.Expr:
+    """The slots of each fiber, as the number of all indices says."""
     total = _known_size(indices)
-    if total is not None:
-        return total if isinstance(above, tirx.IntImm) and int(above) == 1 else total // above
-    return _implicit_count(idtype, f"{getattr(indices, 'name', 'indices')}_width")
+    if total is None:
+        total = _implicit_count(idtype, f"{getattr(indices, 'name', 'indices')}_count")
+        _auxiliary(indices, [total], idtype, "indices")
+    if isinstance(above, tirx.IntImm) and int(above) == 1:
+        return total
+    return total // tirx.max(above, const(1, str(above.ty.dtype)))  # no rows have no slots
 
 
 def sparse_variable(
