@@ -17,7 +17,7 @@ import tvm
 from tvm.support.cc import get_cc
 
 import sparsetir.relax as srelax
-from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:Sparse CSR")  # torch's own
@@ -328,6 +328,17 @@ def test_an_operator_in_a_model(name: str) -> None:
     model = srelax.from_torch(Applied(operator, args), given)
     assert "R.sparse." in model.mod.script()
     torch.testing.assert_close(model(*given), want, rtol=1e-4, atol=1e-5)
+
+
+def test_operators_refuse_kinds_out_of_range_and_backward_passes() -> None:
+    starts, entries = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
+    with pytest.raises(
+        StructureError, match=r"kinds hold 7 at position 1, expected one of \[0, 1\), the number of matrices"
+    ):
+        ops.gather_matmul_scatter(torch.ones(2, 3), torch.ones(1, 3, 2), starts, entries, torch.tensor([0, 7]))
+    found = ops.spmm(torch.ones(2), starts, entries, torch.ones(2, 3, requires_grad=True))
+    with pytest.raises(ArgumentTypeError, match="sparsetir::spmm has no gradients: pass detached tensors"):
+        found.sum().backward()
 
 
 def test_operators_mix_with_those_of_torch_and_take_graphs_as_arguments() -> None:

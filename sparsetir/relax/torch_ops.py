@@ -16,10 +16,12 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.build import build
-from sparsetir.errors import ArgumentTypeError
+from sparsetir.errors import ArgumentTypeError, StructureError
+from sparsetir.interop.structure import first_outside
 from sparsetir.kernel import Kernel
 from sparsetir.relax import programs
 from sparsetir.relax.attention import attention
+from sparsetir.signature import checks_are_on
 
 NAMESPACE = "sparsetir"
 
@@ -99,7 +101,16 @@ def _segment_reduce(x: Any, indptr: Any, reduce: str = "sum") -> Any:
 
 def _gather_matmul_scatter(X: Any, W: Any, indptr: Any, indices: Any, kinds: Any) -> Any:
     kernel = _kernel("gather_matmul_scatter", "m n nnz kinds in out", *_dtypes(indptr, X=X, W=W))
+    _check_kinds(kinds, W.shape[0])
     return kernel(X=X, W=W, indptr=indptr, indices=indices, kinds_data=kinds)
+
+
+def _check_kinds(kinds: Any, count: int) -> None:
+    """Raise unless every entry has one of the matrices."""
+    bad = first_outside(kinds.numpy(), count) if checks_are_on() else None
+    if bad is not None:
+        found = f"kinds hold {int(kinds[bad])} at position {bad}"
+        raise StructureError(f"{found}, expected one of [0, {count}), the number of matrices")
 
 
 def _attention(Q: Any, K: Any, V: Any, indptr: Any, indices: Any, scale: float | None = None) -> Any:
@@ -160,7 +171,15 @@ def register_torch_ops() -> Any:
 def _register(torch: Any, name: str, operator: TorchOperator) -> None:
     full, schema = f"{NAMESPACE}::{name}", f"{operator.schema} -> Tensor"
     made = torch.library.custom_op(full, operator.run, mutates_args=(), device_types="cpu", schema=schema)
+    made.register_autograd(lambda *_: _no_gradient(name))
     made.register_fake(lambda first, *rest, **named: first.new_empty(operator.shape(first, *rest, **named)))
+
+
+def _no_gradient(name: str) -> None:
+    fault = f"{NAMESPACE}::{name} has no gradients"
+    raise ArgumentTypeError(
+        f"{fault}: pass detached tensors where the loss depends on it, or call it under torch.no_grad()"
+    )
 
 
 __all__ = ["NAMESPACE", "TORCH_OPERATORS", "TorchOperator", "register_torch_ops"]
