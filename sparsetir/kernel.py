@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tvm import tirx
 from sparsetir import interop
 from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
-from sparsetir.plans import Caller, Plan, Run, Unfit, fits, look, remember, shaped
+from sparsetir.plans import Caller, Plan, Run, Seen, Unfit, fits, look, remember, shaped
 from sparsetir.shown import shown_signature
 from sparsetir.signature import Arguments, Signature
 from sparsetir.spare import Spare
@@ -123,19 +123,19 @@ class Kernel:
         if unnamed:
             raise self.signature.unnamed(unnamed)
         seen = look(arguments)
-        if seen is not None and (plan := self.plans.get(seen[0])) is not None:
+        if seen is not None and (plan := self.plans.get(seen.key)) is not None:
             try:
-                return plan.at(seen[1])(arguments)
+                return plan.at(seen.dims)(seen.values, arguments)
             except Unfit:
                 pass
         args = self._prepare(arguments)
         self._run(args)
-        if seen is not None and seen[0] not in self.plans and not args.copy_back:
+        if seen is not None and seen.key not in self.plans and not args.copy_back:
             caller = Caller(self.signature, self.function, lambda args: self.fitting(args), {}, Arguments())
-            remember(self.plans, seen[0], self._plan(caller, args, arguments))
+            remember(self.plans, seen.key, self._plan(caller, args, seen.values))
         return self._results(args, arguments)
 
-    def _plan(self, caller: Caller, args: Arguments, arguments: dict[str, Any]) -> Plan | None:
+    def _plan(self, caller: Caller, args: Arguments, arguments: Mapping[str, Any]) -> Plan | None:
         """How later calls like one that was made can be made sooner."""
         try:
             return Plan(caller, args, arguments, [_passed(args, p) for p in self.signature.params])
@@ -349,13 +349,13 @@ class BoundKernel:
 
     def _planned(self, arguments: dict[str, Any]) -> Any:
         seen = look(arguments)
-        plan = self.plans.get(seen[0]) if seen is not None else None
+        plan = self.plans.get(seen.key) if seen is not None else None
         if seen is not None and plan is not None:
             try:
-                run = plan.at(seen[1])
+                run = plan.at(seen.dims)
                 if key := shaped(arguments):
                     self.last = key, run
-                return run(arguments)
+                return run(seen.values, arguments)
             except Unfit:
                 pass
         return self._first(arguments, seen)
@@ -367,17 +367,17 @@ class BoundKernel:
         self.over_another = bound_over_another(self.kernel, self.fixed, arguments)
         self.is_open = False
 
-    def _first(self, arguments: dict[str, Any], seen: tuple[Any, Any] | None) -> Any:
+    def _first(self, arguments: dict[str, Any], seen: Seen | None) -> Any:
         """A call of a kind not seen yet, or one that does not fit: everything is checked."""
         kernel, signature = self.kernel, self.kernel.signature
         for name in arguments:
             self._check_open(name)
         args = kernel._prepare(arguments, self._merged())
         kernel._run(args)
-        if seen is not None and seen[0] not in self.plans and not args.copy_back:
+        if seen is not None and seen.key not in self.plans and not args.copy_back:
             fitting = lambda args: kernel.fitting(args, is_bound=True)  # noqa: E731
             caller = Caller(signature, kernel.function, fitting, self.fixed, self.args, self.spare)
-            remember(self.plans, seen[0], kernel._plan(caller, args, arguments))
+            remember(self.plans, seen.key, kernel._plan(caller, args, seen.values))
         return kernel._results(args, {**self.fixed, **arguments})
 
     def _check_open(self, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,16 +24,39 @@ class Unfit(Exception):
     """A call is not one that a plan can make."""
 
 
-def look(arguments: Values) -> tuple[tuple[Any, ...], tuple[int, ...]] | None:
-    """What decides which plan a call takes, and its dimensions; None where it must take the long way."""
+@dataclass(frozen=True)
+class Seen:
+    """What a plan looks at in a call.
+
+    Parameters
+    ----------
+    key : tuple
+        What decides which plan a call takes.
+    dims : tuple of int
+    values : mapping of str to object
+        The arguments, torch tensors as numpy arrays.
+    """
+
+    key: tuple[Any, ...]
+    dims: tuple[int, ...]
+    values: Values
+
+
+def look(arguments: Values) -> Seen | None:
+    """What a plan looks at; None where a call must take the long way."""
     key: list[Any] = []
     dims: list[int] = []
+    values = arguments
     for name, value in arguments.items():
-        kind = type(value)
+        kind, mark = type(value), None
+        if kind.__name__ == "Tensor" and kind.__module__ == "torch":
+            value = _torch_array(value)
+            values = {**values, name: value}
+            kind, mark = type(value), "torch"
         if kind is np.ndarray:
             if not value.flags.carray:  # contiguous, aligned and writeable
                 return None
-            key.append((name, value.ndim, value.dtype))
+            key.append((name, value.ndim, value.dtype, mark))
             dims += value.shape
         elif kind is int or kind is SizeOf:
             key.append(name)
@@ -44,7 +68,15 @@ def look(arguments: Values) -> tuple[tuple[Any, ...], tuple[int, ...]] | None:
             key.append((name, *entry))
         else:
             return None
-    return tuple(key), tuple(dims)
+    return Seen(tuple(key), tuple(dims), values)
+
+
+def _torch_array(tensor: Any) -> np.ndarray | None:
+    """The memory of a dense tensor on the host that requires no gradient; None for others."""
+    try:
+        return None if tensor.requires_grad else tensor.numpy()
+    except (TypeError, RuntimeError):
+        return None
 
 
 def _look_at_matrix(value: Any, dims: list[int]) -> tuple[Any, ...] | None:

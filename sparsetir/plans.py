@@ -22,13 +22,13 @@ import tvm_ffi
 from sparsetir import interop, sizes
 from sparsetir.errors import StructureError
 from sparsetir.ir import Axis
-from sparsetir.plan_parts import Compressed, Function, Results, Separation, Unfit, Values, fits, look, shaped
+from sparsetir.plan_parts import Compressed, Function, Results, Seen, Separation, Unfit, Values, fits, look, shaped
 from sparsetir.signature import LARGEST_INT32, Arguments, Signature, checks_are_on, numpy_dtype
 from sparsetir.spare import Spare
 
 MOST_PLANS, MOST_SHAPES = 64, 64  # of a kernel, and of a plan; then all are forgotten
 
-Run: TypeAlias = Callable[[Values], Any]
+Run: TypeAlias = Callable[..., Any]  # of arguments; and of those that were passed, if these are their memory
 
 
 def remember(plans: dict[Any, Any], key: Any, found: Any, most: int = MOST_PLANS) -> None:
@@ -263,7 +263,7 @@ class Plan:
             return _run_spare(template, dense, out, partial(caller.spare.take, shape, dtype), current, arrays)
         results, separation = Results(made, caller.spare), Separation(self.others, self.written, self.filled)
 
-        def run(values: Values) -> Any:
+        def run(values: Values, passed: Values | None = None) -> Any:
             ready = template.copy()
             for name, at in dense:
                 ready[at] = values[name]
@@ -280,7 +280,7 @@ class Plan:
             function(*ready)
             for at, array in found:
                 ready[at] = array
-            return finish(ready, values)
+            return finish(ready, passed or values)
 
         return run
 
@@ -312,7 +312,7 @@ def _run_spare(
 ) -> Run:
     """The plan of most calls of a bound kernel: arrays in, one array out."""
 
-    def run(values: Values) -> Any:
+    def run(values: Values, _passed: Values | None = None) -> Any:
         ready = template.copy()
         for name, at in dense:
             ready[at] = values[name]
@@ -363,4 +363,4 @@ def _ready(value: Any) -> Any:
     return tvm_ffi.from_dlpack(value) if isinstance(value, np.ndarray) else value
 
 
-__all__ = ["Caller", "Plan", "Run", "Unfit", "fits", "look", "remember", "shaped"]
+__all__ = ["Caller", "Plan", "Run", "Seen", "Unfit", "fits", "look", "remember", "shaped"]

@@ -255,6 +255,18 @@ def test_coordinates_with_data_are_taken() -> None:
     refused(ArgumentError, "A is 1 where nothing is stored", kernel, A=COO(1), B=B)
 
 
+def test_dense_torch_tensors_take_the_short_way() -> None:
+    torch = pytest.importorskip("torch")
+    A, kernel = csr([0, 2, 1]), sparsetir.build(sparsetir.ops.spmm())
+    bound, out = kernel.bind(A=A), torch.zeros(2, 2)
+    for k in range(3):
+        B = torch.full((3, 2), float(k))
+        found = kernel(A=A, B=B), bound(B=B), bound(B=B, C=out)
+        assert all(isinstance(part, torch.Tensor) and part.tolist() == [[3 * k] * 2] * 2 for part in found)
+        assert found[2] is out
+    assert all(plan is not None for plan in [*kernel.plans.values(), *bound.plans.values()])
+
+
 def test_gradients_are_refused() -> None:
     torch = pytest.importorskip("torch")
     A, B = csr([0, 2, 1]), torch.ones(3, 2, requires_grad=True)

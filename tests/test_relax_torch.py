@@ -332,9 +332,7 @@ def test_an_operator_in_a_model(name: str) -> None:
 
 def test_operators_refuse_kinds_out_of_range_and_backward_passes() -> None:
     starts, entries = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
-    with pytest.raises(
-        StructureError, match=r"kinds hold 7 at position 1, expected one of \[0, 1\), the number of matrices"
-    ):
+    with pytest.raises(StructureError, match=r"kinds hold 7 at position 1, expected one of \[0, 1\)"):
         ops.gather_matmul_scatter(torch.ones(2, 3), torch.ones(1, 3, 2), starts, entries, torch.tensor([0, 7]))
     found = ops.spmm(torch.ones(2), starts, entries, torch.ones(2, 3, requires_grad=True))
     with pytest.raises(ArgumentTypeError, match="sparsetir::spmm has no gradients: pass detached tensors"):

@@ -177,9 +177,7 @@ def _register(torch: Any, name: str, operator: TorchOperator) -> None:
 
 def _no_gradient(name: str) -> None:
     fault = f"{NAMESPACE}::{name} has no gradients"
-    raise ArgumentTypeError(
-        f"{fault}: pass detached tensors where the loss depends on it, or call it under torch.no_grad()"
-    )
+    raise ArgumentTypeError(f"{fault}: pass detached tensors, or call it under torch.no_grad()")
 
 
 __all__ = ["NAMESPACE", "TORCH_OPERATORS", "TorchOperator", "register_torch_ops"]

@@ -130,7 +130,7 @@ def dense(r: Random, shape: tuple[int, ...], dtype: str, others: list[Item]) -> 
         shape = (1, *shape)
     if r.random() < 0.04:
         dtype = r.choice(["float32", "float64", "int32"])
-    kind = r.choice(["numpy"] * 12 + ["torch", "memoryview", "masked", "matrix", "torch_grad"])
+    kind = r.choice(["numpy"] * 12 + ["torch", "torch", "torch", "memoryview", "masked", "matrix", "torch_grad"])
     if kind == "torch_grad" and "float" not in dtype:
         kind = "torch"
     if (kind == "matrix" and len(shape) != 2) or (torch is None and kind.startswith("torch")):
