@@ -25,7 +25,7 @@ from sparsetir.ir import Program, decode
 from sparsetir.kernel import BoundKernel, Kernel, Timing
 from sparsetir.plans import Unfit, fits
 from sparsetir.shown import shown_signature
-from sparsetir.signature import Signature, SizeOf, checks_are_on, is_integer
+from sparsetir.signature import Signature, SizeOf, checks_are_on
 from sparsetir.transform.decompose import Decomposition, Group
 from sparsetir.transform.structure import MASK_DTYPE
 
@@ -54,6 +54,10 @@ class Converted:
         own = self.tensor.origin.source
         pairs = zip(_index_arrays(own), _index_arrays(source), strict=True)
         return all(a is b for a, b in pairs) or _hash(own) == hashed
+
+    def has_room(self, source: Source) -> bool:
+        """Whether the argument has as many values: one that is broken may have its index arrays from a sound one."""
+        return source.values.shape == self.tensor.origin.source.values.shape
 
     def values(self, group: Group, storage: str, held: list[np.ndarray]) -> dict[str, np.ndarray]:
         """The arrays of one buffer by the names of the compiled function."""
@@ -94,9 +98,12 @@ class ComposedKernel:
         self.converted: dict[Any, Converted] = {}
         self.sizes = {p.name for p in self.signature.params if not p.is_array and p.dtype.startswith("int")}
         self.lengths = {g.name: [sizes.Size(axis.length) for axis in g.axes] for g in decomposition.groups}
+        self.names: set[str] = set()  # of arguments that are handed on as they are
         if compile is not None:
             self._check_axes()
             self.kernel = compile(decomposition.func)
+            inner, outer = self.kernel.signature, self.signature
+            self.names = (inner.by_name.keys() | inner.buffers.keys()) & (outer.by_name.keys() | outer.buffers.keys())
             # The pieces together set what the original sets: with the sizes that conversion gives them, every element.
             effects = self.kernel.signature.effects
             effects.covered |= self.signature.effects.covered & set(effects.outputs)
@@ -232,18 +239,22 @@ class ComposedKernel:
         holder = self.signature.holder.get(name)
         return self.groups.get(holder.name) if holder is not None else None
 
-    def _translate(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Converted]]:
-        """Arguments of the compiled function, and the converted structure of each group."""
+    def _translate(
+        self, arguments: Mapping[str, Any], before: Mapping[str, Converted] = MappingProxyType({})
+    ) -> tuple[dict[str, Any], dict[str, Converted]]:
+        """Arguments of the compiled function, and the converted structure of each group, also of what came before."""
         given: dict[str, Any] = {}
-        converted: dict[str, Converted] = {}
+        converted = dict(before)
         for name, value in arguments.items():
             group = self._group_of(name)
-            if group is None and name in self.sizes and is_integer(value):
+            if group is None and name in self.sizes:
+                self.signature.check_number(name, value)
                 _agree(given, name, SizeOf(int(value), "the argument"))
                 continue
             if group is None and self.signature.storage_name(name) is None and name not in self.signature.by_name:
                 raise self.signature.unknown(name)
             if group is None:
+                self._check_needed(name)
                 given[name] = value
                 continue
             if name not in self.groups or not is_sparse(value):
@@ -251,6 +262,14 @@ class ComposedKernel:
                 raise ArgumentTypeError(f"{expected}: pass a sparse object, found {type(value).__name__}")
             self._add(group, name, value, given, converted)
         return given, converted
+
+    def _check_needed(self, name: str) -> None:
+        """Raise for an index array that the compiled program has not, as the buffer is stored otherwise."""
+        for group in self.decomposition.groups:
+            arrays = {str(a.name) for axis in group.axes for a in (axis.indptr, axis.indices) if a is not None}
+            if name in arrays and name not in self.names:
+                owner = f"{name} belongs to {group.name}, which is stored as {self.formats.get(group.name)!r} here"
+                raise ArgumentTypeError(f"{owner}: pass {group.name} as a sparse object")
 
     def _add(self, group: Group, name: str, value: Any, given: dict[str, Any], converted: dict[str, Converted]) -> None:
         if is_torch(value):
@@ -277,7 +296,7 @@ class ComposedKernel:
         """The structure of `value` in the group's format; kept under a checksum of its index arrays."""
         key = (group.name, type(value).__name__, _hash(source))
         known = self.converted.get(key)
-        if known is not None and known.is_intact(source, key[-1]):
+        if known is not None and known.is_intact(source, key[-1]) and known.has_room(source):
             return known
         self._check_shape(group, name, tuple(value.shape))
         format = self.decomposition.formats[group.name]
@@ -287,7 +306,7 @@ class ComposedKernel:
         _check_repeats(group, name, tensor, source)
         found = Converted(tensor, _arguments(group, tensor))
         if len(self.converted) >= MOST_CONVERTED:
-            self.converted.pop(next(iter(self.converted)))
+            self.converted.pop(next(iter(self.converted)), None)
         self.converted[key] = found
         return found
 
@@ -333,7 +352,7 @@ class ComposedKernel:
         arguments: Mapping[str, Any],
         fixed: Mapping[str, Any] = MappingProxyType({}),
     ) -> Any:
-        made = self._outputs(converted, given)
+        made = self._outputs(converted, {**fixed, **given})
         out = kernel(**given, **made)
         inner = kernel.kernel.signature if isinstance(kernel, BoundKernel) else kernel.signature
         names = inner.outputs or inner.effects.updated
@@ -393,16 +412,19 @@ class BoundComposedKernel:
                 return plan(arguments)
             except Unfit:
                 pass
-        if self.is_plain and kernel.groups.keys().isdisjoint(arguments):
+        if self.is_plain and kernel.names.issuperset(arguments):
             return self.bound(**arguments)
         clash = [name for name in arguments if name in self.fixed]
         if clash:
             raise ArgumentTypeError(f"{clash[0]} is fixed by bind; do not pass it again")
-        given, converted = kernel._translate(arguments)
+        given, converted = kernel._translate(arguments, self.converted)
+        for name in given.keys() & self.given.keys():
+            if isinstance(given[name], SizeOf):
+                _agree(self.given, name, given[name])
         given = {n: v for n, v in kernel._taken(given).items() if n not in self.given}
         every = {**self.fixed, **arguments}
-        kernel._check_complete({**self.converted, **converted})
-        return kernel._results(self.bound, given, {**self.converted, **converted}, every, self.given)
+        kernel._check_complete(converted)
+        return kernel._results(self.bound, given, converted, every, self.given)
 
     def save(self, path: str | Path) -> Path:
         """Write it to a file with the fixed arguments; see `Kernel.save`."""
@@ -462,7 +484,8 @@ def _agree(given: dict[str, Any], name: str, size: SizeOf) -> None:
     """Note a size; two sources must say the same."""
     known = given.setdefault(name, size)
     if known != size:
-        raise ArgumentError(f"{name} is {known} from {known.source} but {size} from {size.source}")
+        source = getattr(known, "source", "the structure")
+        raise ArgumentError(f"{name} is {known} from {source} but {size} from {size.source}")
 
 
 def _check_repeats(group: Group, name: str, tensor: SparseTensor, source: Source) -> None:

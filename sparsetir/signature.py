@@ -178,13 +178,18 @@ class Signature:
         for name, value in arrays:
             self._array(args, name, value)
 
-    def _scalar(self, args: Arguments, param: Param, value: Any) -> None:
+    def check_number(self, name: str, value: Any) -> None:
+        """Raise unless a value can be that of a scalar parameter."""
+        param = self.by_name[name]
         if isinstance(value, bool) or not isinstance(value, (int, np.integer, float, np.floating)):
             raise ArgumentTypeError(f"{param.name} must be a number ({param.dtype}), found {type(value).__name__}")
         if param.dtype.startswith("int") and not is_integer(value):
             raise ArgumentTypeError(f"{param.name} must be an integer, found {value!r}")
         if param.dtype == "int32" and abs(int(value)) > LARGEST_INT32:
             raise ArgumentError(f"{param.name} = {value} does not fit int32; write the program with T.int64 sizes")
+
+    def _scalar(self, args: Arguments, param: Param, value: Any) -> None:
+        self.check_number(param.name, value)
         source = getattr(value, "source", "the argument")
         args.size(param.name, int(value) if param.dtype.startswith("int") else value, source)
 

@@ -136,6 +136,35 @@ def test_a_sparse_result_is_written_to_what_was_passed_for_it(columns: list[int]
         kernel(S=S, X=X, Y=Y, O=S.tolil())
 
 
+def test_bound_decomposed_kernels_with_sparse_results() -> None:
+    S, X, Y = csr([0, 2, 1]), np.array([[1], [10]], np.float32), np.array([[1], [2], [3]], np.float32)
+    kernel = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.sddmm(), {"S": sparsetir.formats.hyb(1, (1, 2))}))
+    out, want, bound = S.copy(), S.toarray() * (X @ Y.T), kernel.bind(S=S)
+    whole = kernel.bind(S=S, O=out)
+    for _ in range(2):
+        out.data[:] = 9
+        assert whole(X=X, Y=Y) is out
+        np.testing.assert_array_equal(out.toarray(), want)
+        np.testing.assert_array_equal(bound(X=X, Y=Y, m=2).toarray(), want)
+    refused(ArgumentError, r"m is 2 from S.shape\[0\] but 5 from the argument", bound, X=X, Y=Y, m=5)
+    refused(ArgumentTypeError, "m must be a number", bound, X=X, Y=Y, m=True)
+    refused(ArgumentError, "O and another argument share axes", bound, X=X, Y=Y, O=csr([0, 1, 2]))
+    short = S.copy()
+    short.data = short.data[:2]
+    refused(StructureError, "has 2 values but 3 indices", kernel, S=short, X=X, Y=Y)
+
+
+@pytest.mark.parametrize(
+    ("name", "match"), [("a", "a is stored as ell"), ("indices", "indices belongs to A, .* as ell")]
+)
+def test_arrays_of_a_decomposed_argument_are_refused(name: str, match: str) -> None:
+    A, B = csr([0, 2, 1]), np.ones((3, 2), np.float32)
+    kernel = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": sparsetir.formats.ell()}))
+    refused(ArgumentTypeError, match, kernel, A=A, B=B, **{name: A.data})
+    refused(ArgumentTypeError, match, kernel.bind(A=A), B=B, **{name: A.data})
+    refused(ArgumentTypeError, "no argument 'other'; it takes the buffers A, B, C", kernel.bind(A=A), B=B, other=1)
+
+
 def test_a_bound_result_must_be_contiguous() -> None:
     kernel, wide = sparsetir.build(sparsetir.ops.spmm()), np.zeros((2, 2), np.float32)
     with pytest.raises(ArgumentError, match="C is written by this kernel and has another layout"):
