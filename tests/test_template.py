@@ -360,7 +360,7 @@ def test_a_search_turns_the_knobs(tmp_path: Path) -> None:
     np.testing.assert_allclose(result.kernel(**inputs), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-5)
     report, why = result.report(), result.explain()
     assert "template tiled" in report
-    assert re.search(r"format +chunks +tile +ms", report)
+    assert re.search(r"format +chunks +tile +sizes +ms", report)
     assert re.search(r"as it is +2 +\(\d+, \d+\)", report)
     assert "knob tile[" in why
     assert set(result.gains()) == {"tile", "chunks"}
@@ -386,7 +386,7 @@ def test_the_winner_is_built_with_its_values(monkeypatch: pytest.MonkeyPatch) ->
     assert result.best.choices == wanted
     assert "T.vectorized(8)" in result.kernel.script(stage=3)
     assert isinstance(result.schedule, Template)
-    assert sparsetir.build(fixed(), schedule=result.schedule).compiled is result.kernel.compiled
+    assert sparsetir.build(fixed(), schedule=result.schedule).compiled is result.kernel.best.compiled
     assert "chosen: as it is chunks=2 tile=(2, 8), 2.00 times" in result.explain()
 
 
@@ -439,7 +439,7 @@ def test_a_template_over_formats() -> None:
     assert len({r.candidate for r in result.history}) == len(result.history) == 11
     assert "no such luck" in result.refused["ell()"]
     assert "no such luck" in result.explain()
-    assert re.search(r"format +tile +wide +ms", result.report())
+    assert re.search(r"format +tile +wide +sizes +ms", result.report())
 
 
 def test_a_template_may_fit_a_format_only() -> None:

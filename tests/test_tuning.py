@@ -860,7 +860,7 @@ def test_a_list_is_bound_and_timed() -> None:
     assert bound.time(B=inputs["B"], seconds=0.01).calls >= 3
     assert spmm.time(**inputs, seconds=0.01).calls >= 3
     assert len(repr(spmm.result(**inputs))) < 250
-    with pytest.raises(SparseTIRError, match=r"Autotuned is called as it is .* pass its \.func"):
+    with pytest.raises(SparseTIRError, match="found Autotuned, which is called as it is"):
         build(spmm)
     with pytest.raises(ArgumentTypeError, match="give the configurations first"):
         autotune(ops.spmm())
