@@ -26,6 +26,7 @@ from tvm import ir, s_tir, tirx
 from tvm.error import InternalError
 
 from sparsetir import op
+from sparsetir.doubtful import warn_of_doubtful
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ScheduleError, SparseTIRError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.kernel import Kernel
@@ -481,6 +482,7 @@ def build(
     program = single(func)
     verify(program)
     warn_of_other_meanings(decode(program))
+    warn_of_doubtful(decode(program))
     _check_stores(program)
     return Kernel(program, compile_cached(program, make_target(target, program), schedule), calls=calls, finite=finite)
 

@@ -18,6 +18,10 @@ class SparseTIRError(Exception):
         _latest.set(self)
 
 
+class ScriptWarning(UserWarning):
+    """A legal program that hardly means what it says."""
+
+
 class UpstreamWarning(UserWarning):
     """A program has the shape of one for upstream SparseTIR, where it means something else; see docs/upstream.md."""
 

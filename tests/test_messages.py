@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,9 @@ import tvm
 
 import sparsetir
 from sparsetir import ops
-from sparsetir.errors import ArgumentError, ArgumentTypeError, ScriptError, VerifyError
+from sparsetir.doubtful import warn_of_doubtful
+from sparsetir.errors import ArgumentError, ArgumentTypeError, ScriptError, ScriptWarning, VerifyError
+from sparsetir.ir import decode
 from sparsetir.schedules import Choices
 from tests.decomposing import compiled
 
@@ -141,6 +144,46 @@ def test_iter_is_another_name_of_sp_iter() -> None:
     text = HEAD + ITERATION.format("B[i] + A[i, j]")
     renamed = sparsetir.parse(text.replace("T.sp_iter", "T.iter"))
     tvm.ir.assert_structural_equal(renamed, sparsetir.parse(text), map_free_vars=True)
+
+
+# --- doubtful programs ------------------------------------------------------------------------------------------
+
+PRODUCT = """
+@T.prim_func
+def product(a: T.handle, b: T.handle, c: T.handle, p: T.handle, q: T.handle, m: T.int32, n: T.int32, nnz: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (p, q), "int32")
+    Jd = T.dense_fixed(n)
+    K = T.dense_fixed(m)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (Jd, K), "float32")
+    C = T.match_sparse_buffer(c, (I, K), "float32")
+    with T.sp_iter([I, J, K], "{kinds}", "product") as [i, j, k]:
+        with T.init():
+            C[{first}] = 0
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+"""
+LOST = (
+    "j is spatial (S), but C[i, k], which the body adds to, does not depend on it: write R for what is summed over, "
+    "or give the result a subscript j (sp_iter 'product')"
+)
+PERMUTED = "T.init() sets C[k, i], and the body stores to C[i, k]: give both the same subscripts (sp_iter 'product')"
+
+
+@pytest.mark.parametrize(("kinds", "first", "message"), [("SSS", "i, k", LOST), ("SRS", "k, i", PERMUTED)])
+def test_doubtful_initialisations(kinds: str, first: str, message: str) -> None:
+    with pytest.warns(ScriptWarning) as caught:
+        compiled(sparsetir.parse(PRODUCT.format(kinds=kinds, first=first)))
+    assert [str(warning.message) for warning in caught] == [message]
+
+
+def test_ready_programs_are_not_doubtful() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for format in ops.FORMATS:
+            warn_of_doubtful(decode(ops.spmm(format=format)))
+        for make in (ops.spmv, ops.linear, ops.sddmm, ops.mttkrp):
+            warn_of_doubtful(decode(make()))
 
 
 # --- parse and build --------------------------------------------------------------------------------------------
