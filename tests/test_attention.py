@@ -300,8 +300,8 @@ def test_one_parallel_loop_without_calls() -> None:
 
 def test_maxima_and_sums_of_rows_are_vectors() -> None:
     text = sparsetir.script(sparsetir.build(attention()).compiled.stage(3))
-    assert "T.max(acc[k_1_1], scratch" in text
-    assert "acc[k_1_1] + scratch" in text
+    assert "T.max(acc[k_1_1], score" in text
+    assert "acc[k_1_1] + score" in text
 
 
 # ---------------------------------------------------------------- exponentials
