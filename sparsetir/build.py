@@ -25,7 +25,8 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.error import InternalError
 
-from sparsetir import op
+from sparsetir import disk_cache, op
+from sparsetir.disk_cache import cache_folder
 from sparsetir.doubtful import warn_of_doubtful
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ScheduleError, SparseTIRError, VerifyError
 from sparsetir.ir import decode
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 Buildable: TypeAlias = "tirx.PrimFunc | ir.IRModule | s_tir.Schedule | Schedule | Decomposition"
 SLOW_GATHERS = "znver"  # how the names of processors begin whose gathers are slow
-CACHE_VARIABLE = "SPARSETIR_CACHE"
 EXIT_SECONDS = 5.0
 REASSOCIATE = "fast-math-reassoc"
 FREE_SUMS = "sparsetir.free_sums"  # of a function that leaves the order of all its sums open, not of reductions only
@@ -113,20 +113,22 @@ class Compiled:
             return self.function
 
     def load(self, path: Path, facts: dict[str, Any]) -> None:
-        """Take the machine code from a library on disk."""
+        """Take the machine code from a library on disk.
+
+        Raises
+        ------
+        ValueError
+            The library is not the one that was written.
+        """
+        if disk_cache.digest(path) != facts["digest"]:
+            raise ValueError(f"{path} is damaged")
         self.library = tvm.runtime.load_module(str(path))
         self.function = self.library[self.name]
         self.searched = set(facts["searched"])
 
     def save(self, path: Path) -> None:
-        """Write the library where `load` finds it; readers see all of it or nothing."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            library, facts = Path(folder) / path.name, Path(folder) / "facts.json"
-            self.library.export_library(str(library))
-            facts.write_text(json.dumps({"searched": sorted(self.searched)}))
-            facts.replace(path.with_suffix(".json"))
-            library.replace(path)
+        """Write the library where `load` finds it."""
+        disk_cache.write(self.library, path, {"searched": sorted(self.searched)})
 
     def source(self, kind: str) -> str:
         """LLVM IR (``"ll"``) or assembly (``"asm"``)."""
@@ -341,14 +343,6 @@ def content_key(func: tirx.PrimFunc, target: Any, schedule: Any) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def cache_folder() -> Path | None:
-    """Where compiled kernels are kept: ``SPARSETIR_CACHE``, by default below ``~/.cache``; None if switched off."""
-    named = os.environ.get(CACHE_VARIABLE)
-    if named is not None:
-        return Path(named) if named not in ("", "0", "off") else None
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sparsetir"
-
-
 def write_cache(*, seconds: float | None = None) -> None:
     """Put the kernels compiled so far on disk. It happens by itself when the process ends, for `EXIT_SECONDS`.
 
@@ -410,11 +404,11 @@ def _load_shipped(compiled: Compiled, library: bytes, facts: dict[str, Any]) -> 
 
 
 def _load_quietly(compiled: Compiled, path: Path) -> bool:
-    if not path.exists():
-        return False
     try:
+        if not path.exists():
+            return False
         compiled.load(path, json.loads(path.with_suffix(".json").read_text()))
-    except Exception:
+    except Exception:  # damaged, or of another version: it is compiled anew
         return False
     return True
 

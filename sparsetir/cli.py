@@ -508,7 +508,8 @@ def run_info(_args: argparse.Namespace) -> int:
     """``sparsetir info``."""
     import sparsetir
     from sparsetir.bench.roofline import levels
-    from sparsetir.build import cache_folder, native_target
+    from sparsetir.build import native_target
+    from sparsetir.disk_cache import cache_folder
     from sparsetir.threads import get_num_threads
     from sparsetir.tuning.database import machine_name
 

@@ -88,5 +88,13 @@ class FileFormatError(SparseTIRError, ValueError):
     """A matrix or tensor file cannot be read as its format."""
 
 
+class MissingFileError(SparseTIRError, FileNotFoundError):
+    """There is no such file."""
+
+
+class WriteError(SparseTIRError, OSError):
+    """A file cannot be written, as on a full disk."""
+
+
 class TuningError(SparseTIRError, RuntimeError):
     """A search could not produce a kernel."""

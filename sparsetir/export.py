@@ -28,6 +28,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.build import machine_code
+from sparsetir.disk_cache import writing
 from sparsetir.errors import ArgumentError, LoweringError, SparseTIRError
 
 if TYPE_CHECKING:
@@ -115,7 +116,9 @@ def export(kernel: Kernel, path: Path, header: Path | None = None, *, notes: Seq
     SparseTIRError
         There is no C compiler.
     ArgumentError
-        A path that cannot be written to, or a kernel for another kind of machine.
+        A name that does not end in ``.so``, no such folder, or a kernel for another kind of machine.
+    WriteError
+        The disk is full.
     LoweringError
         A parameter that has no plain C type, or a kernel that needs more of TVM than machine code.
 
@@ -152,7 +155,7 @@ def export(kernel: Kernel, path: Path, header: Path | None = None, *, notes: Seq
     _check_target(kernel.target)
     interface = Interface(kernel, notes)
     compiler = _compiler()
-    with tempfile.TemporaryDirectory() as folder:
+    with writing(path), tempfile.TemporaryDirectory() as folder:
         build = Path(folder)
         (build / "interface.h").write_text(interface.header(header.stem), encoding="utf-8")
         (build / "kernel.c").write_text(interface.source(), encoding="utf-8")
@@ -453,8 +456,10 @@ def _link(compiler: list[str], build: Path, soname: str) -> None:
 
 
 def _check_places(path: Path, header: Path) -> None:
+    if ".so" not in path.suffixes and not path.is_dir():
+        raise ArgumentError(f"a kernel becomes a shared library: expected a name ending in .so, found {path.name}")
     if path == header:
-        raise ArgumentError(f"library and header would both be {path}; give the library the suffix .so")
+        raise ArgumentError(f"library and header would both be {path}: give the header another name")
     for place in (path, header):
         if place.is_dir():
             raise ArgumentError(f"{place} is a folder; expected the name of a file")

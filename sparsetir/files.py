@@ -7,25 +7,21 @@ Matrix Market is the NIST exchange format; ``.smtx`` is the pattern format of th
 
 from __future__ import annotations
 
-import gzip
 import io
-import lzma
+import os
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import scipy.io
 import scipy.sparse as sp
 
-from sparsetir.errors import FileFormatError, SparseTIRError
+from sparsetir.errors import ArgumentTypeError, FileFormatError, MissingFileError, SparseTIRError
 from sparsetir.interop import Array, CooTensor, Level, check_level
-
-BAD_CONTENTS = (ValueError, TypeError, LookupError, OverflowError, EOFError, NotImplementedError)
-BAD_ARCHIVE = (zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+from sparsetir.unpacking import UNPACKERS, check_archive, check_rows, contents
 
 
 def read(path: str | Path) -> Any:
@@ -46,10 +42,10 @@ def read(path: str | Path) -> Any:
 
     Raises
     ------
-    FileNotFoundError
-        When there is no such file.
+    MissingFileError
+        When there is no such file; a FileNotFoundError.
     FileFormatError
-        When the extension is not known or the contents do not follow the format.
+        When the extension is not known, the contents do not follow the format, or claim to be far larger than the file.
 
     Examples
     --------
@@ -60,49 +56,74 @@ def read(path: str | Path) -> Any:
     ...     read(path).toarray().tolist()
     [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentTypeError(f"expected the path of a file, found {type(path).__name__}")
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
+    if not _is_file(path):
+        raise MissingFileError(f"there is no file {path}")
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    unpack = OPENERS[suffixes.pop()] if suffixes and suffixes[-1] in OPENERS else open
+    packing = suffixes.pop() if suffixes and suffixes[-1] in UNPACKERS else ""
     extension = suffixes[-1] if suffixes else ""
     if extension not in READERS:
         known = ", ".join(READERS)
         raise FileFormatError(f"{path} has no known extension: expected {known}, each also with .gz or .xz behind it")
     try:
-        with unpack(path, "rb") as stream:
-            return READERS[extension](stream)
+        data = contents(path, packing)
+    except FileFormatError as error:
+        raise FileFormatError(f"{path} is not a readable {extension} file: {error}") from error
+    try:
+        return READERS[extension](data)
     except SparseTIRError as error:
         raise FileFormatError(f"{path}: {error}") from error
-    except (*BAD_CONTENTS, *BAD_ARCHIVE) as error:
-        raise FileFormatError(f"{path} is not a readable {extension} file: {error}") from error
+    except Exception as error:  # numpy and scipy raise what they come upon, whatever it is
+        raise FileFormatError(f"{path} is not a readable {extension} file: {error or type(error).__name__}") from error
 
 
-def read_mtx(stream: IO[bytes]) -> Any:
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def read_mtx(data: bytes) -> Any:
     """A Matrix Market file, coordinate or array, symmetries expanded."""
-    return _as_csr(scipy.io.mmread(stream))
+    if b"\0" in data:  # scipy's parser crashes
+        raise FileFormatError("expected text, found a zero byte")
+    data += b"\n"  # it reads on where the last line is cut inside a number
+    rows, cols, entries, layout, field, _ = scipy.io.mminfo(io.BytesIO(data))
+    check_rows(rows, len(data))
+    # An entry takes two bytes at least; of a symmetric array half of the elements are there.
+    if entries > len(data) or (layout == "array" and rows * cols > 2 * len(data) + 4):
+        declared = f"{rows} x {cols} with {entries} entries"
+        raise FileFormatError(f"{declared} are declared in {len(data)} bytes, which cannot be")
+    if rows * cols == 0 and layout == "array":  # scipy's parser divides by the sizes
+        return sp.csr_array((rows, cols), dtype={"integer": np.int64, "complex": np.complex128}.get(field, np.float64))
+    return _as_csr(scipy.io.mmread(io.BytesIO(data)), len(data))
 
 
-def read_npz(stream: IO[bytes]) -> Any:
+def read_npz(data: bytes) -> Any:
     """A matrix that scipy saved, or a tensor as arrays coords, values and shape."""
-    contents = io.BytesIO(stream.read())
-    if not zipfile.is_zipfile(contents):
+    stream = io.BytesIO(data)
+    if not zipfile.is_zipfile(stream):
         raise FileFormatError("expected an npz archive, which is a zip file, found something else")
-    contents.seek(0)
-    with np.load(contents, allow_pickle=False) as arrays:
+    with zipfile.ZipFile(stream) as archive:
+        check_archive(archive, len(data))
+    stream.seek(0)
+    with np.load(stream, allow_pickle=False) as arrays:
         held = set(arrays.files)
         if {"coords", "values", "shape"} <= held:
             return _checked_tensor(CooTensor(arrays["coords"], arrays["values"], tuple(arrays["shape"])))
     if "format" not in held:
         expected = "those of scipy.sparse.save_npz, or coords, values and shape"
         raise FileFormatError(f"expected arrays {expected}; found {', '.join(sorted(held)) or 'none'}")
-    contents.seek(0)
-    return _as_csr(sp.load_npz(contents))
+    stream.seek(0)
+    return _as_csr(sp.load_npz(stream), len(data))
 
 
-def read_smtx(stream: IO[bytes]) -> Any:
+def read_smtx(data: bytes) -> Any:
     """A pattern: a line "rows, columns, nnz", a line of row pointers, a line of column indices."""
-    lines = [line.decode("ascii", "replace") for line in stream.read().splitlines()]
+    lines = [line.decode("ascii", "replace") for line in data.splitlines()]
     lines += [""] * (3 - len(lines))
     header = _integers(lines[0].replace(",", " "), 1)
     if len(header) != 3 or header.min() < 0:
@@ -113,12 +134,11 @@ def read_smtx(stream: IO[bytes]) -> Any:
         raise FileFormatError(f"line 3: expected {nnz} column indices, found {len(indices)}")
     level = Level("columns", "sparse_variable", sorted=False)
     check_level(level, indptr, indices, parent_count=rows, length=cols, name="the file", need_sorted=False)
-    return _as_csr(sp.csr_array((np.ones(nnz, np.float32), indices, indptr), shape=(rows, cols)))
+    return _as_csr(sp.csr_array((np.ones(nnz, np.float32), indices, indptr), shape=(rows, cols)), len(data))
 
 
-def read_tns(stream: IO[bytes]) -> CooTensor:
+def read_tns(text: bytes) -> CooTensor:
     """A tensor: on each line the coordinates of an entry, counted from 1, and its value; # begins a comment."""
-    text = stream.read()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numpy warns of a file without entries
@@ -175,21 +195,38 @@ def _integers(line: str, number: int) -> Array:
         raise FileFormatError(f"line {number}: expected integers: {error}") from error
 
 
-def _as_csr(matrix: Any) -> Any:
-    """A matrix of any class as a sound, sorted csr_array; other orders as a CooTensor."""
+def _as_csr(matrix: Any, size: int) -> Any:
+    """A matrix of any class out of `size` bytes as a sound, sorted csr_array; other orders as a CooTensor."""
+    check_rows(matrix.shape[0], size)
     if sp.issparse(matrix) and matrix.format in ("csr", "csc", "bsr"):
         matrix.check_format(full_check=True)  # conversion trusts the indices
+        _check_pointers(matrix.indptr, len(matrix.indices))
     if matrix.ndim != 2:
         coo = sp.coo_array(matrix)
-        return CooTensor(np.stack(coo.coords), coo.data, coo.shape)
+        return _checked_tensor(CooTensor(np.stack(coo.coords), coo.data, coo.shape))
     csr = sp.csr_array(matrix)
+    _check_values(csr.data)
     csr.sum_duplicates()
     if max(csr.nnz, *csr.shape) <= np.iinfo(np.int32).max:
         csr.indptr, csr.indices = csr.indptr.astype(np.int32, copy=False), csr.indices.astype(np.int32, copy=False)
     return csr
 
 
+def _check_pointers(indptr: Array, count: int) -> None:
+    """What scipy leaves out where there are no entries."""
+    if indptr[0] != 0 or indptr[-1] > count or (np.diff(indptr) < 0).any():
+        raise FileFormatError(f"expected row pointers that rise from 0 to {count}, found {indptr[:8].tolist()}")
+
+
+def _check_values(values: Array) -> None:
+    if values.dtype.kind not in "biufc":
+        raise FileFormatError(f"expected values that are numbers, found {values.dtype}")
+
+
 def _checked_tensor(tensor: CooTensor) -> CooTensor:
+    _check_values(tensor.values)
+    if min(tensor.shape, default=0) < 0:
+        raise FileFormatError(f"expected a shape of sizes that are not negative, found {tensor.shape}")
     extents = np.array(tensor.shape, np.int64)[:, None]
     bad = np.flatnonzero(((tensor.coords < 0) | (tensor.coords >= extents)).any(axis=0))
     if bad.size:
@@ -198,10 +235,9 @@ def _checked_tensor(tensor: CooTensor) -> CooTensor:
     return tensor
 
 
-READERS: dict[str, Callable[[IO[bytes]], Any]] = {
+READERS: dict[str, Callable[[bytes], Any]] = {
     ".mtx": read_mtx,
     ".npz": read_npz,
     ".smtx": read_smtx,
     ".tns": read_tns,
 }
-OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}

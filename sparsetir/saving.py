@@ -22,7 +22,8 @@ from tvm import s_tir, tirx
 
 from sparsetir.build import SHIPPED, Compiled, compile_cached, content_key, write_one
 from sparsetir.composed import ComposedKernel
-from sparsetir.errors import ArgumentError, FileFormatError
+from sparsetir.disk_cache import writing
+from sparsetir.errors import ArgumentError, FileFormatError, MissingFileError
 from sparsetir.kernel import Kernel
 
 HEAD = b"SparseTIR kernel 1\n"
@@ -39,7 +40,7 @@ def save(kernel: Any, path: str | Path) -> Path:
         with contextlib.suppress(Exception):  # without a linker it is compiled again where it is loaded
             held[key_of(compiled)] = machine_code(compiled)
     data = HEAD + pickle.dumps((held, pickle.dumps(kernel)))
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with writing(path, len(data)), tempfile.TemporaryDirectory(dir=path.parent) as folder:
         whole = Path(folder) / path.name
         whole.write_bytes(data)
         whole.replace(path)
@@ -61,7 +62,7 @@ def load(path: str | Path) -> Any:
 
     Raises
     ------
-    FileNotFoundError
+    MissingFileError
     FileFormatError
         It is another file.
 
@@ -75,6 +76,8 @@ def load(path: str | Path) -> Any:
     Kernel spmv(A, x, indptr, indices) -> y
     """
     path = Path(path)
+    if not path.is_file():
+        raise MissingFileError(f"there is no file {path}")
     data = path.read_bytes()
     if not data.startswith(HEAD):
         raise FileFormatError(f"{path.name} is no saved kernel: expected a file that kernel.save wrote")

@@ -27,6 +27,7 @@ import sparsetir
 from corpus import BY_NAME
 from corpus.running import check, draw
 from sparsetir import formats
+from sparsetir.disk_cache import CACHE_VARIABLE
 from sparsetir.errors import ArgumentError, LoweringError, SparseTIRError
 from sparsetir.export import Interface, export, identifier
 from sparsetir.rules import VALUE_DTYPES
@@ -486,7 +487,7 @@ def test_the_header_goes_where_it_is_asked_for(kernel: Any, tmp_path: Path) -> N
 
 
 def test_a_kernel_from_the_disk_cache_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(building.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(building, "_kernels", {})
     sparsetir.build(normalised)
     building.write_cache()
@@ -533,8 +534,11 @@ def test_places_that_cannot_be_written(kernel: Any, tmp_path: Path) -> None:
         kernel.export(tmp_path / "missing" / "x.so")
     with pytest.raises(ArgumentError, match="is a folder"):
         kernel.export(tmp_path)
-    with pytest.raises(ArgumentError, match=r"give the library the suffix \.so"):
-        kernel.export(tmp_path / "x.h")
+    for name in ("spmm", "spmm.c", "spmm.dll", "libspmm.a", "x.h"):
+        with pytest.raises(ArgumentError, match=rf"expected a name ending in \.so, found {re.escape(name)}"):
+            kernel.export(tmp_path / name)
+    with pytest.raises(ArgumentError, match=r"library and header would both be .*: give the header another name"):
+        kernel.export(tmp_path / "x.so", header=tmp_path / "x.so")
 
 
 def test_a_kernel_for_another_machine_is_refused(kernel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

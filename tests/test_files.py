@@ -9,6 +9,7 @@ import json
 import lzma
 import os
 import re
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,8 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsetir.errors import FileFormatError
+from fuzzing import loaders
+from sparsetir.errors import ArgumentTypeError, FileFormatError, MissingFileError
 from sparsetir.files import read
 from sparsetir.interop import CooTensor
 
@@ -224,3 +226,93 @@ def test_real_files():
         assert isinstance(found, CooTensor if entry["kind"] == "coo_tensor" else sp.csr_array)
     west = read(root / "original" / "west0479.mtx")
     assert (west.shape, west.nnz) == ((479, 479), 1910)  # 22 of the entries are written as zero
+
+
+# ---------------------------------------------------------------------------------------------- hostile files
+
+HOSTILE = {
+    "words.mtx": b"x\nx\nx\n",
+    "banner.mtx": BANNER.replace("coordinate", "coordinat\xff").encode("latin1") + b"2 2 1\n1 1 1\n",
+    "zero.mtx": BANNER.encode() + b"2 2 1\n1 1 5\x00\n",
+    "zero.mtx.xz": lzma.compress(BANNER.encode() + b"2 2 1\n1 1 5\x00\n"),
+    "edges.mtx": b"1 2 3.0\n" * 2000,
+    "tall.mtx": BANNER.encode() + b"900000000 1 0\n",
+    "taller.mtx.xz": lzma.compress(BANNER.encode() + b"1000000000000 6 1\n1 1 1\n"),
+    "many.mtx": BANNER.encode() + b"2 2 900000000000\n1 1 1\n",
+    "dense.mtx": b"%%MatrixMarket matrix array real general\n2000000 2000000\n1\n",
+    "format.npz": tampered(format=-5),
+    "pointers.npz": tampered(format=b"bsr", data=np.ones((0, 1, 1)), indices=np.zeros(0, int), indptr=[0, 10**6, 0]),
+    "letters.npz": tampered(data=["a", "b"]),
+    "dates.npz": tampered(data=np.zeros(2, "datetime64[s]")),
+    "zip.npz.gz": gzip.compress(b"PK\x05\x06" + bytes(18)),
+    "minus.npz": npz_of(coords=np.zeros((1, 0), int), values=np.ones(0), shape=[-3]),
+    "bomb.smtx.gz": gzip.compress(b"1 " * (1 << 26)),
+    "bomb.tns.xz": lzma.compress(b"1 " * (1 << 26), preset=0),
+    "cut.tns.xz": lzma.compress(b"1 1 1.0\n" * 50)[:-20],
+    "tail.tns.xz": lzma.compress(b"1 1 1.0\n") + b"more",
+    "none.tns.xz": b"",
+    "none.tns.gz": b"",
+}
+
+
+def undersized_npz() -> bytes:
+    """An array that declares more elements than the archive holds."""
+    stream = io.BytesIO()
+    head = b"{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000,), }".ljust(117) + b"\n"
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("values.npy", b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "huge.npz"])
+def test_hostile_files_are_refused(tmp_path, name):
+    path = written(tmp_path, name, HOSTILE.get(name) or (undersized_npz() if name == "huge.npz" else b""))
+    with pytest.raises(FileFormatError, match=re.escape(str(path))):
+        read(path)
+
+
+def test_the_sentences_for_what_cannot_be(tmp_path):
+    for name, expected in {
+        "many.mtx": "2 x 2 with 900000000000 entries are declared in ",
+        "tall.mtx": "900,000,000 rows are declared, expected at most 16,777,216 in a file of ",
+        "bomb.smtx.gz": "expand to more than 67,108,864: unpack it by hand",
+        "cut.tns.xz": "the compressed data ends too early",
+        "zero.mtx": "expected text, found a zero byte",
+        "minus.npz": r"expected a shape of sizes that are not negative, found \(-3,\)",
+    }.items():
+        with pytest.raises(FileFormatError, match=expected):
+            read(written(tmp_path, name, HOSTILE[name]))
+
+
+def test_xz_files_of_several_streams(tmp_path):
+    text = b"1 2 5.0\n" * 3
+    packed = lzma.compress(text[:8]) + bytes(8) + lzma.compress(text[8:])
+    assert read(written(tmp_path, "a.tns.xz", packed)).values.tolist() == [5.0] * 3
+
+
+def test_a_file_that_ends_inside_a_number(tmp_path):
+    found = read(written(tmp_path, "a.mtx", "%%MatrixMarket matrix array real general\n1 2\n1.5\n9.28E"))
+    assert found.toarray().tolist() == [[1.5, 9.28]]
+
+
+def test_arrays_without_elements(tmp_path):
+    for sizes in ("0 3", "3 0"):
+        text = f"%%MatrixMarket matrix array integer general\n{sizes}\n\n1\n"
+        found = read(written(tmp_path, "a.mtx", text))
+        assert (found.shape, found.nnz, found.dtype) == (tuple(map(int, sizes.split())), 0, np.int64)
+
+
+def test_names_that_are_no_files(tmp_path):
+    for name in ("gone.mtx", "x" * 5000, "a\0b.mtx"):
+        with pytest.raises(MissingFileError, match="there is no file"):
+            read(name)
+    for value in (3, None, b"a.mtx"):
+        with pytest.raises(ArgumentTypeError, match=f"expected the path of a file, found {type(value).__name__}"):
+            read(value)
+
+
+def test_mutated_files_end_no_process():
+    counts, wrong = loaders.run(seed=0, cases=150)
+    assert not wrong
+    assert counts["right"] > 15
+    assert counts["refused"] > 30

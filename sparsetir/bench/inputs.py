@@ -12,7 +12,8 @@ from typing import Any
 
 from sparsetir.bench import suite
 from sparsetir.errors import ArgumentError, FileFormatError, SparseTIRError
-from sparsetir.files import OPENERS, READERS, read
+from sparsetir.files import READERS, read
+from sparsetir.unpacking import UNPACKERS
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def find_files(folder: Path) -> list[Path]:
 def extension(path: Path) -> str:
     """The suffix without that of a compression."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in OPENERS:
+    if suffixes and suffixes[-1] in UNPACKERS:
         suffixes.pop()
     return suffixes[-1] if suffixes else ""
 

@@ -15,10 +15,12 @@ from pickle import PicklingError
 from typing import Any, TypeAlias
 
 import tvm
+import tvm_ffi
 from tvm import ir, relax
 from tvm.support.cc import get_cc
 
-from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, own_errors
+from sparsetir.disk_cache import ROOM, writing
+from sparsetir.errors import ArgumentError, ArgumentTypeError, MissingFileError, SparseTIRError, own_errors
 from sparsetir.relax.arrays import from_tvm, library_of, to_tvm
 from sparsetir.relax.build import bind, build, cpu_target
 from sparsetir.relax.nesting import Nesting
@@ -103,6 +105,8 @@ class CompiledModel:
             The name ends otherwise, there is no such folder, or the model was loaded itself.
         SparseTIRError
             There is no C++ compiler.
+        WriteError
+            The disk is full.
         """
         path = Path(path)
         if path.suffix not in SUFFIXES:
@@ -113,7 +117,7 @@ class CompiledModel:
             raise ArgumentError("a model that was loaded is not saved again: copy its file")
         if get_cc() is None:
             raise SparseTIRError("saving a model takes a C++ compiler, and none was found: install g++ or set CXX")
-        with _without_notes_on_scopes():
+        with writing(path, ROOM + 2 * constant_bytes(self.mod)), _without_notes_on_scopes():
             self.executable.export_library(str(path))
         return path
 
@@ -191,16 +195,21 @@ def load(path: str | Path) -> CompiledModel:
 
     Raises
     ------
-    FileNotFoundError
+    MissingFileError
     ArgumentError
-        The library is no model.
+        The file is no library, the library is no model, or what it says of the model's arguments is damaged.
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"no model at {path}")
+        raise MissingFileError(f"no model at {path}")
+    if path.suffix not in SUFFIXES:
+        raise ArgumentError(f"a model is a library: expected a name ending in .so, found {path.name}")
     get_num_threads()  # TVM's own choice is half of the cores
-    with _without_notes_on_scopes():
-        library = tvm.runtime.load_module(str(path.resolve()))
+    try:
+        with _without_notes_on_scopes():
+            library = tvm.runtime.load_module(str(path.resolve()))
+    except (RuntimeError, OSError) as error:
+        raise ArgumentError(f"{path.name} is no library for this machine: {str(error).splitlines()[-1]}") from error
     if not library.implements_function("vm_load_executable"):
         raise ArgumentError(f"{path.name} is a library but no model; expected one that sparsetir.relax saved")
     machine = relax.VirtualMachine(library, tvm.cpu())
@@ -240,6 +249,14 @@ def _function_of(mod: ir.IRModule) -> str:
         found = ", ".join(names) or "none"
         raise ArgumentError(f"expected a module with a function main, or with one Relax function; found {found}")
     return names[0]
+
+
+def constant_bytes(mod: ir.IRModule | None) -> int:
+    """How much memory the constants of a module take."""
+    sizes: list[int] = []
+    for func in [] if mod is None else mod.functions.values():
+        tvm_ffi.structural_walk(func, (ir.GenericConst, lambda const: sizes.append(const.value.numpy().nbytes)))
+    return sum(sizes)
 
 
 @contextmanager
