@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tvm_ffi
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.ir import Call, Var
 
 from sparsetir import op
@@ -23,6 +23,10 @@ FLOAT_FUNCTIONS = (
 ).split()
 FUNCTIONS = {**dict.fromkeys(FLOAT_FUNCTIONS, FLOATS), "nextafter": FLOATS[2:]}
 INSTEAD = {"fmod": "A - T.trunc(A / B) * B"}  # functions without machine code
+LEAVING = {
+    "break_loop": "an sp_iter has no order that break could end; store under a condition, or use a loop inside of it",
+    "continue_loop": "an sp_iter has no continue; put what follows under a condition",
+}
 NOT_OF_BOOLS = {tirx.Sub: "-", tirx.Div: "/"}
 
 
@@ -128,10 +132,43 @@ def axes_are_not_numbers(facts: Facts) -> Iterator[Problem]:
     yield from problems
 
 
+def iterations_are_not_left(facts: Facts) -> Iterator[Problem]:
+    """An iteration has no order, so that nothing leaves it; loops inside it may be left."""
+    nodes = {place.iteration.node for place in facts.places}
+    inside: list[bool] = []  # of what stands around, innermost last: whether it is an iteration
+    problems: list[Problem] = []
+
+    def enter(node: Any, visitor: Any) -> None:
+        inside.append(node in nodes)
+        visitor.default_visit(node)
+        inside.pop()
+
+    def on_realize(node: s_tir.SBlockRealize, visitor: Any) -> None:
+        if node in nodes:
+            enter(node, visitor)
+        else:
+            visitor.default_visit(node)
+
+    def on_evaluate(node: tirx.Evaluate, _visitor: Any) -> None:
+        instead = LEAVING.get(op.function_of(node.value))
+        if instead is not None and inside and inside[-1]:
+            problems.append(Problem(instead, span=node.span))
+
+    callbacks = [
+        (s_tir.SBlockRealize, on_realize),
+        (tirx.For, enter),
+        (tirx.While, enter),
+        (tirx.Evaluate, on_evaluate),
+    ]
+    tvm_ffi.structural_visit(facts.func.body, callbacks)
+    yield from problems
+
+
 __all__ = [
     "axes_are_not_numbers",
     "bools_are_logic",
     "conditions_are_bools",
     "functions_take_floats",
+    "iterations_are_not_left",
     "nothing_is_returned",
 ]

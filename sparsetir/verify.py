@@ -148,6 +148,7 @@ STAGE_1: list[tuple[str, Rule]] = [
     ("subscripts", rules.subscripts_fit),
     ("axes-in-place", type_rules.axes_are_not_numbers),
     ("no-return", type_rules.nothing_is_returned),
+    ("no-break", type_rules.iterations_are_not_left),
     ("conditions", type_rules.conditions_are_bools),
     ("float-functions", type_rules.functions_take_floats),
     ("bool-arithmetic", type_rules.bools_are_logic),

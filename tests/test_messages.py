@@ -135,6 +135,15 @@ def test_conditions_of_statements() -> None:
     refused(HEAD + text, "a condition must be a comparison, found A[i, j] of float32; compare it", 10)
 
 
+def test_iterations_are_not_left_but_loops_inside_are() -> None:
+    text = ITERATION.format("x").replace("        B", "        if x > 0:\n            continue\n        B")
+    refused(HEAD + text, "an sp_iter has no continue; put what follows under a condition", 11)
+    loop = ITERATION.format("x").replace(
+        "        B", "        for r in range(4):\n            if r > i:\n                break\n            B"
+    )
+    sparsetir.parse(HEAD + loop)
+
+
 def test_initial_values_of_a_scattered_sum() -> None:
     text = ITERATION.format("x").replace("        B[i]", "        with T.init():\n            B[j] = 0\n        B[i]")
     refused(HEAD + text, "if the sum scatters, set its result to the first value in an sp_iter of its own before", 11)

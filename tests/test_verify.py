@@ -94,6 +94,11 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "",
         "a program returns nothing: its results are the buffers that it stores to; leave the return out",
     ),
+    "no-break": (
+        '    with T.sp_iter([I], "S", "odd") as [i]:\n        B[i] = T.float32(0)\n        break',
+        "",
+        "an sp_iter has no order that break could end; store under a condition, or use a loop inside of it",
+    ),
     "conditions": (
         '    with T.sp_iter([I], "S", "odd") as [i]:\n        if B[i]:\n            B[i] = T.float32(0)',
         "",
