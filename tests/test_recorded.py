@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from sparsetir import formats, ops
 from sparsetir.build import build
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.schedules import Choices
-from sparsetir.tuning import crew, tune, tune_sparse
+from sparsetir.tuning import Database, Key, Record, crew, tune, tune_sparse
 from sparsetir.tuning import session as sessions
 from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.comparison import Comparison, last_of, note
 
 BLOCKS = formats.bsr(4, 4)
 FEAT = 16
@@ -145,3 +147,41 @@ def test_each_pattern_has_its_own_kernel(monkeypatch: pytest.MonkeyPatch, tmp_pa
         bound = kernel.bind(B=inputs["B"])  # the matrix is seen with the call only
         rest = {n: v for n, v in inputs.items() if n != "B"}
         np.testing.assert_allclose(bound(**rest), A @ inputs["B"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_matrix_that_the_format_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer rows than its slots: the untuned kernel takes it."""
+    inputs, width = arguments(), formats.ell(width=20)
+    decided(monkeypatch, lambda c: 0.5 if c is not None and c.format == width else 1.0)
+    monkeypatch.setattr(tune, "finalists", lambda history, _cost: [r.candidate for r in history])
+    kernel = tune_sparse(ops.spmm(), inputs, max_trials=4, formats=[width], progress=False).kernel
+    assert "ell(width=20)" in repr(kernel)
+    full = sp.csr_array(np.ones((5, 50), "float32"))
+    np.testing.assert_allclose(kernel(A=full, B=inputs["B"]), full @ inputs["B"], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(kernel.bind(A=full)(B=inputs["B"]), full @ inputs["B"], rtol=1e-4, atol=1e-4)
+    with pytest.raises(ArgumentError, match="n is 50"):
+        kernel(A=full, B=inputs["B"][1:])
+
+
+WRONG = [
+    ("untuned", "fast"), ("untuned", -1.0), ("untuned", True), ("untuned", None), ("chosen", 99), ("chosen", "0"),
+    ("chosen", -1), ("amortize_over", []), ("argument", 3), ("candidates", "x"), ("candidates", [3]),
+    ("seconds", "x"), ("seconds", float("nan")), ("conversion", {}), ("stored_as", []), ("stored_as", "(" * 150),
+    ("fixed", "x"), ("fixed", {"feat": "16"}), ("choices", {"tile": [8]}), ("choices", {"size": 3}), ("choices", 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG, ids=lambda value: str(value)[:12])
+def test_damaged_lines_are_no_comparisons(field: str, value: Any, tmp_path: Path) -> None:
+    key = Key("spmm", "p", "s", {"m": 3}, "float32", "llvm", "a machine", 2, "1")
+    path, held = tmp_path / "tuning.jsonl", Record(Choices(tile=8), None, {"feat": 16}, 0.5)
+    note(Database(path), key, Comparison(1.0, (held,), held.candidate, None, "A"))
+    found = last_of(Database(path), key)
+    assert found is not None
+    assert found.best is not None
+    assert (found.best.candidate, found.best.seconds, found.untuned) == (held.candidate, 0.5, 1.0)
+    line = json.loads(path.read_text())
+    (line["comparison"] if field in line["comparison"] else line["comparison"]["candidates"][0])[field] = value
+    path.write_text(json.dumps(line) + "\n")
+    assert last_of(Database(path), key) is None
+    assert list(Database(path).everything()) == []

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparsetir.errors import SparseTIRError
@@ -89,9 +89,11 @@ class Comparison:
         try:
             held = line[COMPARISON]
             records = tuple(_record(each) for each in held["candidates"])
-            chosen = None if held["chosen"] is None else records[held["chosen"]].candidate
-            return cls(float(held["untuned"]), records, chosen, held["amortize_over"], held["argument"])
-        except (KeyError, TypeError, ValueError, IndexError, SparseTIRError):
+            chosen = None if held["chosen"] is None else records[_whole(held["chosen"])].candidate
+            share = None if held["amortize_over"] is None else _positive(held["amortize_over"])
+            argument = None if held["argument"] is None else _text(held["argument"])
+            return cls(_positive(held["untuned"]), records, chosen, share, argument)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError, SparseTIRError):
             return None
 
 
@@ -107,8 +109,33 @@ def _line(record: Record) -> dict[str, Any]:
 
 def _record(line: Mapping[str, Any]) -> Record:
     choices = Config.of(dict(line[KNOBS])) if KNOBS in line else Choices(**line[CHOICES])
-    record = Record(choices, line["stored_as"], dict(line["fixed"]), float(line["seconds"]), reused=True)
-    return replace(record, conversion=float(line["conversion"])) if record.candidate else record
+    if isinstance(choices, Choices):
+        for value in choices.as_dict().values():
+            _whole(value)
+    stored_as = None if line["stored_as"] is None else _text(line["stored_as"])
+    fixed = {_text(name): _whole(value) for name, value in line["fixed"].items()}
+    took = 0.0 if line["conversion"] == 0 else _positive(line["conversion"])
+    record = Record(choices, stored_as, fixed, _positive(line["seconds"]), conversion=took, reused=True)
+    hash(record.candidate)  # raises where a value or the format is none
+    return record
+
+
+def _positive(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ValueError(f"expected a positive number, found {value!r}")
+    return float(value)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"expected a whole number, found {value!r}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text, found {value!r}")
+    return value
 
 
 def note(records: Database, key: Key, comparison: Comparison) -> None:

@@ -202,7 +202,7 @@ class Session:
 
     def tuned(self, variant: Variant) -> Any:
         """The kernel of a variant as a caller gets it: one that takes other sizes and numbers that are not finite."""
-        kernel = variant.kernel
+        kernel = variant.built()
         is_plain = isinstance(kernel, Kernel) or not kernel.decomposition.multiplies_zeros
         if (is_plain or self.finite) and not variant.fixed:
             return kernel

@@ -245,7 +245,7 @@ def finish(
     best, kernel = winner(added(times, extra)), session.kernel
     if best is not None:
         variant = session.variant(best)
-        confirmed = session.confirm(best, variant.kernel)
+        confirmed = session.confirm(best, variant.built())
         times = rescaled(times, confirmed, best)
         best = winner(added(confirmed, extra))
         kernel = kernel if best is None else session.tuned(variant)
@@ -297,7 +297,7 @@ def unmeasured(
     if record is not None:
         try:
             variant = session.variant(record.candidate)
-            session.checked(record.candidate, variant.kernel)
+            session.checked(record.candidate, variant.built())
             kernel = session.tuned(variant)
         except (SparseTIRError, RuntimeError) as error:
             session.crew.refuse(record.candidate.format, reason(error))

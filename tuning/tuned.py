@@ -65,9 +65,12 @@ class Variant:
     pattern: str | None = None
 
     @cached_property
-    def kernel(self) -> Kernel | ComposedKernel:
-        """Compiled for its sizes."""
-        return self._built(self.fixed, with_knobs(self.template, self.candidate.choices))
+    def kernel(self) -> Kernel | ComposedKernel | None:
+        """Compiled for its sizes; None if it cannot be had."""
+        try:
+            return self.built()
+        except SparseTIRError:  # a record of what another program could do
+            return None
 
     @cached_property
     def general(self) -> Kernel | ComposedKernel | None:
@@ -77,6 +80,16 @@ class Variant:
             return self._built({}, schedule)
         except SparseTIRError:
             return None
+
+    def built(self) -> Kernel | ComposedKernel:
+        """`kernel`.
+
+        Raises
+        ------
+        SparseTIRError
+            It cannot be had.
+        """
+        return self._built(self.fixed, with_knobs(self.template, self.candidate.choices))
 
     def _built(self, sizes: Sizes, schedule: Any) -> Any:
         func = fixed(decode(self.func), sizes)
@@ -143,7 +156,7 @@ class TunedKernel:
     @property
     def best(self) -> Kernel | ComposedKernel:
         """The kernel of the first variant, compiled for its sizes; the untuned one where there is none."""
-        return self.variants[0].kernel if self.variants else self.plain
+        return (self.variants[0].kernel if self.variants else None) or self.plain
 
     def __repr__(self) -> str:
         if not self.variants:
@@ -164,9 +177,14 @@ class TunedKernel:
         if unnamed:
             raise self.signature.unnamed(unnamed)
         chosen = self.chosen(arguments)
-        if self.finite or not _multiplies_zeros(chosen):
+        if chosen is self.plain:
             return chosen(**arguments)
-        return self._watch.call(chosen, self.plain, arguments, {})
+        try:
+            if self.finite or not _multiplies_zeros(chosen):
+                return chosen(**arguments)
+            return self._watch.call(chosen, self.plain, arguments, {})
+        except SparseTIRError:  # the format does not take this matrix, or the arguments are wrong: then that says how
+            return self.plain(**arguments)
 
     def bind(self, **arguments: Any) -> BoundTunedKernel:
         """Fix some arguments, usually the sparse ones: they are looked at and converted once."""
@@ -185,7 +203,7 @@ class TunedKernel:
         held = [v for v in self.variants if v.pattern is None or v.pattern == pattern]
         exact = next((v for v in held if v.fits(sizes)), None)
         if exact is not None:
-            return exact.kernel
+            return exact.kernel or self.plain
         formatted = [v for v in held if v.candidate.format is not None or v.template is not None]
         near = min(formatted, key=lambda v: v.distance(sizes), default=None)
         found = near.general if near is not None else None
@@ -309,7 +327,10 @@ class BoundTunedKernel:
         """The fixed arguments bound to a kernel, which is watched where it multiplies zeros."""
         if chosen is self.kernel.plain:
             return self.checked
-        bound = chosen.bind(**self.fixed)
+        try:
+            bound = chosen.bind(**self.fixed)
+        except SparseTIRError:  # the format does not take this matrix
+            return self.checked
         if self.kernel.finite or not _multiplies_zeros(chosen) or self._is_full(chosen):
             return bound
         return WatchedBound(bound, lambda: self.checked, self.kernel._watch)
