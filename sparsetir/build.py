@@ -29,10 +29,11 @@ from sparsetir import disk_cache, op
 from sparsetir.disk_cache import cache_folder
 from sparsetir.doubtful import warn_of_doubtful
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ScheduleError, SparseTIRError, VerifyError
-from sparsetir.ir import decode
+from sparsetir.ir import accesses, decode
 from sparsetir.kernel import Kernel
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
 from sparsetir.lower.balance_loops import INDPTR
+from sparsetir.lower.rewriting import collect
 from sparsetir.rules import stores
 from sparsetir.scalars import as_whole
 from sparsetir.threads import get_num_threads
@@ -141,23 +142,36 @@ class Compiled:
 
 def machine_code(third: ir.IRModule, target: Any) -> Any:
     """Compile a stage-III module."""
-    with separate_storage():
+    with separate_storage(third):
         return tvm.compile(third, target=target, tir_pipeline="s_tir")
 
 
-def separate_storage() -> tvm.transform.PassContext:
-    """The current settings, but TVM must not let several arrays share memory.
+def separate_storage(third: ir.IRModule) -> tvm.transform.PassContext:
+    """The settings for a stage-III module: the current ones, but TVM must not let several arrays share memory.
 
-    LLVM keeps a tile in registers only if narrower tiles for the last columns do not lie in the same array.
+    LLVM keeps a tile in registers only if narrower tiles for the last columns do not lie in the same array. Nor must
+    TVM shrink an array to the place that a search finds: it would ask for the place before the search.
     """
     now = tvm.transform.PassContext.current()
     config = {**now.config, "tirx.disable_storage_rewrite": True}
     return tvm.transform.PassContext(
         opt_level=now.opt_level,
         required_pass=list(now.required_pass),
-        disabled_pass=list(now.disabled_pass),
+        disabled_pass=[*now.disabled_pass, *(["s_tir.CompactBufferAllocation"] if _has_found_scratch(third) else [])],
         config=config,  # and no instruments: TVM begins them anew where contexts are nested, which loses what they saw
     )
+
+
+def _has_found_scratch(third: ir.IRModule) -> bool:
+    """Whether a local array is subscripted by what another one holds."""
+    functions = [f for f in third.functions.values() if isinstance(f, tirx.PrimFunc)]
+    local = {a.buffer for f in functions for a in collect(f.body, tirx.AllocBuffer)}
+    for func in functions:
+        for buffer, indices, _ in accesses(func.body):
+            loads = [x.source for i in indices for x in collect(i, ir.TensorLoad)] if buffer in local else []
+            if any(source in local and not source.same_as(buffer) for source in loads):
+                return True
+    return False
 
 
 def _not_loaded(*_args: Any) -> None:
@@ -481,9 +495,7 @@ def build(
     return Kernel(program, compile_cached(program, make_target(target, program), schedule), calls=calls, finite=finite)
 
 
-def _recorded(
-    func: Any, target: Any, schedule: Any, calls: int | None, database: str | Path, finite: bool
-) -> Any:
+def _recorded(func: Any, target: Any, schedule: Any, calls: int | None, database: str | Path, finite: bool) -> Any:
     from sparsetir.tuning.recorded import recorded
 
     if calls is not None:
@@ -547,7 +559,8 @@ def pipeline() -> tuple[Any, Any, Any]:
         ours = any(f.attrs is not None and INDPTR in f.attrs for f in second.functions.values())
         if not ours:
             return stock(second)
-        with separate_storage():
-            return stock(lowered(second, None, tvm.target.Target.current(allow_none=True))[3])
+        third = lowered(second, None, tvm.target.Target.current(allow_none=True))[3]
+        with separate_storage(third):
+            return stock(third)
 
     return lower_all, host, device

@@ -207,6 +207,19 @@ def weighted(a: T.handle, b: T.handle, y: T.handle, p0: T.handle, i0: T.handle, 
         Y[i] = Y[i] + B[j] * A[j, l, i]
 """
 
+SCRATCH_BEHIND_A_SEARCH = """
+@T.prim_func
+def unused(a: T.handle, y: T.handle, i0: T.handle, n: T.int32):
+    I = T.singleton(None, n, i0)
+    D = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I,), "float32")
+    Y = T.match_sparse_buffer(y, (D,), "float32")
+    E = T.alloc_sparse_buffer((I,), "float32")
+    with T.sp_iter([D], "S", "unused") as [i]:
+        Y[i] = A[i]
+        E[i] = A[i] - 1
+"""
+
 
 def _floats(*values: float) -> np.ndarray:
     return np.array(values, "float32")
@@ -238,7 +251,7 @@ FOUND: dict[str, tuple[str, dict[str, Any], str]] = {
         SEARCH_BELOW_CHUNKS,
         {
             **{"a": _floats(1, 2, 4), "c": _floats(7, 7), "p": _ints(0, 3, dtype="int64")},
-            **{"i": _ints(0, 5, 1, dtype="int64"), "q": _ints(0, 2), "j": _ints(1, 2)},
+            **{"i": _ints(0, 2, 1, dtype="int64"), "q": _ints(0, 2), "j": _ints(1, 2)},
             **{"n0": 3, "z": 3, "n1": 2, "m": 4, "w": 2},
         },
         "c",
@@ -262,6 +275,11 @@ FOUND: dict[str, tuple[str, dict[str, Any], str]] = {
         )
         for search in ("inline", "hoist", "merge")
     },
+    "scratch where a search finds": (
+        SCRATCH_BEHIND_A_SEARCH,
+        {"a": _floats(3), "y": _floats(9, 9), "i0": _ints(1), "n": 2},
+        "y",
+    ),
     "a search beside an attached axis": (
         SEARCH_BELOW_ATTACHED,
         {
