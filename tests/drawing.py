@@ -501,7 +501,7 @@ class Data:
         if axis.kind == "dense_variable":
             return list(range(int(self.rng.integers(0, length + 1))))
         if axis.kind == "singleton":
-            return [int(self.rng.integers(-1, length + 1))]
+            return [int(self.rng.integers(0, length + 1))]
         if axis.kind == "singleton_rule":
             return [int(eval(axis.rule, {}, {"p": p, "s": 0}))]
         if axis.kind == "sparse_rule":
@@ -522,12 +522,8 @@ class Data:
     def _padded(self, axis: Axis, length: int, width: int) -> list[int]:
         """`width` slots; padding goes where it keeps a sorted fiber sorted."""
         stored = self._stored(axis, length, width)
-        missing = width - len(stored)
-        if axis.sorted:
-            before = int(self.rng.integers(0, missing + 1)) if self.rng.random() < 0.3 else 0
-            return [-1] * before + stored + [length] * (missing - before)
-        slots = stored + [int(c) for c in self.rng.choice([-1, length, length + 3], missing)]
-        return [slots[n] for n in self.rng.permutation(width)]
+        slots = stored + [length] * (width - len(stored))
+        return slots if axis.sorted else [slots[n] for n in self.rng.permutation(width)]
 
     def _values(self, buffer: Buffer) -> np.ndarray:
         """Small whole numbers; NaN at padding."""

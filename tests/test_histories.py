@@ -237,6 +237,8 @@ def test_messages_of_calls() -> None:
     refused(ArgumentTypeError, "m must be a number", A=A, B=B, m=True)
     out = np.broadcast_to(np.zeros(1, np.float32), (2, 2))
     refused(ArgumentError, "read-only", A=A, B=B, C=out)
+    vector = sp.coo_array((np.ones(1, np.float32), (np.array([2]),)), shape=(3,))
+    refused(ArgumentError, r"A has shape \(3,\) but the buffer has 2 axes \(I, J\)", A=vector, B=B)
     bsr = sparsetir.build(sparsetir.ops.spmm(format="bsr", block=4))
     refused(ArgumentError, r"a must have 3 dimensions, found shape \(64,\)", bsr, a=np.zeros(64, np.float32))
 

@@ -30,6 +30,7 @@ from sparsetir.interop import (
     to_torch,
     writable_alias,
 )
+from sparsetir.interop import is_sound as found_sound
 
 settings.register_profile("interop", max_examples=60, deadline=None)
 settings.load_profile("interop")
@@ -886,6 +887,8 @@ def test_check_level_agrees_with_a_slow_one(data, in_order, unique):
     indptr = [0, *data.draw(inner), data.draw(st.sampled_from([len(indices), len(indices), 2]))]
     sound = is_sound(indptr, indices, 3, 4, in_order, unique)
     level = replace(VARIABLE, unique=unique)
+    arrays = (np.array(a, np.int32) for a in (indptr, indices))
+    assert found_sound(level, *arrays, parent_count=3, length=4, need_sorted=in_order) == sound
     try:
         judge(level, indptr, indices, need_sorted=in_order)
     except StructureError:
@@ -904,8 +907,10 @@ def test_disorder_is_found_across_chunks(data):
     indices = np.concatenate([np.arange(cut), np.arange(size - cut)]).astype(np.int32)
     indptr = np.array([0, cut, cut, size], np.int32)
     judge(VARIABLE, indptr, indices, length=size)
+    assert found_sound(VARIABLE, indptr, indices, parent_count=3, length=size, need_sorted=True)
     spoiled = data.draw(st.sampled_from([p for p in (1, chunk, chunk + 1, 2 * chunk + 1, size - 1) if p != cut]))
     indices[spoiled] = indices[spoiled - 1]
+    assert not found_sound(VARIABLE, indptr, indices, parent_count=3, length=size, need_sorted=True)
     with pytest.raises(StructureError, match=rf"positions {spoiled - 1} and {spoiled}"):
         judge(VARIABLE, indptr, indices, length=size)
 

@@ -36,7 +36,7 @@ def fit_axes(source: Source, levels: Sequence[Level], name: str) -> Fit:
         fit = Fit(source.shape)
     elif _is_blocked(source, levels):
         fit = _fit_blocks(source, levels, name)
-    elif missing > 0 and all(level.length in (None, 1) for level in levels[:missing]):
+    elif missing > 0 and all(level.length == 1 for level in levels[:missing]):
         fit = Fit((1,) * missing + source.shape)
     else:
         axes = ", ".join(level.name for level in levels)
