@@ -212,7 +212,8 @@ def test_tuned_records_are_used(tmp_path: Path) -> None:
     csr.indptr, csr.indices = csr.indptr.astype("int32"), csr.indices.astype("int32")
     x = dense(32, 256)
     tune_sparse(ops.linear(), {"A": csr, "X": x}, max_trials=8, database=database, progress=False)
-    records = [json.loads(line) for line in database.read_text().splitlines()]
+    lines = [json.loads(line) for line in database.read_text().splitlines()]
+    records = [line for line in lines if "comparison" not in line]  # of searches that did not end: trials decide
     best = next(record for record in records if record["stored_as"] is not None and record["seconds"])
     best["seconds"] = 1e-9  # whatever this machine found
     database.write_text("".join(json.dumps(record) + "\n" for record in records))
