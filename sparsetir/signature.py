@@ -341,7 +341,8 @@ class Signature:
         if buffer is None or buffer.is_dense or array.ndim < rank:
             name = args.given.get(param.name, self.shown(param.name))
             dimensions = f"{rank} dimension{'s' if rank != 1 else ''}"
-            raise ArgumentError(f"{name} must have {dimensions}, found shape {array.shape}")
+            hint = "; reshape it" if array.ndim == 1 else ""
+            raise ArgumentError(f"{name} must have {dimensions}, found shape {array.shape}{hint}")
         at = array.ndim - rank + 1
         return array.reshape(math.prod(array.shape[:at]), *array.shape[at:])
 

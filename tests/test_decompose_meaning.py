@@ -72,7 +72,7 @@ EACH = {  # right in any order, but not of sums
 ORDERED = {  # the result of one entry needs another
     "last": ["Z[0] = A[i, j]"],
     "partial": ["Z[0] = T.max(Z[0], A[i, j])", "Y[{y}] = Y[{y}] + Z[0]"],
-    "horner": ["Y[0{dims}] = Y[0{dims}] * 2.0 + A[i, j]"],
+    "horner": ["Z[0] = Z[0] * 2.0 + A[i, j]"],
     "shifted": ["D[i, j] = D[i, j] + A[i, j]", "Y[{y}] = Y[{y}] + D[i, j + 1]"],
 }
 BODIES = {**FREE, **EACH, **ORDERED}
@@ -167,7 +167,7 @@ def programs(draw: Any) -> Drawn:
     letters = {axis: draw(st.sampled_from("SR")) for axis in axes}
     kept = [a.lower() for a in axes if letters[a] == "S" and draw(st.integers(0, 3))]
     lookup = draw(st.sampled_from(["1.0", "L[i, j]", "L[j, i]", "L[i + 1, j - 1]", "L[i + j, i * 2]"]))
-    names = {"y": ", ".join(["0", *kept]), "dims": "".join(f", {v}" for v in kept)}
+    names = {"y": ", ".join(["0", *kept])}
     names["t"] = " * ".join(["A[i, j]", lookup, *([SIDE[side]] if side else [])])
     chosen = draw(st.sampled_from(sorted(BODIES)))
     body = "\n".join(BODIES[chosen]).format(**names)
