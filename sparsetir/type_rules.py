@@ -21,7 +21,14 @@ FLOAT_FUNCTIONS = (
     "exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
     "sigmoid erf hypot atan2 copysign ldexp pow"
 ).split()
-FUNCTIONS = {**dict.fromkeys(FLOAT_FUNCTIONS, FLOATS), "nextafter": FLOATS[2:]}
+WIDE_INTEGERS = ("int32", "uint32", "int64", "uint64")
+FUNCTIONS = {  # and what their first operand is
+    **dict.fromkeys(FLOAT_FUNCTIONS, FLOATS),
+    "nextafter": FLOATS[2:],
+    "popcount": ("int8", "uint8", "int16", "uint16", *WIDE_INTEGERS),
+    "clz": WIDE_INTEGERS,
+    "likely": ("bool",),
+}
 INSTEAD = {"fmod": "A - T.trunc(A / B) * B"}  # functions without machine code
 LEAVING = {
     "break_loop": "an sp_iter has no order that break could end; store under a condition, or use a loop inside of it",
@@ -59,10 +66,11 @@ def functions_take_floats(facts: Facts) -> Iterator[Problem]:
         if name in INSTEAD:
             return f"T.{name} has no machine code on CPUs; write {INSTEAD[name]}"
         dtypes = FUNCTIONS.get(name)
-        if dtypes is None or str(call.ty.dtype) in dtypes:
+        if dtypes is None or str(call.args[0].ty.dtype) in dtypes:
             return ""
-        found = f"found {call.args[0]} of {call.ty.dtype}"
-        return f"T.{name} takes {', '.join(dtypes)}, {found}; convert it first, as by T.float32(...)"
+        found = f"found {call.args[0]} of {call.args[0].ty.dtype}"
+        usual = "float32" if "float32" in dtypes else dtypes[-1]
+        return f"T.{name} takes {', '.join(dtypes)}, {found}; convert it first, as by T.{usual}(...)"
 
     yield from _faults(facts, {Call: fault})
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 import sparsetir
 from sparsetir import ops
@@ -62,7 +64,7 @@ VALUES = {
     "T.pow(i, j)": POWERS,
     "A[i, j] // x": "//, % and the like take integers, found A[i, j]; of floats, T.floor(a / b) rounds a quotient",
     "i / j": "/ divides floats; of integers write a // b, or convert them first",
-    "x and A[i, j]": "and, or and not take conditions, found a number; compare it first, as by a > 0",
+    "x and A[i, j]": "and, or, not and T.Select take conditions, found a number; compare it first, as by a > 0",
     "T.if_then_else(x, 0.0, x)": "a condition must be a comparison, found another value; compare it, as by a > 0",
     "T.maximum(x, x)": "T has no name maximum; write T.max(a, b)",
     "T.where(x > 0, x, x)": "a choice of two values is T.if_then_else(condition, a, b)",
@@ -153,6 +155,53 @@ def test_iter_is_another_name_of_sp_iter() -> None:
     text = HEAD + ITERATION.format("B[i] + A[i, j]")
     renamed = sparsetir.parse(text.replace("T.sp_iter", "T.iter"))
     tvm.ir.assert_structural_equal(renamed, sparsetir.parse(text), map_free_vars=True)
+
+
+# --- any expression ---------------------------------------------------------------------------------------------
+
+LEAVES = "F[i]|H[i]|N[i]|B[i]|i|m|I|F|2|0.5|-1|True|x|T.int64(3)|T.float16(1)|F[N[i]]".split("|")
+UNARY = """T.exp({}) T.abs({}) -({}) T.Not({}) T.sqrt({}) T.Cast("int8",{}) T.float32({}) T.bool({}) T.floor({}) T.clz({})
+T.popcount({}) T.isnan({}) abs({}) ~({}) T.erf({}) T.round({}) T.bfloat16({}) T.likely({}) T.uint8({})""".split()
+BINARY = """({}+{}) ({}-{}) ({}*{}) ({}/{}) ({}//{}) ({}%{}) ({}<{}) ({}=={}) T.And({},{}) T.max({},{}) T.pow({},{}) ({}&{})
+({}<<{}) T.if_then_else({}>0,1,{}) T.Select({},1,{}) T.truncmod({},{}) T.atan2({},{}) T.ceildiv({},{}) T.fmod({},{})
+max({},{})""".split()
+EXPRESSIONS = st.recursive(
+    st.sampled_from(LEAVES),
+    lambda inner: st.one_of(
+        st.builds(str.format, st.sampled_from(UNARY), inner),
+        st.builds(str.format, st.sampled_from(BINARY), inner, inner),
+    ),
+    max_leaves=4,
+)
+DTYPES = st.sampled_from(["float32", "float16", "bfloat16", "int8", "int32", "bool"])
+ANY = """
+@T.prim_func
+def func(f: T.handle, h: T.handle, n: T.handle, b: T.handle, c: T.handle, m: T.int32, x: T.float32):
+    I = T.dense_fixed(m)
+    F = T.match_sparse_buffer(f, (I,), "float32")
+    H = T.match_sparse_buffer(h, (I,), "bfloat16")
+    N = T.match_sparse_buffer(n, (I,), "int8")
+    B = T.match_sparse_buffer(b, (I,), "bool")
+    C = T.match_sparse_buffer(c, (I,), "{dtype}")
+    with T.sp_iter([I], "S") as [i]:
+        C[i] = {value}
+"""
+
+
+@settings(max_examples=30, deadline=None)
+@given(value=EXPRESSIONS, dtype=DTYPES)
+@example(value="T.popcount(0.5)", dtype="int8")
+@example(value="T.likely(x)", dtype="float32")
+@example(value="(F[i]<F)", dtype="bool")
+@example(value="T.Select(H[i],1,x)", dtype="int32")
+@example(value="(B[i]-B[i])", dtype="bool")
+@example(value="T.erf(H[i])", dtype="float16")
+def test_any_expression_is_built_or_refused_in_words_of_the_dialect(value: str, dtype: str) -> None:
+    try:
+        compiled(sparsetir.parse(ANY.format(dtype=dtype, value=value)))
+    except sparsetir.SparseTIRError as error:
+        said = str(error).partition("\n")[0]
+        assert not any(word in said for word in ("Check failed", "DLDataType", "Mismatched type", "ir."))
 
 
 # --- doubtful programs ------------------------------------------------------------------------------------------

@@ -76,8 +76,8 @@ HINTS = [
         "write T.max, T.min, T.if_then_else, T.And, T.Or or T.Not",
     ),
     (
-        r".*\(a_ty\.MatchesCode\(DLDataTypeCode::kDLBool\)\) is false: .*",
-        "and, or and not take conditions, found a number; compare it first, as by a > 0",
+        r".*\((?:a|condition)_ty\.MatchesCode\(DLDataTypeCode::kDLBool\)\) is false: .*",
+        "and, or, not and T.Select take conditions, found a number; compare it first, as by a > 0",
     ),
     (
         r"loop of ufunc does not support argument \d of type \w+ which has no callable (\w+) method",
@@ -123,6 +123,10 @@ HINTS = [
     (
         r".*if_then_else only accept the condition.*",
         "a condition must be a comparison, found another value; compare it, as by a > 0",
+    ),
+    (
+        r"Mismatched type on argument #\d when calling: .* but got `ir\.Var`.*",
+        "a whole buffer or a handle stands where a number is expected; give one subscript for each axis",
     ),
     (
         r"Check failed: \(.*\) is false: (\S.*)",
