@@ -30,7 +30,7 @@ from sparsetir.lower.rewriting import collect
 from sparsetir.type_rules import FLOAT_FUNCTIONS
 
 HALVES = ("float16", "bfloat16")
-ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max)
+ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.Min, tirx.Max)
 
 
 def _is_half(expr: Any) -> bool:

@@ -76,7 +76,7 @@ HINTS = [
         "write T.max, T.min, T.if_then_else, T.And, T.Or or T.Not",
     ),
     (
-        r".*\((?:a|condition)_ty\.MatchesCode\(DLDataTypeCode::kDLBool\)\) is false: .*",
+        r".*\((?:a|b|condition)_ty\.MatchesCode\(DLDataTypeCode::kDLBool\)\) is false: .*",
         "and, or, not and T.Select take conditions, found a number; compare it first, as by a > 0",
     ),
     (
