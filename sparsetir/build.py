@@ -492,7 +492,7 @@ def build(
     warn_of_other_meanings(decode(program))
     warn_of_doubtful(decode(program))
     _check_stores(program)
-    return Kernel(program, compile_cached(program, make_target(target, program), schedule), calls=calls, finite=finite)
+    return _kernel(program, target, schedule, calls=calls, finite=finite)
 
 
 def _recorded(func: Any, target: Any, schedule: Any, calls: int | None, database: str | Path, finite: bool) -> Any:
@@ -534,7 +534,13 @@ def _composed(decomposition: Any, target: Any, schedule: Any) -> Any:
     from sparsetir.composed import ComposedKernel
 
     verify(decomposition.func)
-    return ComposedKernel(decomposition, lambda func: build(func, target, schedule=schedule))
+    # Not `build`: what is unusual about loops over pieces is not the user's doing.
+    return ComposedKernel(decomposition, lambda func: _kernel(single(func), target, schedule))
+
+
+def _kernel(program: tirx.PrimFunc, target: Any, schedule: Any, **facts: Any) -> Kernel:
+    """The kernel of a program that was checked."""
+    return Kernel(program, compile_cached(program, make_target(target, program), schedule), **facts)
 
 
 def single(func: Any) -> tirx.PrimFunc:

@@ -18,6 +18,7 @@ import sparsetir
 from sparsetir import ops
 from sparsetir.doubtful import warn_of_doubtful
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ScriptError, ScriptWarning, VerifyError
+from sparsetir.formats.text import parse
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
 from tests.decomposing import compiled
@@ -300,3 +301,11 @@ def test_targets() -> None:
     other = "riscv64-linux-gnu"
     with pytest.raises(ArgumentError, match=r"the target is for riscv64, this machine is \w+, and a kernel runs where"):
         sparsetir.build(ops.spmv(), {"kind": "llvm", "mtriple": other})
+
+
+@pytest.mark.parametrize("text", ["sell(C=4, sigma=8)", "hdia(C=4)", "row_groups(r=2)"])
+def test_nothing_is_doubtful_about_the_pieces_of_a_format(text: str) -> None:
+    parts = sparsetir.decompose_format(ops.spmv(), {"A": parse(text)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sparsetir.build(parts)
