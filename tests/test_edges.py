@@ -183,6 +183,26 @@ def test_a_cache_has_what_the_extent_of_a_loop_reads() -> None:
         sparsetir.build(func, schedule=lambda sch: cached(sch, True))
 
 
+def test_a_block_of_tiles_that_were_fused_again_is_refused() -> None:
+    """TVM forgets that the last tile is not whole."""
+
+    def schedule(sch: s_tir.Schedule) -> None:
+        loop = sch.fuse(*sch.split(sch.get_loops(sch.get_sblock("copy"))[0], [None, 4]))
+        sch.blockize(loop)
+
+    text = """
+@T.prim_func
+def program(x: T.handle, y: T.handle, n: T.int32):
+    I = T.dense_fixed(n)
+    X = T.match_sparse_buffer(x, (I,))
+    Y = T.match_sparse_buffer(y, (I,))
+    with T.sp_iter([I], "R", "copy") as [i]:
+        Y[i] = X[i]
+"""
+    with pytest.raises(ScheduleError, match=r"block copy goes to .*, past the end of [xy] \(n\): blockize before"):
+        sparsetir.build(sparsetir.parse(text), schedule=schedule)
+
+
 # ---------------------------------------------------------------- what a program leaves out
 
 

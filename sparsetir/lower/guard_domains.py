@@ -14,7 +14,8 @@ after::
             vk = T.axis.spatial(feat, k_0 * 7 + k_1)
             T.where(k_0 * 7 + k_1 < feat)
 
-``rfactor`` keeps the guard of an uneven split at the partial sums and forgets it where they are added up.
+``rfactor`` keeps the guard of an uneven split at the partial sums and forgets it where they are added up. ``blockize``
+of a fused uneven split takes the padded number of steps for the domain itself: that is refused.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
+from tvm.ir import Var
 
+from sparsetir.errors import ScheduleError
+from sparsetir.ir import cast
 from sparsetir.lower.balance_loops import INDPTR
-from sparsetir.lower.rewriting import collect, conjunction, conjuncts
+from sparsetir.lower.rewriting import collect, conjunction, conjuncts, mentions
+from sparsetir.lower.sites import sites
 from sparsetir.lower.steps import Atoms
 
 # A fused loop has as many steps as its parts together; the primitive that makes a subscript load guards it too.
@@ -56,6 +61,24 @@ def _implied(analyzer: sym.Analyzer, bound: ir.Expr, known: list[ir.Expr]) -> bo
         return bool(analyzer.can_prove(bound))
 
 
+def _is_padded(extent: ir.Expr) -> bool:
+    """Whether an extent is rounded up to whole tiles: ``(n + 3) // 4 * 4``."""
+    return any(isinstance(x.a, tirx.FloorDiv) and isinstance(x.b, tirx.IntImm) for x in collect(extent, tirx.Mul))
+
+
+def check_domains(func: tirx.PrimFunc) -> None:
+    """Raise where a block variable with a padded domain goes past the end of an array that it subscripts."""
+    for site in sites(func):
+        domains = {iv.var: iv.dom.extent for r in site.blocks for iv in r.block.iter_vars}
+        for index, length in zip(site.indices, site.buffer.ty.shape, strict=True):
+            extent = domains.get(index) if isinstance(index, Var) else None
+            if extent is None or not _is_padded(extent) or any(mentions(g.condition, [index]) for g in site.guards):
+                continue
+            if not sym.Analyzer().can_prove(cast(extent, "int64") <= cast(length, "int64")):
+                message = f"block {site.block} goes to {extent}, past the end of {site.buffer.name} ({length})"
+                raise ScheduleError(f"{message}: blockize before an uneven split is fused, or split evenly")
+
+
 class _Walk:
     """Visits the blocks with the loops around each."""
 
@@ -83,6 +106,7 @@ def GuardDomains(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
     """Guard the blocks of a scheduled stage-II function."""
     if func.attrs is None or INDPTR not in func.attrs:
         return func
+    check_domains(func)
     walk = _Walk()
     callbacks = [(tirx.For, walk.on_for), (s_tir.SBlockRealize, walk.on_realize)]
     return tirx.PrimFunc(func.params, tvm_ffi.structural_mutate(func.body, callbacks), func.ret_type, func.attrs)
