@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from sparsetir.transform.decompose import Decomposition
 
 Buildable: TypeAlias = "tirx.PrimFunc | ir.IRModule | s_tir.Schedule | Schedule | Decomposition"
+# Crossing TVM, where Ctrl-C mostly comes upon a build, it would become a RuntimeError that is taken for a failed one.
+tvm_ffi.register_error(KeyboardInterrupt)
+
 SLOW_GATHERS = "znver"  # how the names of processors begin whose gathers are slow
 EXIT_SECONDS = 5.0
 REASSOCIATE = "fast-math-reassoc"

@@ -14,6 +14,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -42,7 +44,7 @@ sys.modules["torch"] = None
 import tvm
 del sys.modules["torch"]
 from sparsetir.tuning.crew import serve
-serve(int(sys.argv[1]))
+serve(int(sys.argv[1]), int(sys.argv[2]))
 """
 WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
 MOST_BYTES = 1 << 30  # of arguments that are copied to workers
@@ -50,6 +52,7 @@ TURN_SECONDS = 0.005  # of a candidate's second and third turn
 CLOSE = (1.5, 1.2)  # times the best so far: slower candidates get no second turn, or no third
 LONG = 5e-3  # seconds of a call; longer ones see their share of whatever else the machine does
 AHEAD = 2  # formats that are prepared while a batch is compiled
+WATCH_SECONDS = 1.0  # between looks at whether the parent is there
 TIMEOUT = 20.0  # seconds of one compilation or measurement
 ALLOWED = 20.0  # times the seconds of the untuned kernel, if that is more
 PATIENT = 6.0  # times as long for a conversion, or for a worker to begin
@@ -115,7 +118,7 @@ class Process:
         self.threads, self.path = get_num_threads(), modules_path()
         own = {"PYTHONPATH": self.path, "TVM_NUM_THREADS": str(self.threads), WORKER: "1"}
         environment = {**os.environ, **own}  # the threads that wait sleep soon, see `sparsetir.threads`
-        command = [sys.executable, "-c", BEGIN, str(theirs.fileno())]
+        command = [sys.executable, "-c", BEGIN, str(theirs.fileno()), str(os.getpid())]
         self.process = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],
@@ -495,8 +498,9 @@ def packed(lab: Lab) -> bytes | None:
         return None
 
 
-def serve(descriptor: int) -> None:
-    """Answer the jobs that come over a socket until its other end is closed."""
+def serve(descriptor: int, parent: int) -> None:
+    """Answer the jobs that come over a socket until its other end is closed, or the process `parent` is gone."""
+    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
     connection: Connection[Any, Any] = Connection(descriptor)
     lab: Lab | None = None
     while True:
@@ -512,6 +516,13 @@ def serve(descriptor: int) -> None:
                 connection.send(getattr(lab, job)(*args))
         except (EOFError, OSError):
             return
+
+
+def _end_after(parent: int) -> None:
+    """End this process when its parent has ended, also from within a candidate that hangs."""
+    while os.getppid() == parent:
+        time.sleep(WATCH_SECONDS)
+    os._exit(1)
 
 
 def _unpacked(parcel: bytes) -> tuple[Lab | None, str | None]:

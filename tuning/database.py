@@ -7,11 +7,13 @@ killed process left half-written is skipped, and the next writer begins a new on
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import platform
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, cached_property
 from pathlib import Path
@@ -27,6 +29,7 @@ from sparsetir.schedules import Choices, Config
 from sparsetir.tuning.candidate import Candidate
 
 FORMAT = 2
+HEAD = b'{"format"'  # how a line begins, of any version
 CHOICES, KNOBS = "choices", "knobs"  # a line has one of them
 
 
@@ -118,6 +121,15 @@ class Record:
         return {**asdict(self), "choices": self.choices.as_dict()}
 
 
+NUMBER = (int, float)
+KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("stored_as", "error"), (str, type(None))),
+    **dict.fromkeys(("seconds", "median", "spread", "predicted"), (*NUMBER, type(None))),
+    **dict.fromkeys(("conversion", "elapsed"), NUMBER),
+    **dict.fromkeys(("fixed", "sizes"), (dict,)),
+    **dict.fromkeys(("seed", "threads"), (int,)),
+    **dict.fromkeys(("name", "program", "pattern", "dtype", "target", "machine", "versions"), (str,)),
+}
 KEYS = [f.name for f in fields(Key)]
 SAVED = [f.name for f in fields(Record) if f.name not in ("choices", "best", "reused")]
 
@@ -160,6 +172,7 @@ class Database:
 
     path: Path | None = None
     _file: int | None = field(default=None, repr=False)
+    _is_checked: bool = field(default=False, repr=False)
 
     def load(self, key: Key) -> list[Record]:
         """Records of `key` in the order of the file; of several for one candidate the first."""
@@ -184,23 +197,38 @@ class Database:
     def _read(self, text: bytes) -> Iterator[tuple[Key, Record, dict[str, Any]]]:
         for line in self.lines(text):
             record = _record(line) if line.get("format") == FORMAT else None
-            if record is not None and all(name in line for name in KEYS):
+            if record is not None and all(_fits(line, name) for name in KEYS):
                 yield Key(**{name: line[name] for name in KEYS}), record, line
 
     def lines(self, text: bytes = b"") -> Iterator[dict[str, Any]]:
         """The objects of the file whose lines contain a text."""
         if self.path is None or not self.path.exists():
             return
+        self._check(self.path)
         with self.path.open("rb") as stream:
             for raw in stream:
                 if text not in raw:
                     continue
                 try:
                     line = json.loads(raw)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if isinstance(line, dict):
                     yield line
+
+    def _check(self, path: Path) -> None:
+        """Refuse a file that holds something else, before lines are added to it."""
+        if self._is_checked:
+            return
+        try:
+            with path.open("rb") as stream:
+                is_ours = path.stat().st_size == 0 or any(line.startswith(HEAD) for line in stream)
+        except OSError as error:
+            raise TuningError(f"the database {path} cannot be read: {error.strerror}; try another path") from error
+        if not is_ours:
+            found = "expected lines of records, found something else"
+            raise TuningError(f"{path} is no database: {found}; try another path")
+        self._is_checked = True
 
     def append(self, key: Key, record: Record, **facts: Any) -> None:
         """Add a record, with more facts about it if there are any."""
@@ -215,33 +243,60 @@ class Database:
         if self._file is None:
             self._file = self._open(self.path)
         data = json.dumps(line).encode() + b"\n"
-        if os.write(self._file, data) != len(data):
-            raise TuningError(f"the disk of {self.path} is full: a record could not be written")
+        with self._writing():
+            if os.write(self._file, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            why = f"the database {self.path} cannot be written: {error.strerror}"
+            raise TuningError(f"{why}; try another path") from error
 
     def _open(self, path: Path) -> int:
-        try:
+        with self._writing():
             path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise TuningError(f"the database {path} cannot be written: {error.strerror}; try another path") from error
-        size = os.fstat(file).st_size
-        if size and os.pread(file, 1, size - 1) != b"\n":
-            os.write(file, b"\n")
+        try:
+            self._check(path)
+            size = os.fstat(file).st_size
+            if size and os.pread(file, 1, size - 1) != b"\n":
+                with self._writing():
+                    os.write(file, b"\n")
+        except TuningError:
+            os.close(file)
+            raise
         return file
 
     def close(self) -> None:
         """Return when every record is on disk."""
-        if self._file is not None:
-            os.fsync(self._file)
-            os.close(self._file)
-            self._file = None
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        try:
+            with self._writing():
+                os.fsync(file)
+        finally:
+            os.close(file)
 
 
 def _record(line: dict[str, Any]) -> Record | None:
-    """The record of a line; None if another version of the choices wrote it."""
+    """The record of a line; None if another version of the choices wrote it, or something else."""
+    if not all(_fits(line, name) for name in SAVED):
+        return None
     try:
         choices = Config.of(dict(line[KNOBS])) if KNOBS in line else Choices(**line[CHOICES])
         record = Record(choices, **{name: line[name] for name in SAVED}, reused=True)
         return record if record.candidate else None
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         return None
+
+
+def _fits(line: dict[str, Any], name: str) -> bool:
+    """Whether a field is there and of its type; a dict names whole numbers."""
+    value = line.get(name, ...)
+    parts = value.values() if isinstance(value, dict) else []
+    is_whole = all(isinstance(part, int) and not isinstance(part, bool) for part in parts)
+    return isinstance(value, KINDS[name]) and not isinstance(value, bool) and is_whole

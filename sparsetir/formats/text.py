@@ -32,11 +32,16 @@ def parse(text: str) -> Format:
         found = _value(ast.parse(text, mode="eval").body)
     except SparseTIRError:
         raise
-    except (SyntaxError, ValueError) as error:
-        raise ArgumentError(f"expected a format as it prints, such as 'bsr(r=4, c=4)'; found {text!r}") from error
+    except (SyntaxError, ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError) as error:
+        raise _no_format(text) from error
     if not isinstance(found, Format):
-        raise ArgumentError(f"expected a format as it prints, such as 'bsr(r=4, c=4)'; found {text!r}")
+        raise _no_format(text)
     return found
+
+
+def _no_format(text: Any) -> ArgumentError:
+    shown = text if not isinstance(text, str) or len(text) < 200 else f"{text[:200]} ..."
+    return ArgumentError(f"expected a format as it prints, such as 'bsr(r=4, c=4)'; found {shown!r}")
 
 
 def _value(node: ast.expr) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import ir
 
-from sparsetir.errors import ScheduleError
+from sparsetir.errors import ScheduleError, SparseTIRError
 from sparsetir.transform.annotate import annotate, set_search
 from sparsetir.transform.editing import Edit
 from sparsetir.transform.fuse import sparse_fuse
@@ -142,7 +142,13 @@ class Trace:
 
         sch = Schedule(func)
         for step in self.steps:
-            sch.take(step)
+            try:
+                sch.take(step)
+            except SparseTIRError:
+                raise
+            except (TypeError, ValueError, LookupError, AttributeError) as error:
+                shown = str(step)[:200]
+                raise ScheduleError(f"the arguments of the step {shown} are none of its primitive: {error}") from error
         return sch.mod if isinstance(func, ir.IRModule) else sch.func
 
     # ------------------------------------------------------------------ JSON
@@ -168,13 +174,18 @@ class Trace:
         """
         try:
             steps = [Step(str(name), list(arguments), dict(options)) for name, arguments, options in json.loads(text)]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ScheduleError(f"expected a trace as to_json writes it, found: {error}") from None
         for step in steps:
             if step.primitive not in PRIMITIVES:
                 known = ", ".join(PRIMITIVES)
                 raise ScheduleError(f"there is no primitive {step.primitive!r}; there are {known}")
-        return cls(tuple(Step(s.primitive, _decoded(s.arguments), _decoded(s.options)) for s in steps))
+        try:
+            return cls(tuple(Step(s.primitive, _decoded(s.arguments), _decoded(s.options)) for s in steps))
+        except SparseTIRError:
+            raise
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise ScheduleError(f"expected formats as to_json writes them, found: {error}") from error
 
 
 # ---------------------------------------------------------------------------------------------- values
