@@ -65,7 +65,7 @@ def total(a: T.handle, y: T.handle, n: T.int32):
 @pytest.mark.parametrize(("expected", "is_wrong"), [(6.0, False), (7.0, True)])
 def test_a_wrong_result_is_noticed_and_survives_json(expected: float, is_wrong: bool) -> None:
     arguments = {"a": np.array([1, 2, 3], "float32"), "y": np.zeros(1, "float32"), "n": 3}
-    call = Call(arguments, {"y": np.array([expected])}, {"y": 0.0}, "a call")
+    call = Call(arguments, {"y": np.array([expected])}, {"y": 0.0}, {}, "a call")
     recipe = Recipe(**json.loads(json.dumps(asdict(Recipe(TEXT)))))
     again = Call.from_json(json.loads(json.dumps(call.as_json())))
     assert bool(again.objections(recipe.build(), Fences())) == is_wrong

@@ -28,12 +28,14 @@ class Call:
     """Arguments by name, and the results: an array of expected elements, NaN where anything may stand.
 
     An argument is a number, an array or, where the buffer is stored in another format, entries: coordinates, values and
-    shape. `tolerance` is absolute, by the name of the result.
+    shape. `tolerance` is absolute, by the name of the result. `places` numbers the coordinates of a result's entries:
+    those at one place count together, as a format adds them up.
     """
 
     arguments: dict[str, Any]
     expected: dict[str, np.ndarray]
     tolerance: dict[str, float]
+    places: dict[str, np.ndarray]
     note: str = ""
     is_repeated: bool = False  # the same inputs as the call before
 
@@ -73,6 +75,8 @@ class Call:
             yield f"{name} has shape {result.shape}, expected {expected.shape}"
             return
         got, want = result.astype(np.float64).reshape(expected.shape), expected.astype(np.float64)
+        if name in self.places:
+            got, want = (np.bincount(self.places[name], values, len(values)) for values in (got, want))
         wrong = ~(np.abs(got - want) <= self.tolerance[name]) & ~np.isnan(want)
         if wrong.any():
             at = tuple(int(n) for n in np.argwhere(wrong)[0])
@@ -81,12 +85,15 @@ class Call:
     def as_json(self) -> dict[str, Any]:
         expected = {name: encoded(value.astype(np.float64)) for name, value in self.expected.items()}
         given = {name: encoded(value) for name, value in self.arguments.items()}
-        return {"arguments": given, "expected": expected, "tolerance": self.tolerance, "note": self.note}
+        places = {name: encoded(value) for name, value in self.places.items()}
+        facts = {"tolerance": self.tolerance, "places": places, "note": self.note}
+        return {"arguments": given, "expected": expected, **facts}
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> Call:
-        arguments, expected = ({n: decoded(v) for n, v in given[k].items()} for k in ("arguments", "expected"))
-        return cls(arguments, expected, given["tolerance"], given["note"])
+        parts = ("arguments", "expected", "places")
+        arguments, expected, places = ({n: decoded(v) for n, v in given[k].items()} for k in parts)
+        return cls(arguments, expected, given["tolerance"], places, given["note"])
 
 
 def values_of(held: Any) -> Any:
@@ -155,18 +162,19 @@ class Caller:
         if not self.oracle.is_proof():
             return None
         given = {n: v for n, v in {**self.inputs.args, **arrays}.items() if n not in self.hidden}
-        results, tolerance = {}, {}
+        results, tolerance, places = {}, {}, {}
         for buffer in (b for b in self.program.buffers if not b.scratch):
             name = buffer.name.lower()
             key = buffer.name if buffer in self.stored else name
             if buffer in self.stored:
                 given[key] = self.entries(buffer, given.pop(name))
+                places[key] = np.unique(given[key][0], axis=1, return_inverse=True)[1].reshape(-1)
             if buffer in self.left_out:
                 del given[key]
             if buffer.role == "out":
                 results[key] = self.result(buffer, expected[name])
                 tolerance[key] = self.tolerance(buffer.dtype)
-        return Call(given, results, tolerance, note)
+        return Call(given, results, tolerance, places, note)
 
     def entries(self, buffer: Buffer, values: np.ndarray) -> tuple[Any, ...]:
         """Coordinates, values and shape of what is stored."""
