@@ -194,6 +194,13 @@ def _cache_write(sch: s_tir.Schedule, block: Any, rng: random.Random) -> None:
         sch.reverse_compute_at(copy, _loop(sch, block, rng))
 
 
+def _reindex(sch: s_tir.Schedule, block: Any, rng: random.Random) -> None:
+    """TVM ends the process for a block without regions of the kind."""
+    kind = rng.choice(["reads", "writes"])
+    if getattr(sch.get(block), kind):
+        sch.reindex(block, (kind.removesuffix("s"), 0))
+
+
 def _loop(sch: s_tir.Schedule, block: Any, rng: random.Random) -> Any:
     return rng.choice(list(sch.get_loops(block)))
 
@@ -214,7 +221,7 @@ PRIMITIVES: list[Callable[[s_tir.Schedule, Any, random.Random], Any]] = [
     _cache_write,
     _cache_write,
     lambda sch, block, rng: sch.cache_inplace(block, rng.randrange(len(sch.get(block).reads)), "global"),
-    lambda sch, block, rng: sch.reindex(block, (rng.choice(["read", "write"]), 0)),
+    _reindex,
     lambda sch, block, rng: sch.rfactor(_loop(sch, block, rng), rng.choice([0, 1])),
     lambda sch, block, rng: sch.decompose_reduction(block, _loop(sch, block, rng)),
     lambda sch, block, rng: sch.blockize(_loop(sch, block, rng)),
