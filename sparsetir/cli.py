@@ -66,9 +66,7 @@ def complain(error: Exception) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    top = argparse.ArgumentParser(
-        prog="sparsetir", description="A compiler for sparse tensor programs.", epilog=STATUS
-    )
+    top = argparse.ArgumentParser(prog="sparsetir", description="A compiler for sparse tensor programs.", epilog=STATUS)
     top.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     commands = top.add_subparsers(title="commands", required=True, metavar="command")
 

@@ -71,9 +71,7 @@ class Kernel:
     True
     """
 
-    def __init__(
-        self, func: tirx.PrimFunc, compiled: Any, *, calls: int | None = None, finite: bool = False
-    ) -> None:
+    def __init__(self, func: tirx.PrimFunc, compiled: Any, *, calls: int | None = None, finite: bool = False) -> None:
         self.func = func
         self.compiled = compiled
         self.calls, self.finite = calls, finite

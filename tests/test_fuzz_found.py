@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import s_tir
 
 import sparsetir
 from decomposing import compiled
@@ -75,6 +76,20 @@ def add(a: T.handle, y: T.handle, i: T.handle, j: T.handle, n: T.int32, m: T.int
         Y[d, d + 1] = Y[d, d + 1] + A[d]
 """
 
+CHOICE_IN_A_CHOICE = """
+@T.prim_func
+def rows(s: T.handle, y: T.handle, i: T.handle, p: T.handle, d: T.int32, n: T.int32, m: T.int32, w: T.int32,
+         l: T.int32, z: T.int32):
+    D = T.dense_fixed(d)
+    I = T.dense_fixed(n)
+    J = T.sparse_fixed(I, (m, w), i)
+    K = T.dense_variable(J, (l, z), p)
+    S = T.match_sparse_buffer(s, (I, J, K), "float32")
+    Y = T.match_sparse_buffer(y, (D,), "float32")
+    with T.sp_iter([D], "S", "rows") as [x]:
+        Y[x] = S[2, x, x + 1] * 2
+"""
+
 
 def _floats(*values: float) -> np.ndarray:
     return np.array(values, "float32")
@@ -98,6 +113,14 @@ FOUND: dict[str, tuple[str, dict[str, Any], list[float]]] = {
         {"a": _floats(), "y": _floats(9, 9), "p": _ints(0, 0, 0), "j": _ints(), "n": 2, "m": 0, "z": 0},
         [3, 3],
     ),
+    "a choice in a choice that reads": (
+        CHOICE_IN_A_CHOICE,
+        {
+            **{"s": _floats(1, 2, 3, 4, 5), "y": _floats(9, 9), "i": _ints(0, 2, 3, 3), "p": _ints(0, 1, 3, 5, 5)},
+            **{"d": 2, "n": 1, "m": 3, "w": 4, "l": 3, "z": 5},
+        },
+        [0, 0],
+    ),
     "every entry at a coordinate is initialised": (
         INIT_BY_COORDINATE,
         {
@@ -120,6 +143,30 @@ def test_found(text: str, args: dict[str, Any], expected: list[float]) -> None:
     held = {name: fences.fenced(a) if isinstance(a, np.ndarray) else a for name, a in args.items()}
     kernel(**held)
     assert held["y"].tolist() == expected
+
+
+UNREAD = """
+@T.prim_func
+def scale(a: T.handle, b: T.handle, i: T.handle, n: T.int32, w: T.int32):
+    I = T.sparse_fixed(None, (n, w), i)
+    K = T.dense_fixed(2)
+    D = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (D,), "float32")
+    B = T.match_sparse_buffer(b, (I,), "float32")
+    with T.sp_iter([I, K], "SR", "scale") as [j, k]:
+        A[j] = A[j] + B[j]
+"""
+
+
+def test_a_cache_that_nobody_reads_copies_nothing() -> None:
+    """The copy would read the element of a slot without a coordinate."""
+    sch = s_tir.Schedule(sparsetir.lower(sparsetir.parse(UNREAD), stage=2))
+    copied = sch.cache_read(sch.get_sblock("scale"), 0, "global")
+    sch.compute_at(sch.cache_read(copied, 0, "global"), sch.get_loops(copied)[-1])
+    kernel, fences = sparsetir.build(sch, {"kind": "llvm", "opt-level": 0}), Fences()
+    a = fences.fenced(_floats(1, 2))
+    kernel(a=a, b=fences.fenced(_floats(3, 4)), i=fences.fenced(_ints(1, 2)), n=2, w=2)
+    assert a.tolist() == [1, 8]
 
 
 TRANSPOSED = """

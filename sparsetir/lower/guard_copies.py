@@ -16,7 +16,8 @@ after::
         if j_0 * 4 + j_1 < indptr[vi + 1] - indptr[vi]:
             ...
 
-The stock primitives move a copy without the conditions of its readers: the end of a split row, or a padded slot.
+The stock primitives move a copy without the conditions of its readers: the end of a split row, or a padded slot. A copy
+that nobody reads is not made.
 """
 
 from __future__ import annotations
@@ -118,6 +119,19 @@ class _Caches:
     def __init__(self, func: tirx.PrimFunc) -> None:
         self.names = caches(func)
         self.found = sites(func) if self.names else []
+        self.loads = collect(func.body, ir.TensorLoad) if self.names else []
+        self.unread = self._unread()
+
+    def _unread(self) -> list[Var]:
+        """The caches that nothing reads but copies to such caches."""
+        found: list[Var] = []
+        while True:
+            copied = [c.value for cache in found for c in self.copies(cache)]
+            live = [x.source for x in self.loads if not any(x.same_as(value) for value in copied)]
+            more = [c for c in self.names if not any(c.same_as(x) for x in [*live, *found])]
+            if not more:
+                return found
+            found += more
 
     def copies(self, cache: Var) -> list[Site]:
         """The stores to a cache that copy an element."""
@@ -130,7 +144,8 @@ class _Caches:
         for site in self.found:
             if site.buffer.same_as(cache) and not site.is_store:
                 further = [c for c in self.names if any(s.is_beside(site) for s in self.copies(c))]
-                out += [r for c in further for r in self.readers(c)] or [site]
+                own = [] if any(c.same_as(x) for c in further for x in self.unread) else [site]
+                out += [r for c in further for r in self.readers(c)] or own
         return out
 
 
@@ -144,6 +159,8 @@ def guard_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Put the copies of a function under the conditions of their readers."""
     every = _Caches(func)
     wanted: dict[Any, list[ir.Expr]] = {}
+    for copy in (c for cache in every.unread for c in every.copies(cache)):
+        wanted[copy.blocks[-1]] = [const(False, "bool")]
     for cache in every.names:
         readers = every.readers(cache)
         for copy in every.copies(cache) if readers else []:

@@ -13,7 +13,8 @@ after::
             ...
 
 Where `u` is a lane of a vector loop, a whole vector would be read past the end of the array. It is the last pass but
-those that only check: nothing puts the conditions together again.
+those that only check: nothing puts the conditions together again. A choice between values in a choice is turned around
+for the same reason: ``T.if_then_else(a, T.if_then_else(b, x, 0), 0)`` is one test of ``a and b`` for TVM.
 """
 
 from __future__ import annotations
@@ -66,8 +67,15 @@ def _on_call(node: Call, mutator: Any) -> Call:
         return inner
     condition, value, otherwise = inner.args
     for part in reversed(levels(condition) or [condition]):
-        value = tirx.if_then_else(part, value, otherwise)
+        value = tirx.if_then_else(part, _apart(value, otherwise), otherwise)
     return value
+
+
+def _apart(value: ir.Expr, otherwise: ir.Expr) -> ir.Expr:
+    """An inner choice turned around: TVM makes one of two with the same alternative, and tests both at once."""
+    if not op.is_if_then_else(value) or not same(value.args[2], otherwise) or not _loads(value.args[0]):
+        return value
+    return tirx.if_then_else(tirx.Not(value.args[0]), otherwise, value.args[1])
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SplitGuards")

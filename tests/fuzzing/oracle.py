@@ -20,6 +20,7 @@ from fuzzing.inputs import Inputs
 from fuzzing.program import Buffer, Expr, Iteration, Program, Store, variables
 
 WHOLE = ("int8", "uint8", "int32", "int64")
+FINITE = {"float16": 6e4}
 
 
 class Unclear(Exception):
@@ -122,9 +123,10 @@ class Oracle:
     # ------------------------------------------------------------------ buffers
 
     def is_proof(self) -> bool:
-        """Whether no whole number on the way was too large for the narrowest type of a result."""
-        written = {s.buffer.dtype for s in self.program.stores} & set(WHOLE)
-        return all(self.largest <= np.iinfo(dtype).max for dtype in written)
+        """Whether no number on the way was too large for the narrowest type of a result."""
+        written = {s.buffer.dtype for s in self.program.stores}
+        most = [np.iinfo(dtype).max if dtype in WHOLE else FINITE.get(dtype, 1e38) for dtype in written]
+        return self.largest <= min(most)
 
     def present(self, buffer: Buffer) -> np.ndarray:
         """Which elements of a buffer have coordinates."""
