@@ -51,9 +51,12 @@ class Converted:
 
     def is_intact(self, source: Source, hashed: str) -> bool:
         """Whether the argument it was made of, whose arrays it may share, still has the structure of `source`."""
-        own = self.tensor.origin.source
-        pairs = zip(_index_arrays(own), _index_arrays(source), strict=True)
-        return all(a is b for a, b in pairs) or _hash(own) == hashed
+        return self.is_of(source) or _hash(self.tensor.origin.source) == hashed
+
+    def is_of(self, source: Source) -> bool:
+        """Whether it was made of these very arrays."""
+        pairs = zip(_index_arrays(self.tensor.origin.source), _index_arrays(source), strict=True)
+        return all(a is b for a, b in pairs)
 
     def has_room(self, source: Source) -> bool:
         """Whether the argument has as many values: one that is broken may have its index arrays from a sound one."""
@@ -240,9 +243,16 @@ class ComposedKernel:
         return self.groups.get(holder.name) if holder is not None else None
 
     def _translate(
-        self, arguments: Mapping[str, Any], before: Mapping[str, Converted] = MappingProxyType({})
+        self,
+        arguments: Mapping[str, Any],
+        before: Mapping[str, Converted] = MappingProxyType({}),
+        *,
+        is_kept: bool = False,
     ) -> tuple[dict[str, Any], dict[str, Converted]]:
-        """Arguments of the compiled function, and the converted structure of each group, also of what came before."""
+        """Arguments of the compiled function, and the converted structure of each group, also of what came before.
+
+        What `is_kept` must not share arrays with other arguments, which may change.
+        """
         given: dict[str, Any] = {}
         converted = dict(before)
         for name, value in arguments.items():
@@ -260,7 +270,7 @@ class ComposedKernel:
             if name not in self.groups or not is_sparse(value):
                 expected = f"{name} is stored as {self.formats.get(group.name)!r} here"
                 raise ArgumentTypeError(f"{expected}: pass a sparse object, found {type(value).__name__}")
-            self._add(group, name, value, given, converted)
+            self._add(group, name, value, given, converted, is_kept)
         return given, converted
 
     def _check_needed(self, name: str) -> None:
@@ -271,12 +281,20 @@ class ComposedKernel:
                 owner = f"{name} belongs to {group.name}, which is stored as {self.formats.get(group.name)!r} here"
                 raise ArgumentTypeError(f"{owner}: pass {group.name} as a sparse object")
 
-    def _add(self, group: Group, name: str, value: Any, given: dict[str, Any], converted: dict[str, Converted]) -> None:
+    def _add(
+        self,
+        group: Group,
+        name: str,
+        value: Any,
+        given: dict[str, Any],
+        converted: dict[str, Converted],
+        is_kept: bool,
+    ) -> None:
         if is_torch(value):
             check_detached(value, name, "a kernel")
         buffer, source = self.program.buffer(name), open_source(value, name)
         check_dtype(source.values.dtype, buffer.dtype, name=name)
-        found = converted[name] = self._converted(group, name, value, source)
+        found = converted[name] = self._converted(group, name, value, source, is_kept)
         known = converted.setdefault(group.name, found)
         if known is not found and not _same_structure(known.tensor, found.tensor):
             raise ArgumentError(f"{name} and another argument share axes but have different structures")
@@ -292,12 +310,13 @@ class ComposedKernel:
         elif solved := size.solve(value, {n: v for n, v in given.items() if n in self.sizes}):
             _agree(given, solved[0], SizeOf(solved[1], value.source))
 
-    def _converted(self, group: Group, name: str, value: Any, source: Source) -> Converted:
+    def _converted(self, group: Group, name: str, value: Any, source: Source, is_kept: bool = False) -> Converted:
         """The structure of `value` in the group's format; kept under a checksum of its index arrays."""
         key = (group.name, type(value).__name__, _hash(source))
         known = self.converted.get(key)
-        if known is not None and known.is_intact(source, key[-1]) and known.has_room(source):
-            return known
+        if known is not None and known.has_room(source):
+            if known.is_of(source) or (not is_kept and known.is_intact(source, key[-1])):
+                return known
         self._check_shape(group, name, tuple(value.shape))
         format = self.decomposition.formats[group.name]
         if not isinstance(format, Format):
@@ -388,7 +407,7 @@ class BoundComposedKernel:
 
     def __init__(self, kernel: ComposedKernel, arguments: Mapping[str, Any]) -> None:
         self.kernel, self.fixed = kernel, dict(arguments)
-        given, self.converted = kernel._translate(arguments)
+        given, self.converted = kernel._translate(arguments, is_kept=True)
         self.given = kernel._taken(given)
         self.bound = kernel.kernel.bind(**self.given)
         self.is_plain = kernel.has_plain_results

@@ -311,3 +311,16 @@ def test_gradients_are_refused() -> None:
         with torch.no_grad():
             assert call(B=B, **fixed).tolist() == [[3, 3], [3, 3]]
     refused(ArgumentTypeError, "A requires grad", A=B.detach().T.to_sparse_csr().requires_grad_(), B=B.detach())
+
+
+@pytest.mark.parametrize("chosen", [sparsetir.formats.hyb(1, (1, 2)), sparsetir.formats.padded_csr(1)])
+def test_bound_structures_do_not_change_with_other_arguments(chosen: object) -> None:
+    """An equal one was converted before, and is changed afterwards."""
+    S, X, Y = csr([0, 2, 1]), np.array([[1], [10]], np.float32), np.array([[1], [2], [3]], np.float32)
+    want = S.toarray() * (X @ Y.T)
+    kernel = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.sddmm(), {"S": chosen}))
+    other = S.copy()
+    kernel(S=other, X=X, Y=Y)
+    bound = kernel.bind(S=S)
+    other.indices[:] = 0
+    np.testing.assert_array_equal(bound(X=X, Y=Y).toarray(), want)
