@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -20,8 +22,9 @@ from tvm.script import relax as R
 from tvm.support.cc import get_cc
 
 import sparsetir.relax as srelax
-from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, WriteError
 from sparsetir.relax.nn import SparseLinear
+from sparsetir.relax.signature import attached
 
 ROOT = Path(__file__).resolve().parents[1]
 M, N, F = 12, 16, 8
@@ -130,6 +133,12 @@ def test_a_file_of_tvm_alone_is_loaded_too(tmp_path: Path) -> None:
 def test_wrong_files_and_modules_are_refused(affine: srelax.CompiledModel, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no model at"):
         srelax.load(tmp_path / "missing.so")
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY")
+    with pytest.raises(ArgumentError, match=r"a model is a library: expected a name ending in .so, found x.npy"):
+        srelax.load(tmp_path / "x.npy")
+    (tmp_path / "x.so").write_bytes(b"\x93NUMPY")
+    with pytest.raises(ArgumentError, match=r"x.so is no library for this machine"):
+        srelax.load(tmp_path / "x.so")
     with pytest.raises(ArgumentError, match=r"ending in .so, found model.bin"):
         affine.save(tmp_path / "model.bin")
     with pytest.raises(ArgumentError, match=r"there is no folder .* to save model.so in"):
@@ -140,6 +149,26 @@ def test_wrong_files_and_modules_are_refused(affine: srelax.CompiledModel, tmp_p
         srelax.compile_model(Affine, sparsify=["weights"])
     with pytest.raises(ArgumentError, match="with a function main, or with one Relax function; found f, g"):
         srelax.compile_model(ir.IRModule({"f": Affine["main"], "g": Affine["main"]}))
+
+
+@needs_compiler
+@pytest.mark.parametrize("described", ["text", {}, {"signature": [], "nesting": None}])
+def test_a_damaged_description_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: Any) -> None:
+    monkeypatch.setattr("sparsetir.relax.model.attached", lambda mod, _: attached(mod, described))
+    saved = srelax.compile_model(Affine).save(tmp_path / "affine.so")
+    with pytest.raises(ArgumentError, match=r"what affine.so says of the model's arguments is damaged .*: save the m"):
+        srelax.load(saved)
+
+
+@needs_compiler
+def test_a_full_disk_is_said(affine: srelax.CompiledModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("sparsetir.disk_cache.check_room", full)
+    with pytest.raises(WriteError, match=r"affine.so cannot be written: No space left on device"):
+        affine.save(tmp_path / "affine.so")
+    assert not list(tmp_path.iterdir())
 
 
 # ------------------------------------------------------------------ relax.frontend.nn

@@ -215,9 +215,14 @@ def load(path: str | Path) -> CompiledModel:
     machine = relax.VirtualMachine(library, tvm.cpu())
     if not machine.module.implements_function(ATTACHED):
         return CompiledModel(machine, file=path)
-    found = json.loads(machine[ATTACHED]())
-    nesting = None if found["nesting"] is None else Nesting.from_json(found["nesting"])
-    return CompiledModel(machine, Signature.from_json(found["signature"]), nesting, file=path)
+    try:
+        found = json.loads(machine[ATTACHED]())
+        nesting = None if found["nesting"] is None else Nesting.from_json(found["nesting"])
+        signature = Signature.from_json(found["signature"])
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        damaged = f"what {path.name} says of the model's arguments is damaged ({error!r})"
+        raise ArgumentError(f"{damaged}: save the model again") from error
+    return CompiledModel(machine, signature, nesting, file=path)
 
 
 def _unpickled(library: bytes) -> CompiledModel:
