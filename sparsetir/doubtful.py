@@ -42,12 +42,14 @@ def _is_permuted(a: Access, b: Access) -> bool:
 
 
 def _lost(update: Access, iteration: SpIter) -> Iterator[Var]:
-    """The spatial variables that the value of a running sum uses, and its place does not."""
+    """The spatial variables that the value of a running sum uses, and its place does not, nor any axis below theirs."""
     value = update.node.value
     if not any(load.buffer.same_as(update.buffer) for load in loads(value)):
         return
-    for var, kind in zip(iteration.vars, iteration.kinds, strict=True):
-        if kind == "S" and mentions(value, [var]) and not mentions(update.indices, [var]):
+    placed = [a for v, a in zip(iteration.vars, iteration.axes, strict=True) if mentions(update.indices, [v])]
+    known = {*placed, *(above for axis in placed for above in axis.ancestors)}
+    for var, axis, kind in zip(iteration.vars, iteration.axes, iteration.kinds, strict=True):
+        if kind == "S" and axis not in known and mentions(value, [var]):
             yield var
 
 
