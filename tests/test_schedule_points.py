@@ -282,6 +282,52 @@ def test_axes_that_are_not_made_dense(program: str, axis: str, options: dict[str
     refused(sch, message, "to_dense", sch.sp_iters[0], axis, **options)
 
 
+@T.prim_func
+def unsorted(
+    a: T.handle, x: T.handle, y: T.handle, indptr: T.handle, indices: T.handle, n: T.int32, m: T.int32, nnz: T.int32
+):
+    I = T.dense_fixed(n)
+    J = T.sparse_variable(I, (m, nnz), (indptr, indices), sorted=False)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    X = T.match_sparse_buffer(x, (I,), "float32")
+    Y = T.match_sparse_buffer(y, (I, J), "float32")
+    with T.sp_iter([I, J], "SS", "last") as [i, j]:
+        X[i] = A[i, j]
+    with T.sp_iter([I, J], "SR", "earlier") as [i, j]:
+        Y[i, j] = Y[i, j + 1] + A[i, j]
+    with T.sp_iter([I, J], "SS", "initial") as [i, j]:
+        with T.init():
+            X[i] = T.cast(j, "float32")
+        Y[i, j] = A[i, j]
+    with T.sp_iter([I, J], "SR", "free") as [i, j]:
+        with T.init():
+            X[i] = 0
+        X[i] = X[i] + A[i, j]
+    with T.sp_iter([I, J], "SS", "own") as [i, j]:
+        Y[i, j] = Y[i, j] * 2
+
+
+@pytest.mark.parametrize("guard", [False, True])
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("last", "stores to one element of X for several entries, of which the last one counts"),
+        ("earlier", "reads Y, which it stores to for other entries too: their order would matter"),
+        ("initial", "stores to one element of X for several entries, of which the last one counts"),
+    ],
+)
+def test_the_order_of_unsorted_coordinates_is_kept(name: str, found: str, guard: bool) -> None:
+    message = f"cannot densify J: its coordinates are not sorted, and sp_iter {name!r} {found}"
+    refused(sparsetir.Schedule(unsorted), message, "to_dense", name, "J", guard=guard)
+
+
+def test_unsorted_coordinates_become_dense_where_their_order_does_not_count() -> None:
+    sch = sparsetir.Schedule(unsorted)
+    for name in ("free", "own"):
+        sch.to_dense(name, "J")
+    is_sound(sch, unsorted)
+
+
 # ---------------------------------------------------------------- padding
 
 

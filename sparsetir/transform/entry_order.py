@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the entries of a structure may be visited in another order, as those of its pieces are.
+"""Whether the entries of a structure may be visited in another order, as those of its pieces or of a dense axis are.
 
 A decomposed program runs the body of an iteration once for each entry and each point of the other axes, as the
 original does. What changes is the order: pieces come one after the other, and each has an order of its own. Points
@@ -30,18 +30,26 @@ class EntryOrder:
         self.facts, self.it, self.entry = facts, it, set(entry)
         self.steps = Steps(facts, axes)
         self.body = self._without_own_scratch(footprint(facts, it.block.body))
+        self.init = self._without_own_scratch(footprint(facts, it.block.init))
 
     def _without_own_scratch(self, found: Footprint) -> Footprint:
         own = set(self.it.block.alloc_buffers)
         return replace(found, touches=[t for t in found.touches if t.storage not in own])
 
     def fault(self) -> str:
-        """Why the entries may not be visited in another order; empty if they may."""
-        if self.body.opaque:
-            return f"has effects that are not known, {self.body.opaque}"
-        for storage in self.body.stored:
-            group = self.body.of(storage)
-            if is_update(group) or self.entry <= self.steps.fixed(group) or self._stores_the_same(group):
+        """Why the body may not visit the entries in another order; empty if it may."""
+        return self._fault(self.body)
+
+    def init_fault(self) -> str:
+        """The same for the initialisation."""
+        return self._fault(self.init)
+
+    def _fault(self, part: Footprint) -> str:
+        if part.opaque:
+            return f"has effects that are not known, {part.opaque}"
+        for storage in part.stored:
+            group = part.of(storage)
+            if is_update(group) or self.entry <= self.steps.fixed(group) or self._stores_the_same(part, group):
                 continue
             name = next(str(t.view.name) for t in group if t.is_store)
             if any(not t.is_store for t in group):
@@ -49,9 +57,9 @@ class EntryOrder:
             return f"stores to one element of {name} for several entries, of which the last one counts"
         return ""
 
-    def _stores_the_same(self, group: Sequence) -> bool:
-        free = set(self.steps.axes) | self.body.bound
-        return is_constant_store(group, self.steps.fixed(group), free, self.body.stored, self.facts)
+    def _stores_the_same(self, part: Footprint, group: Sequence) -> bool:
+        free = set(self.steps.axes) | part.bound
+        return is_constant_store(group, self.steps.fixed(group), free, part.stored, self.facts)
 
     def keeps_apart(self, init: Iterable[tirx.Stmt], row: Var) -> bool:
         """Whether what `init` sets is only touched by points of the same row, so that each row may set its own."""

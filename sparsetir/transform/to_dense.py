@@ -27,6 +27,7 @@ from sparsetir.transform.editing import (
     single_entry,
     visits_stored,
 )
+from sparsetir.transform.entry_order import EntryOrder
 
 
 def to_dense(func: tirx.PrimFunc, iteration: str, axis: Ref, *, guard: bool = False) -> Edit:
@@ -37,6 +38,8 @@ def to_dense(func: tirx.PrimFunc, iteration: str, axis: Ref, *, guard: bool = Fa
     finite, as sparse arithmetic does everywhere: a stored-nowhere 0 times infinity counts as 0 here and is NaN after
     the change. With `guard` the body runs at stored coordinates only, whatever it does, which costs a second search.
     An axis that hangs from the changed one is attached to it: where nothing is stored it has no coordinates.
+    Coordinates come in ascending order after the change, so those of an axis with ``sorted=False`` may not depend on
+    theirs.
 
     args:
         iteration: name of a sparse iteration
@@ -65,8 +68,8 @@ def to_dense(func: tirx.PrimFunc, iteration: str, axis: Ref, *, guard: bool = Fa
     Raises
     ------
     ScheduleError
-        The axis is dense already or repeats coordinates, the body does something where nothing is stored, or `guard`
-        is asked for an axis without an index array.
+        The axis is dense already or repeats coordinates, the body does something where nothing is stored or needs the
+        order of coordinates that are not sorted, or `guard` is asked for an axis without an index array.
     """
     editor = Editor(func)
     place = editor.place(iteration)
@@ -80,6 +83,7 @@ def to_dense(func: tirx.PrimFunc, iteration: str, axis: Ref, *, guard: bool = Fa
     nested = editor.nested(found)
     refuse_repeated(old, nested, "densify")
     refuse_grandparent(old, [place, *nested], "densify")
+    _refuse_order(editor, found, entry)
     body, init = _guarded(editor, place, entry) if guard else _checked(editor, place, entry)
     new = editor.dense(f"{old.name}_all", old.length, after=old)
     moved = rehost(found.entries, old, new)
@@ -87,6 +91,17 @@ def to_dense(func: tirx.PrimFunc, iteration: str, axis: Ref, *, guard: bool = Fa
     body = rehost_nested(body, old, new, editor.program)
     editor.swap(found.node, rebuilt(found, entries, body, init, promise=False))
     return editor.finish(label(replace(entry, axes=(new,), attached_to=None)))
+
+
+def _refuse_order(editor: Editor, iteration: SpIter, entry: Entry) -> None:
+    """Refuse to visit unsorted coordinates in ascending order where their order counts."""
+    axis = entry.axes[0]
+    if axis.sorted or axis.kind == "singleton":
+        return
+    order = EntryOrder(editor.facts, iteration, entry.vars)
+    if fault := order.fault() or order.init_fault():
+        message = f"its coordinates are not sorted, and sp_iter {iteration.name!r} {fault}"
+        raise ScheduleError(f"cannot densify {axis.name}: {message}; store it sorted, or densify another axis")
 
 
 def _walks_init(iteration: SpIter, entry: Entry) -> bool:
