@@ -141,7 +141,7 @@ def test_conditions_that_read_come_after_those_they_rely_on() -> None:
             if i < n:
                 if 0 <= x[i] and x[i] < n:
                     if x[x[i]] == 2:
-                        y[i] = tir.if_then_else(n < 4, tir.if_then_else(x[n] < 2, x[n], 3), 3)
+                        y[i] = tir.if_then_else(n < 4, tir.if_then_else(tir.Not(x[n] < 2), 3, x[n]), 3)
 
     made = SplitGuards(IRModule({"main": before}))["main"]
     assert_structural_equal(made.body, after.body, map_free_vars=True)
@@ -274,5 +274,5 @@ def product(x: T.handle, pi: T.handle, pj: T.handle, b: T.int32, ni: T.int32, nj
 
 def test_a_target_of_another_machine() -> None:
     other = "aarch64-linux-gnu" if platform.machine() != "aarch64" else "x86_64-linux-gnu"
-    with pytest.raises(ArgumentError, match=f"the target {other} is another kind of processor"):
+    with pytest.raises(ArgumentError, match=f"the target is for {other.split('-')[0]}, this machine is "):
         sparsetir.build(sparsetir.ops.spmv(), target={"kind": "llvm", "mtriple": other})
