@@ -23,7 +23,6 @@ import scipy
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
-from tvm.error import InternalError
 
 from sparsetir import disk_cache, op
 from sparsetir.disk_cache import cache_folder
@@ -93,13 +92,7 @@ class Compiled:
         """Lower and compile."""
         self.searched = searched_arrays(self.stages[2][self.name])
         self.library = machine_code(self.stages[3], self.target)
-        try:
-            self.function = self.library[self.name]
-        except InternalError as error:
-            if "architecture mismatch" not in str(error):
-                raise
-            found = f"the target {self.target.attrs.get('mtriple', self.target)} is another kind of processor"
-            raise ArgumentError(f"{found}: kernels are compiled where they run; build on such a machine") from None
+        self.function = self.library[self.name]
 
     def variant(self, **changes: int) -> Callable[..., Any]:
         """The same program with other choices, compiled when first asked for.
