@@ -169,6 +169,58 @@ def test_a_cache_that_nobody_reads_copies_nothing() -> None:
     assert a.tolist() == [1, 8]
 
 
+ATTACHED = """
+@T.prim_func
+def reached(h: T.handle, y: T.handle, u: T.handle, j: T.handle, n: T.int32, m: T.int32, w: T.int32):
+    V = T.dense_fixed(n)
+    U = T.singleton(V, m, u)
+    W = T.sparse_fixed(None, (m, w), lambda s: s)
+    X = T.singleton(W, m, j)
+    H = T.match_sparse_buffer(h, (V,), "float32")
+    Y = T.match_sparse_buffer(y, (V,), "float32")
+    with T.sp_iter([V, U, T.attach(X, U)], "SRR", "reached") as [v, c, x]:
+        Y[v] = Y[v] + H[v]
+"""
+
+
+def test_a_copy_ahead_of_an_attached_axis_without_steps() -> None:
+    """Whether a slot of the attached axis has a coordinate is only known where there is a slot."""
+    sch = s_tir.Schedule(sparsetir.lower(sparsetir.parse(ATTACHED), stage=2))
+    block = sch.get_sblock("reached")
+    names = [str(r.source.name) for r in sch.get(block).reads]
+    sch.cache_read(block, names.index("h"), "global")
+    kernel, fences = sparsetir.build(sch, {"kind": "llvm", "opt-level": 0}), Fences()
+    y, u, j = (fences.fenced(x) for x in (_floats(1, 2, 3), _ints(2, 0, 1), _ints(0, 3)))
+    kernel(h=fences.fenced(_floats(4, 5, 6)), y=y, u=u, j=j, n=3, m=3, w=2)
+    assert y.tolist() == [1, 7, 3]
+
+
+STORED_AND_READ = """
+@T.prim_func
+def passed(f: T.handle, g: T.handle, h: T.handle, n: T.int32):
+    I = T.dense_fixed(n)
+    F = T.match_sparse_buffer(f, (I,), "float32")
+    G = T.match_sparse_buffer(g, (I,), "float32")
+    H = T.match_sparse_buffer(h, (I,), "float32")
+    with T.sp_iter([I], "S", "passed") as [i]:
+        F[i] = G[i]
+        H[i] = H[i] + F[i]
+"""
+KEPT = STORED_AND_READ.replace("        H[i] = H[i] + F[i]\n", "").replace("F[i] = G[i]", "F[0] = F[0]")
+
+
+@pytest.mark.parametrize(
+    ("text", "primitive", "expected"),
+    [(STORED_AND_READ, "cache_write", [3, 4]), (KEPT, "cache_inplace", [1, 2])],
+)
+def test_a_cache_that_is_read_where_it_is_stored(text: str, primitive: str, expected: list[float]) -> None:
+    sch = s_tir.Schedule(sparsetir.lower(sparsetir.parse(text), stage=2))
+    getattr(sch, primitive)(sch.get_sblock("passed"), 0, "global")
+    args = {"f": _floats(1, 2), "g": _floats(3, 4), "h": _floats(5, 6)}
+    sparsetir.build(sch, {"kind": "llvm", "opt-level": 0})(**args, n=2)
+    assert args["f"].tolist() == expected
+
+
 TRANSPOSED = """
 @T.prim_func
 def double(a: T.handle, b: T.handle, p: T.handle, j: T.handle, n: T.int32, z: T.int32):

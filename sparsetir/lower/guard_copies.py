@@ -22,6 +22,7 @@ that nobody reads is not made.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import tvm
@@ -120,6 +121,7 @@ class _Caches:
         self.names = caches(func)
         self.found = sites(func) if self.names else []
         self.loads = collect(func.body, ir.TensorLoad) if self.names else []
+        self.stores = Counter(s.blocks[-1] for s in self.found if s.is_store and s.blocks)
         self.unread = self._unread()
 
     def _unread(self) -> list[Var]:
@@ -134,18 +136,21 @@ class _Caches:
             found += more
 
     def copies(self, cache: Var) -> list[Site]:
-        """The stores to a cache that copy an element."""
+        """The stores to a cache that copy an element, and do nothing else in their block."""
         own = [s for s in self.found if s.buffer.same_as(cache) and s.blocks]
-        return [s for s in own if isinstance(s.value, ir.TensorLoad)]
+        return [s for s in own if isinstance(s.value, ir.TensorLoad) and self.stores[s.blocks[-1]] == 1]
 
-    def readers(self, cache: Var) -> list[Site]:
-        """The loads of a cache, or of a copy of it."""
+    def readers(self, cache: Var, behind: tuple[Var, ...] = ()) -> list[Site]:
+        """The loads of a cache, or of a copy of it; `behind` are the caches of which it is a copy itself."""
+        chain = (*behind, cache)
         out: list[Site] = []
         for site in self.found:
             if site.buffer.same_as(cache) and not site.is_store:
                 further = [c for c in self.names if any(s.is_beside(site) for s in self.copies(c))]
+                fresh = [c for c in further if c not in chain]
+                found = [r for c in fresh for r in self.readers(c, chain)]
                 own = [] if any(c.same_as(x) for c in further for x in self.unread) else [site]
-                out += [r for c in further for r in self.readers(c)] or own
+                out += [*found, *own] if len(fresh) < len(further) else found or own
         return out
 
 

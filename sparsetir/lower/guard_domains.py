@@ -27,12 +27,11 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
 
-from sparsetir import op
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import cast
 from sparsetir.lower.balance_loops import INDPTR
 from sparsetir.lower.rewriting import collect, conjunction, conjuncts, mentions
-from sparsetir.lower.sites import Site, sites
+from sparsetir.lower.sites import sites
 from sparsetir.lower.steps import Atoms
 
 # A fused loop has as many steps as its parts together; the primitive that makes a subscript load guards it too.
@@ -67,18 +66,13 @@ def _is_padded(extent: ir.Expr) -> bool:
     return any(isinstance(x.a, tirx.FloorDiv) and isinstance(x.b, tirx.IntImm) for x in collect(extent, tirx.Mul))
 
 
-def _conditions(site: Site) -> list[ir.Expr]:
-    """What holds where an access is: also that a loop around it, which may have no steps at all, has some."""
-    return [g.condition for g in site.guards] + [n.extent.args[0] for n in site.loops if op.is_if_then_else(n.extent)]
-
-
 def check_domains(func: tirx.PrimFunc) -> None:
     """Raise where a block variable with a padded domain goes past the end of an array that it subscripts."""
     for site in sites(func):
         domains = {iv.var: iv.dom.extent for r in site.blocks for iv in r.block.iter_vars}
         for index, length in zip(site.indices, site.buffer.ty.shape, strict=True):
             extent = domains.get(index) if isinstance(index, Var) else None
-            if extent is None or not _is_padded(extent) or any(mentions(c, [index]) for c in _conditions(site)):
+            if extent is None or not _is_padded(extent) or any(mentions(g.condition, [index]) for g in site.guards):
                 continue
             if not sym.Analyzer().can_prove(cast(extent, "int64") <= cast(length, "int64")):
                 message = f"block {site.block} goes to {extent}, past the end of {site.buffer.name} ({length})"

@@ -27,7 +27,7 @@ class Guard:
     condition: ir.Expr
     depth: int
     is_bound: bool
-    """Whether it is the ``T.where`` of a block: it only holds the block's variables within their domains."""
+    """Whether it only holds variables within their domains: the ``T.where`` of a block, or that a loop has a step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +127,9 @@ class _Walk:
 
     def _for(self, node: tirx.For, mutator: Any) -> tirx.For:
         mutator.mutate(node.extent)
-        self._under(node, [], node.body)
+        # A loop of an attached axis has no steps where there is nothing to attach it to.
+        conditions = conjuncts(node.extent.args[0]) if op.is_if_then_else(node.extent) else []
+        self._under(node, conditions, node.body, is_bound=True)
         return node
 
     def _realize(self, node: s_tir.SBlockRealize, mutator: Any) -> s_tir.SBlockRealize:
