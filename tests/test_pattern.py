@@ -533,10 +533,12 @@ def test_formats_times_the_product_in_turn_with_csr(
     heading = next(line for line in shown.out.splitlines() if line.startswith("format"))
     assert heading.split()[-4:] == ["ms", "vs", "csr", "spread"]
     facts = json.loads((files / "out.json").read_text())
-    assert [row["format"] for row in facts["stored"]] == ["csr()", "bsr(r=3, c=3)"]
+    assert {row["format"] for row in facts["stored"]} == {"csr()", "bsr(r=3, c=3)"}
     for row in facts["stored"]:
         assert 0 < row["spmm"]["min"] <= row["spmm"]["median"]
         assert row["csr"]["median"] > 0
+    ratios = [row["spmm"]["median"] / row["csr"]["median"] for row in facts["stored"]]
+    assert ratios == sorted(ratios)
 
 
 @pytest.mark.usefixtures("quick")
