@@ -161,7 +161,8 @@ def with_regions(block: s_tir.SBlock, structure: list[Var]) -> s_tir.SBlock:
 
 def declare_regions(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Recompute the regions of every block but the root; note the program's own scratch, which no schedule made."""
-    names = {str(n) for n in func.attrs.get(STRUCTURE, [])} if func.attrs is not None else set()
+    is_lowered = func.attrs is not None and STRUCTURE in func.attrs  # from stage I
+    names = {str(n) for n in func.attrs[STRUCTURE]} if is_lowered else set()
     written = {s.buffer for s in collect(func.body, tirx.BufferStore)}
     structure = [p for p in func.params if str(p.name) in names and p not in written]
 
@@ -174,7 +175,7 @@ def declare_regions(func: tirx.PrimFunc) -> tirx.PrimFunc:
     body = tvm_ffi.structural_mutate(func.body, [(s_tir.SBlockRealize, on_realize)])
     out = tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
     own = [str(b.name) for block in collect(body, s_tir.SBlock) for b in block.alloc_buffers]
-    return out.with_attr(SCRATCH, own) if names and own else out
+    return out.with_attr(SCRATCH, own) if is_lowered and own else out
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.DeclareRegions")
