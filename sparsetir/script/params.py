@@ -145,7 +145,7 @@ def _quote_new_names(node: ast.FunctionDef) -> None:
 
 def _unquoted(extent: ast.expr) -> ast.expr:
     is_text = isinstance(extent, ast.Constant) and isinstance(extent.value, str)
-    return ast.parse(extent.value, mode="eval").body if is_text else extent  # type: ignore[attr-defined]
+    return trees.parse(extent.value, mode="eval").body if is_text else extent  # type: ignore[attr-defined]
 
 
 def _has_text(extent: ast.expr) -> bool:

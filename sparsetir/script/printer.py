@@ -53,7 +53,7 @@ def script(func: Any) -> str:
     """
     if not isinstance(func, (tirx.PrimFunc, tvm.IRModule)):
         raise VerifyError(f"expected a tirx.PrimFunc or an IRModule, found {type(func).__name__}")
-    tree = ast.parse(func.script(extra_config={"tirx.prefix": "T", "script.use_pep695": False}))
+    tree = trees.parse(func.script(extra_config={"tirx.prefix": "T", "script.use_pep695": False}))
     is_module = isinstance(func, tvm.IRModule)
     functions = {g.name_hint: f for g, f in func.functions.items()} if is_module else {}
     for node in _functions(tree):
@@ -86,7 +86,7 @@ def parse(text: str) -> Any:
     if not isinstance(text, str):
         raise ArgumentTypeError(f"parse takes the text of a program, found {type(text).__name__}")
     try:
-        tree = ast.parse(text)
+        tree = trees.parse(text)
     except SyntaxError as error:
         raise ScriptError(f"error: {error.msg}\n --> <str>:{error.lineno}:{error.offset}\n{error.text or ''}") from None
     if not any(isinstance(node, (ast.FunctionDef, ast.ClassDef)) for node in tree.body):

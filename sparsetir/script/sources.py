@@ -20,6 +20,7 @@ from typing import Any
 from tvm.script.parser.core.diagnostics import Source
 
 from sparsetir.errors import ScriptError
+from sparsetir.script.trees import ONE_AT_A_TIME
 
 WHAT_TO_DO = (
     "put the program into a file, a notebook or an IPython session, or give its text to sparsetir.parse; "
@@ -29,7 +30,16 @@ FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all
 MOST_TYPED = 2000  # lines that are looked at
 
 
-class FunctionSource(Source):
+class TextSource(Source):
+    """A text as TVM's parser wants it, in any thread."""
+
+    def as_ast(self) -> Any:
+        """The text's tree."""
+        with ONE_AT_A_TIME:
+            return super().as_ast()
+
+
+class FunctionSource(TextSource):
     """The text of a function within that of its file, as TVM's parser wants it.
 
     TVM's own takes the function for the whole file where the module is not among those that are imported, and quotes

@@ -17,7 +17,6 @@ from tvm.error import DiagnosticError
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.parser._core import utils
 from tvm.script.parser.core import dispatch, doc
-from tvm.script.parser.core.diagnostics import Source
 from tvm.script.parser.core.error import ParserError
 from tvm.script.parser.core.parser import Parser
 from tvm.tirx.script import parser as _tirx
@@ -30,7 +29,7 @@ from sparsetir.op import AXIS_NAMES
 from .. import builder as _builder
 from ..builder import *  # noqa: F403
 from ..messages import explain
-from ..sources import FunctionSource
+from ..sources import FunctionSource, TextSource
 
 match_buffer = _builder.EXTRA["match_buffer"]
 alloc_buffer = _builder.EXTRA["alloc_buffer"]
@@ -48,7 +47,7 @@ class LocatedScriptError(ScriptError, DiagnosticError):
 
 def parse_text(text: str, names: dict[str, Any]) -> Any:
     """Parse a text; TVM's diagnostics come back as `ScriptError`."""
-    return _parse(Source(text), {}, names)
+    return _parse(TextSource(text), {}, names)
 
 
 def parse_function(function: Callable[..., Any], names: dict[str, Any]) -> Any:
@@ -56,7 +55,7 @@ def parse_function(function: Callable[..., Any], names: dict[str, Any]) -> Any:
     return _parse(FunctionSource(function), {function.__name__: function.__annotations__}, names)
 
 
-def _parse(source: Source, annotations: dict[str, Any], names: dict[str, Any]) -> Any:
+def _parse(source: TextSource, annotations: dict[str, Any], names: dict[str, Any]) -> Any:
     """As TVM's `parse`, without its check: `_visit_function_def` verifies.
 
     TVM refuses an sp_iter that uses an outer loop's variable.
