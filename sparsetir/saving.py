@@ -73,7 +73,7 @@ def load(path: str | Path) -> Any:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = sparsetir.build(sparsetir.ops.spmv()).save(Path(folder) / "spmv.kernel")
     ...     print(sparsetir.load(path))
-    Kernel spmv(A, x, indptr, indices) -> y
+    Kernel spmv(A: float32[m, n] csr, x: float32[n]) -> y: float32[m]
     """
     path = Path(path)
     if not path.is_file():

@@ -146,7 +146,8 @@ def test_what_is_not_finite_stays_in_its_rows(name: str) -> None:
 
 def test_slices_are_summed_in_vectors() -> None:
     loops = collect(kernel("slices of 8").kernel.compiled.stage(3).body, tirx.For)
-    assert len([f for f in loops if f.kind == tirx.ForKind.VECTORIZED]) == 3
+    # Where all lanes hold something, where some have no entry, and where some have no row: masks have two loops each.
+    assert len([f for f in loops if f.kind == tirx.ForKind.VECTORIZED]) == 5
 
 
 @pytest.mark.parametrize("last", [0, 1, 3, 8, 17])
