@@ -171,6 +171,31 @@ def test_bools_have_no_differences(operator: str) -> None:
     assert "<str>:9:" in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int64"])
+def test_a_number_is_true_unless_it_is_zero(dtype: str) -> None:
+    values = [0, -0.0, 0.5, -1.5, 2, 256, np.inf, np.nan] if dtype in FLOATS else [0, 1, 2, 64]
+    a = np.array(values, numpy_dtype(dtype))
+    func = sparsetir.parse(
+        ELEMENTWISE.format(dtype=dtype, value="A[i]").replace(f'(c, (I,), "{dtype}"', '(c, (I,), "bool"')
+    )
+    judged = sparsetir.interpret(func, {"a": a, "b": a})["c"]
+    np.testing.assert_array_equal(sparsetir.build(func, FAST)(A=a, B=a), judged)
+    np.testing.assert_array_equal(judged, a.astype(bool))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_constant_of_16_bits_is_true_unless_it_is_zero(dtype: str) -> None:
+    text = ELEMENTWISE.format(dtype="bool", value=f"-T.{dtype}(3) / 2")
+    kernel = sparsetir.build(sparsetir.parse(text), FAST)
+    assert kernel(A=np.zeros(2, bool), B=np.zeros(2, bool)).tolist() == [True, True]
+
+
+@pytest.mark.parametrize(("value", "found"), [("3", "3"), ("-T.float32(2)", "-2")])
+def test_other_numbers_are_no_bools(value: str, found: str) -> None:
+    with pytest.raises(ScriptError, match=f"a bool holds True or False, found the number {found}; write T.bool"):
+        sparsetir.parse(ELEMENTWISE.format(dtype="bool", value=value))
+
+
 OF_TWO = ("atan2", "copysign", "hypot", "ldexp", "pow")
 
 

@@ -49,7 +49,12 @@ def refused(text: str, message: str, line: int) -> None:
 
 PYTHON = "Python's max, min, if, and, or and not would have to know the value now; write T.max, T.min, T.if_then_else"
 POWERS = "powers are T.pow(a, b), of float16, float32 or float64; a square is a * a"
+NOTHING = "takes numbers and expressions, found None; a function that is called here must return an expression"
 VALUES = {
+    "T.ceildiv(None, 2)": f"T.ceildiv {NOTHING}",
+    "T.if_then_else(i > 0, None, A[i, j])": f"T.if_then_else {NOTHING}",
+    "T.abs(T.cast(None, 'float32'))": f"T.cast {NOTHING}",
+    "T.max(A[i, j], None)": f"T.max {NOTHING}",
     "None": "the value stored is None; a function that is called here must return an expression",
     "A": "the value stored is the whole buffer A; give one subscript for each axis",
     "I": "I is an axis, not a number; store a variable of an sp_iter over it",

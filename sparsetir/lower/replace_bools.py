@@ -6,14 +6,16 @@ before::
     C[i, k] = C[i, k] + A[i, j] * B[j, k]           # of bool buffers
     D[i] = T.max(D[i], A[i, j])
     E[i] = A[i, j] == B[j, k]
+    F[i] = T.Cast("bool", T.float32(-3) / T.float32(2))
 
 after::
 
     C[i, k] = C[i, k] or A[i, j] and B[j, k]
     D[i] = D[i] or A[i, j]
     E[i] = T.Cast("uint8", A[i, j]) == T.Cast("uint8", B[j, k])
+    F[i] = T.float32(-3) / T.float32(2) != T.float32(0)
 
-TVM accepts such arithmetic in a program, but has no machine code for it.
+TVM accepts such arithmetic in a program, but has no machine code for it, nor a bool for a constant such as -1.5.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.ir import Var
 
-from sparsetir.ir import decode
+from sparsetir.ir import const, decode
+from sparsetir.lower.rewriting import collect
 
 LOGIC = {tirx.Add: tirx.Or, tirx.Max: tirx.Or, tirx.Mul: tirx.And, tirx.Min: tirx.And}
 COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -39,12 +43,21 @@ def _replaced(expr: Any, mutator: Any) -> Any:
     return LOGIC[type(inner)](inner.a, inner.b)
 
 
+def _truth(cast: tirx.Cast, mutator: Any) -> Any:
+    inner = mutator.default_mutate(cast)
+    dtype = str(inner.value.ty.dtype)
+    if str(inner.ty.dtype) != "bool" or dtype == "bool" or collect(inner.value, Var):
+        return inner
+    return tirx.NE(inner.value, const(0, dtype))
+
+
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ReplaceBools")
 def ReplaceBools(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Replace the arithmetic of bools in a stage-I function."""
     if not decode(func).axes:
         return func
-    body = tvm_ffi.structural_mutate(func.body, [(kind, _replaced) for kind in (*LOGIC, *COMPARISONS)])
+    callbacks = [*((kind, _replaced) for kind in (*LOGIC, *COMPARISONS)), (tirx.Cast, _truth)]
+    body = tvm_ffi.structural_mutate(func.body, callbacks)
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
 

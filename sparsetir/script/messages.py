@@ -117,6 +117,10 @@ HINTS = [
         "and is read in a body once it is declared as T.Buffer",
     ),
     (
+        r"(?:.*: )?(\S+) exceeds range of bool",
+        r"a bool holds True or False, found the number \1; write T.bool(True), or compare it, as by x != 0",
+    ),
+    (
         r"where\(\) takes 1 positional argument but \d were given",
         "a choice of two values is T.if_then_else(condition, a, b)",
     ),

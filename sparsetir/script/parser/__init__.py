@@ -28,9 +28,11 @@ from sparsetir.op import AXIS_NAMES
 
 from .. import builder as _builder
 from ..builder import *  # noqa: F403
+from ..functions import FUNCTIONS
 from ..messages import explain
 from ..sources import FunctionSource, TextSource
 
+globals().update(FUNCTIONS)
 match_buffer = _builder.EXTRA["match_buffer"]
 alloc_buffer = _builder.EXTRA["alloc_buffer"]
 float64 = _builder.EXTRA["float64"]
