@@ -380,6 +380,8 @@ class Signature:
             need_sorted=axis.sorted and names[1] in self.searched,
             count=int(count) if indices is None else None,
         )
+        if axis.unique and axis.parent is None and indices is not None:
+            interop.check_distinct(indices, int(length), f"axis {axis.name} of {names[1]}")
 
     # ------------------------------------------------------------------ outputs
 

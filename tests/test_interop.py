@@ -1045,3 +1045,29 @@ def test_views_of_aligned_arrays_hold_them() -> None:
     assert array[1:].base is array
     assert array.reshape(-1)[::2].T.base is array
     assert type(array) is np.ndarray
+
+
+ROOT_LIST = """
+@T.prim_func
+def add(a: T.handle, y: T.handle, rows: T.handle, m: T.int32, n: T.int32):
+    R = T.sparse_fixed(None, (m, n), rows, sorted={sorted}, unique={unique})
+    I = T.dense_fixed(m)
+    A = T.match_sparse_buffer(a, (R,))
+    Y = T.match_sparse_buffer(y, (I,))
+    with T.sp_iter([R], "S", "add") as [r]:
+        Y[r] = Y[r] + A[r]
+"""
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_lists_of_rows_hold_each_once_unless_the_axis_says_so(is_sorted: bool) -> None:
+    rows = [0, 2, 2, 5] if is_sorted else [2, 5, 0, 2]
+    a, y = np.arange(1, 5, dtype=np.float32), np.zeros(5, np.float32)
+    unique = sparsetir.build(sparsetir.parse(ROOT_LIST.format(sorted=is_sorted, unique=True)))
+    for _ in range(3):  # planned calls, too
+        with pytest.raises(StructureError, match=r"hold coordinate 2 twice: .* unique=False"):
+            unique(a=a, rows=np.array(rows, np.int32), Y=y, m=5)
+        unique(a=a, rows=np.array([0, 1, 4, 5] if is_sorted else [4, 5, 0, 5], np.int32), Y=y.copy(), m=5)
+    repeats = sparsetir.build(sparsetir.parse(ROOT_LIST.format(sorted=is_sorted, unique=False)))
+    repeats(a=a, rows=np.array(rows, np.int32), Y=y, m=5)
+    assert y[2] == sum(x for x, row in zip(a, rows, strict=True) if row == 2)

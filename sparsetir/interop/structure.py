@@ -58,6 +58,21 @@ def check_level(
         _check_sorted(level, indices, starts, length, where)
 
 
+def check_distinct(indices: Array, length: int, where: str) -> None:
+    """Raise `StructureError` if a list without a parent has a coordinate twice; `length` marks slots without one.
+
+    What a program does for different coordinates may be done at the same time.
+    """
+    flat = indices.reshape(-1)
+    if first_disorder(flat, None, strict=True, padding_from=length) is None:
+        return
+    held = np.sort(flat[flat < length])
+    again = np.flatnonzero(held[1:] == held[:-1])
+    if again.size:
+        remedy = "leave one of them out, or declare the axis with unique=False"
+        raise StructureError(f"indices of {where} hold coordinate {held[again[0]]} twice: {remedy}")
+
+
 def is_sound(level: Level, indptr: Array, indices: Array, *, parent_count: int, length: int, need_sorted: bool) -> bool:
     """Whether `check_level` would take the arrays of a ``sparse_variable`` axis, in less time for small ones."""
     size = indices.size
