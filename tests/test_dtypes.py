@@ -285,3 +285,33 @@ def test_numpy_s_numbers_everywhere_else() -> None:
     for value in ("x", 2.5):
         with pytest.raises(ScheduleError, match=f"tile must be a whole number, found {value!r}"):
             Choices(tile=value)  # type: ignore[arg-type]
+
+
+COMPARED = {
+    "A[i] != B[i]": lambda a, b: a != b,
+    "A[i] == A[i]": lambda a, b: a == a,
+    "T.Not(A[i] == B[i])": lambda a, b: ~(a == b),
+    "T.Not(A[i] < B[i])": lambda a, b: ~(a < b),
+    "T.Not(A[i] >= B[i])": lambda a, b: ~(a >= b),
+    "T.Not(T.And(A[i] < B[i], B[i] != A[i]))": lambda a, b: ~((a < b) & (a != b)),
+    "T.if_then_else(A[i] != B[i], A[i] != A[i], A[i] > B[i])": lambda a, b: np.where(a != b, a != a, a > b),
+}
+COMPARING = """
+@T.prim_func
+def compare(a: T.handle, b: T.handle, y: T.handle, n: T.int32):
+    I = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I,), "{dtype}")
+    B = T.match_sparse_buffer(b, (I,), "{dtype}")
+    Y = T.match_sparse_buffer(y, (I,), "bool")
+    with T.sp_iter([I], "S", "compare") as [i]:
+        Y[i] = {expression}
+"""
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nan_is_compared_as_numpy_does(dtype: str) -> None:
+    values = np.array([np.nan, 1, -np.inf, np.inf, 0, -0.0, 3]).astype(numpy_dtype(dtype))
+    a, b = np.repeat(values, len(values)), np.tile(values, len(values))
+    for expression, expected in COMPARED.items():
+        kernel = sparsetir.build(sparsetir.parse(COMPARING.format(dtype=dtype, expression=expression)))
+        np.testing.assert_array_equal(kernel(A=a, B=b), expected(a, b), expression)

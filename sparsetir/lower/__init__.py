@@ -20,6 +20,7 @@ from sparsetir.lower.check_schedule import CheckParallel, MarkIndependent
 from sparsetir.lower.check_scratch import CheckScratch
 from sparsetir.lower.check_writes import CheckWrites
 from sparsetir.lower.compact_scratch import CompactScratch, RefuseRagged
+from sparsetir.lower.compare_nan import CompareNaN
 from sparsetir.lower.declare_regions import DeclareRegions
 from sparsetir.lower.decompose_init import DecomposeInit
 from sparsetir.lower.emit_nest import EmitNest
@@ -60,6 +61,7 @@ from sparsetir.verify import verify
 TO_STAGE_2 = [
     NameScratch,  # scratch called as in the program
     ReplaceBools,  # sums and products of bools -> or and and
+    CompareNaN,  # comparisons of floats that NaN does not pass -> choices
     AlignParams,  # natural alignment, noalias
     EmitNest,  # sp_iter -> nested blocks over positions, searches as calls
     DeclareRegions,  # reads and writes of every block
