@@ -195,9 +195,9 @@ def _cache_write(sch: s_tir.Schedule, block: Any, rng: random.Random) -> None:
 
 
 def _reindex(sch: s_tir.Schedule, block: Any, rng: random.Random) -> None:
-    """TVM ends the process for a block without regions of the kind."""
+    """TVM ends the process for a block without regions of the kind, and for one that no loop is around."""
     kind = rng.choice(["reads", "writes"])
-    if getattr(sch.get(block), kind):
+    if getattr(sch.get(block), kind) and sch.get_loops(block):
         sch.reindex(block, (kind.removesuffix("s"), 0))
 
 
