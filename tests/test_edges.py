@@ -145,6 +145,50 @@ def test_conditions_that_read_come_after_those_they_rely_on() -> None:
     assert_structural_equal(made.body, after.body, map_free_vars=True)
 
 
+def test_a_bound_comes_before_the_loads_that_it_guards() -> None:
+    @tir.prim_func
+    def before(x: tir.Buffer((8,), "int32"), p: tir.Buffer((9,), "int32"), y: tir.Buffer((8,), "int32")):
+        for i, j in tir.grid(8, 4):
+            if 0 <= x[p[i] + j] and x[p[i] + j] < 8 and j < p[i + 1] - p[i]:
+                y[x[p[i] + j]] = 1
+
+    @tir.prim_func
+    def after(x: tir.Buffer((8,), "int32"), p: tir.Buffer((9,), "int32"), y: tir.Buffer((8,), "int32")):
+        for i, j in tir.grid(8, 4):
+            if j < p[i + 1] - p[i]:
+                if 0 <= x[p[i] + j] and x[p[i] + j] < 8:
+                    y[x[p[i] + j]] = 1
+
+    made = SplitGuards(IRModule({"main": before}))["main"]
+    assert_structural_equal(made.body, after.body, map_free_vars=True)
+
+
+SCALED = """
+@T.prim_func
+def scaled(a: T.handle, e: T.handle, px: T.handle, ix: T.handle, n: T.int32, z: T.int32):
+    X = T.sparse_variable(None, (n, z), (px, ix))
+    D = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (X,))
+    E = T.match_sparse_buffer(e, (D,))
+    with T.sp_iter([X], "S", "scale") as [x]:
+        A[x] = A[x] * E[x]
+"""
+
+
+def test_a_copy_of_a_gathered_element_in_a_split_loop_stays_inside() -> None:
+    sch = s_tir.Schedule(sparsetir.lower(sparsetir.parse(SCALED), stage=2))
+    block = sch.get_sblock("scale")
+    copy = sch.cache_read(block, [str(r.source.name) for r in sch.get(block).reads].index("e"), "local")
+    (loop,) = sch.get_loops(block)
+    sch.compute_at(copy, loop)
+    sch.split(loop, [None, 4])
+    kernel = sparsetir.build(sch, {"kind": "llvm", "opt-level": 0})
+    for count in (1, 3, 4, 9):
+        a, e = np.ones(count, "float32"), np.arange(count, dtype="float32")
+        kernel(a=a, e=e, px=np.array([0, count], "int32"), ix=fenced(np.arange(count, dtype="int32")), n=count)
+        assert a.tolist() == list(range(count))
+
+
 # ---------------------------------------------------------------- a cache of what a loop's extent reads
 
 COUNTED = """

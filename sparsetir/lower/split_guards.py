@@ -12,9 +12,10 @@ after::
         if 0 <= indices[u] and indices[u] < m:
             ...
 
-Where `u` is a lane of a vector loop, a whole vector would be read past the end of the array. It is the last pass but
-those that only check: nothing puts the conditions together again. A choice between values in a choice is turned around
-for the same reason: ``T.if_then_else(a, T.if_then_else(b, x, 0), 0)`` is one test of ``a and b`` for TVM.
+Where `u` is a lane of a vector loop, a whole vector would be read past the end of the array. TVM's schedules append the
+bound of a split loop to the conditions that are there, so a bound is moved ahead of the loads it guards. It is the last
+pass but those that only check: nothing puts the conditions together again. A choice between values in a choice is
+turned around for the same reason: ``T.if_then_else(a, T.if_then_else(b, x, 0), 0)`` is one test of ``a and b`` for TVM.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tvm import ir, tirx
 from tvm.ir import Call
 
 from sparsetir import op
-from sparsetir.lower.rewriting import collect, conjunction, conjuncts, renewed, same
+from sparsetir.lower.rewriting import collect, conjunction, conjuncts, mentions, renewed, same
 
 
 def _loads(condition: ir.Expr) -> list[ir.TensorLoad]:
@@ -40,13 +41,31 @@ def levels(condition: ir.Expr) -> list[ir.Expr]:
     """The conditions to test one after the other, each of which may be evaluated once those before it hold."""
     groups: list[list[ir.Expr]] = []
     known: list[ir.TensorLoad] = []
-    for part in conjuncts(condition):
+    for part in _bounds_first(conjuncts(condition)):
         fresh = [x for x in _loads(part) if not any(same(x, y) for y in known)]
         if fresh or not groups:
             groups.append([])
         groups[-1].append(part)
         known += fresh
     return [conjunction(group) for group in groups]
+
+
+def _bounds_first(parts: list[ir.Expr]) -> list[ir.Expr]:
+    """The conditions in their order, but the bounds of a variable before loads at positions that it enters."""
+    ordered: list[ir.Expr] = []
+    for part in parts:
+        first = next((k for k, other in enumerate(ordered) if _relies_on(other, part)), len(ordered))
+        if any(_relies_on(part, other) for other in ordered[first:]):
+            first = len(ordered)
+        ordered.insert(first, part)
+    return ordered
+
+
+def _relies_on(part: ir.Expr, other: ir.Expr) -> bool:
+    """Whether `part` loads at a position into which a variable enters that `other` compares."""
+    loaded = [v for load in _loads(part) for i in load.indices for v in collect(i, ir.Var)]
+    bare = tvm_ffi.structural_map(other, (ir.TensorLoad, lambda load: tirx.const(0, str(load.ty.dtype))))
+    return bool(loaded) and mentions(bare, loaded)
 
 
 def _on_if(node: tirx.IfThenElse, mutator: Any) -> tirx.Stmt:
