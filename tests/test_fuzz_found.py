@@ -13,7 +13,7 @@ import sparsetir
 from decomposing import compiled
 from fences import Fences
 from sparsetir import formats
-from sparsetir.errors import VerifyError
+from sparsetir.errors import ScheduleError, VerifyError
 
 AHEAD_OF_A_SINGLETON = """
 @T.prim_func
@@ -237,3 +237,22 @@ def test_a_structure_with_its_axes_in_two_orders_is_not_called_over_formats() ->
     parts = sparsetir.decompose_format(sparsetir.parse(TRANSPOSED), {"A": formats.coo()})
     with pytest.raises(VerifyError, match=r"over \(I, J\), but B is over \(J, I\): list the same axes in one order"):
         sparsetir.build(parts)
+
+
+LAST_OF_NONE = """
+@T.prim_func
+def cleared(a: T.handle, b: T.handle, n: T.int32, m: T.int32):
+    I = T.dense_fixed(n)
+    J = T.dense_fixed(m)
+    A = T.match_sparse_buffer(a, (J,), "float32")
+    B = T.match_sparse_buffer(b, (I,), "float32")
+    with T.sp_iter([I, J], "SS", "clear") as [i, j]:
+        A[j] = T.float32(0)
+"""
+
+
+def test_a_cache_is_not_written_below_a_loop_that_its_elements_do_not_follow() -> None:
+    sch = s_tir.Schedule(sparsetir.lower(sparsetir.parse(LAST_OF_NONE), stage=2))
+    sch.cache_write(sch.get_sblock("clear"), 0, "global")
+    with pytest.raises(ScheduleError, match="stores to the cache a_global below loop i, which may have no step"):
+        sparsetir.build(sch)
