@@ -16,6 +16,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.interop.levels import Array, Level
 from sparsetir.interop.structure import check_level, first_outside
 from sparsetir.interop.torch_arrays import is_torch, to_torch, torch_to_numpy
+from sparsetir.spare import Copies
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,6 +269,8 @@ def _without_reserve(value: Any) -> Any:
 def _rebuild_scipy(value: Any) -> Callable[[Array, bool], Any]:
     kind: Any = type(value)
     held = dict(vars(value))  # the user may give the original other arrays later
+    structure = {part: Copies(held[part]) for part in ("indptr", "indices", "offsets") if part in held}
+    coords = [Copies(c) for c in held.get("coords", ())]
 
     def rebuild(values: Array, copy_structure: bool) -> Any:
         result: Any = kind.__new__(kind)
@@ -275,11 +278,10 @@ def _rebuild_scipy(value: Any) -> Callable[[Array, bool], Any]:
         result.data = values
         if not copy_structure:
             return result
-        for part in ("indptr", "indices", "offsets"):
-            if part in held:
-                setattr(result, part, held[part].copy())
-        if "coords" in held:
-            result.coords = tuple(c.copy() for c in held["coords"])
+        for part, copies in structure.items():
+            setattr(result, part, copies.take())
+        if coords:
+            result.coords = tuple(copies.take() for copies in coords)
         return result
 
     return rebuild
