@@ -12,39 +12,32 @@ from tvm import ir, s_tir, tirx
 from tvm.error import InternalError
 from tvm.runtime import DataType
 
-from sparsetir.lower.balance_loops import INDPTR
 from sparsetir.lower.rewriting import collect
+from sparsetir.lower.rows.balance_nonzeros import INDPTR
 from sparsetir.schedules.blocks import tile_block
 from sparsetir.schedules.carry import split_rows
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import tile_dot
 from sparsetir.schedules.fallback import DROPPED, is_strict, piecewise
 from sparsetir.schedules.fibers import fixed_sum, take_factors
-from sparsetir.schedules.knobs import Config, Knobs, Split
 from sparsetir.schedules.maps import tile_map
 from sparsetir.schedules.panels import tile_panels
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import independent_blocks, share_block, share_rows, tile_row
 from sparsetir.schedules.sums import tile_sum
-from sparsetir.schedules.templates import Template, template
 
 __all__ = [
     "CHOICES",
     "DROPPED",
     "SKETCHES",
     "Choices",
-    "Config",
-    "Knobs",
     "Registers",
-    "Split",
-    "Template",
     "is_strict",
     "leaves",
     "legal_schedule",
     "schedule",
     "share_rows",
     "split_rows",
-    "template",
     "tile_block",
     "tile_dot",
     "tile_map",

@@ -25,7 +25,7 @@ from tvm import ir, s_tir, tirx
 from tvm.runtime import DataType
 
 from sparsetir.lower.rewriting import collect, mentions
-from sparsetir.lower.sum_blocks import BLOCK
+from sparsetir.lower.vector.sum_blocks import BLOCK
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import LEAST_BITS
 from sparsetir.schedules.registers import Registers

@@ -15,7 +15,7 @@ after::
 
 Wins where a row has much more than its share of the entries, a hub of a graph or a dense row: whole rows leave all
 other threads waiting for the one that has it. The order of the sum is another, so the program must leave it open; where
-a row does more than sums, maxima or minima of its entries' terms it stays whole (`sparsetir.lower.row_parts`).
+a row does more than sums, maxima or minima of its entries' terms it stays whole (`sparsetir.lower.rows.row_parts`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from tvm import s_tir
 
-from sparsetir.lower.balance_loops import CARRY
+from sparsetir.lower.rows.balance_nonzeros import CARRY
 from sparsetir.schedules.choices import Choices
 
 

@@ -28,11 +28,11 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.runtime import DataType
 
 from sparsetir.ir import const
-from sparsetir.lower.hold_rows import HELD
-from sparsetir.lower.insert_prefetch import PREFETCH
-from sparsetir.lower.promote_halves import HALVES
+from sparsetir.lower.host.promote_halves import HALVES
 from sparsetir.lower.rewriting import collect, mentions, substitute
-from sparsetir.lower.vectorize_dots import COMBINERS, DOT, VECTORS
+from sparsetir.lower.rows.block_registers import HELD
+from sparsetir.lower.vector.insert_prefetch import PREFETCH
+from sparsetir.lower.vector.vectorize_dots import COMBINERS, DOT, VECTORS
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import REDUCE, tile_of

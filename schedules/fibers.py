@@ -25,7 +25,8 @@ The tile is as wide as for a single sum: the fiber's part stays in registers, an
 units; where both do not fit, the row's part is in the nearest cache and touched once a fiber. A tile of half the width
 was slower (kinship, rank 64: 84 against 70 us).
 
-The sketch leaves a note; the passes `FactorSums`, `LiftTiles` and `KeepAccumulators` do the rest on flat loops.
+The sketch leaves a note; the passes `FactorInvariants`, `InterchangeLoops` and `PromoteRegisters` do the rest on flat
+loops.
 
 Wins where fibers hold several entries: a load and a multiplication less for each of them. With one entry in each
 fiber both orders cost the same. The order of the sum must be open.
@@ -37,8 +38,8 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.lower.factor_sums import FACTOR, factors
 from sparsetir.lower.rewriting import collect, mentions
+from sparsetir.lower.vector.factor_invariants import FACTOR, factors
 
 REDUCE = 2
 

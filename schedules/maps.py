@@ -26,8 +26,8 @@ from tvm.runtime import DataType
 
 from sparsetir import op
 from sparsetir.lower.rewriting import all_same, collect, mentions
-from sparsetir.lower.vector_math import is_exp
-from sparsetir.lower.vectorize_maps import MAP
+from sparsetir.lower.vector.vector_math import is_exp
+from sparsetir.lower.vector.vectorize_maps import MAP
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import is_contiguous
 from sparsetir.schedules.registers import Registers

@@ -17,7 +17,7 @@ after::
             for k_1 in T.vectorized(64):
                 c[k_0 * 64 + k_1, i] = c_local[k_1]
 
-The pass `sparsetir.lower.pack_panels` takes the panels out of the rows. Wins wherever columns are not the last
+The pass `sparsetir.lower.rows.pack_operands` takes the panels out of the rows. Wins wherever columns are not the last
 dimension of an operand or the result (then it is the default), and by choice where rows of a large operand are gathered
 often, and a panel of it stays in a cache that the whole does not.
 """
@@ -29,9 +29,9 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.lower.balance_loops import PARALLEL_MARK
-from sparsetir.lower.columns import PANEL
 from sparsetir.lower.rewriting import collect
+from sparsetir.lower.rows.balance_nonzeros import PARALLEL_MARK
+from sparsetir.lower.rows.columns import PANEL
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import spatial_loop, store_of, tile_loop

@@ -30,13 +30,13 @@ from tvm import ir, s_tir, tirx
 from tvm.runtime import DataType
 
 from sparsetir.ir import SWEEP
-from sparsetir.lower.balance_loops import CHUNKS, PARALLEL_MARK
-from sparsetir.lower.decompose_init import keeps_old
-from sparsetir.lower.insert_prefetch import PREFETCH
+from sparsetir.lower.host.decompose_init import keeps_old
+from sparsetir.lower.host.promote_to_stack import MOST_BYTES
 from sparsetir.lower.rewriting import all_same, collect, mentions
-from sparsetir.lower.stack_locals import MOST_BYTES
-from sparsetir.lower.stream_stores import STREAM
-from sparsetir.lower.unroll_ragged import UNROLL
+from sparsetir.lower.rows.balance_nonzeros import CHUNKS, PARALLEL_MARK
+from sparsetir.lower.vector.insert_prefetch import PREFETCH
+from sparsetir.lower.vector.store_nontemporal import STREAM
+from sparsetir.lower.vector.unroll_ragged import UNROLL
 from sparsetir.schedules.carry import split_rows
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.registers import Registers

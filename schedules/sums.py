@@ -24,7 +24,7 @@ from tvm import ir, s_tir, tirx
 from tvm.runtime import DataType
 
 from sparsetir.lower.rewriting import collect
-from sparsetir.lower.sum_ragged import SUM
+from sparsetir.lower.vector.sum_ragged import SUM
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import LEAST_BITS
 from sparsetir.schedules.registers import Registers

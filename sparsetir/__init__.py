@@ -36,35 +36,36 @@ from sparsetir._autoload import ensure as _ensure_dialect
 if TYPE_CHECKING:
     from sparsetir import errors, formats, ir, ops, relax
     from sparsetir.alignment import aligned
-    from sparsetir.build import build
+    from sparsetir.call.kernel import BoundKernel, Kernel
+    from sparsetir.call.saving import load
+    from sparsetir.call.signature import unchecked
+    from sparsetir.compile.build import build
     from sparsetir.errors import SparseTIRError
     from sparsetir.files import read
     from sparsetir.formats.pattern import Pattern, pattern
     from sparsetir.formats.tensor import SparseTensor
     from sparsetir.interop import CooTensor
     from sparsetir.interpret import interpret
-    from sparsetir.kernel import BoundKernel, Kernel
     from sparsetir.lower import lower
-    from sparsetir.saving import load
-    from sparsetir.schedules import Choices, template
+    from sparsetir.schedules import Choices
     from sparsetir.script.printer import parse, script
-    from sparsetir.signature import unchecked
     from sparsetir.threads import get_num_threads, set_num_threads
     from sparsetir.transform import FormatRewriteRule, Schedule
     from sparsetir.transform.decompose import Decomposition, decompose_format
     from sparsetir.tuning import TuneResult, autotune, tune_sparse
+    from sparsetir.tuning.templates import template
     from sparsetir.verify import verify
 
 __version__ = "0.1.0"
 
 # Public name -> where it lives; a module stands for itself.
 _PUBLIC = {
-    "BoundKernel": "sparsetir.kernel",
+    "BoundKernel": "sparsetir.call.kernel",
     "Choices": "sparsetir.schedules",
     "CooTensor": "sparsetir.interop",
     "Decomposition": "sparsetir.transform.decompose",
     "FormatRewriteRule": "sparsetir.transform",
-    "Kernel": "sparsetir.kernel",
+    "Kernel": "sparsetir.call.kernel",
     "Pattern": "sparsetir.formats.pattern",
     "Schedule": "sparsetir.transform",
     "SparseTIRError": "sparsetir.errors",
@@ -72,14 +73,14 @@ _PUBLIC = {
     "TuneResult": "sparsetir.tuning",
     "aligned": "sparsetir.alignment",
     "autotune": "sparsetir.tuning",
-    "build": "sparsetir.build",
+    "build": "sparsetir.compile.build",
     "decompose_format": "sparsetir.transform.decompose",
     "errors": "sparsetir.errors",
     "formats": "sparsetir.formats",
     "get_num_threads": "sparsetir.threads",
     "interpret": "sparsetir.interpret",
     "ir": "sparsetir.ir",
-    "load": "sparsetir.saving",
+    "load": "sparsetir.call.saving",
     "lower": "sparsetir.lower",
     "ops": "sparsetir.ops",
     "parse": "sparsetir.script.printer",
@@ -88,9 +89,9 @@ _PUBLIC = {
     "relax": "sparsetir.relax",
     "script": "sparsetir.script.printer",
     "set_num_threads": "sparsetir.threads",
-    "template": "sparsetir.schedules",
+    "template": "sparsetir.tuning.templates",
     "tune_sparse": "sparsetir.tuning",
-    "unchecked": "sparsetir.signature",
+    "unchecked": "sparsetir.call.signature",
     "verify": "sparsetir.verify",
 }
 _MODULES = ("errors", "formats", "ir", "ops", "relax")

@@ -37,6 +37,6 @@ def ensure() -> None:
 
 
 def _pipeline() -> tuple[Any, Any, Any]:
-    from sparsetir.build import pipeline
+    from sparsetir.compile.build import pipeline
 
     return pipeline()

@@ -488,7 +488,7 @@ def loaded(path: Path) -> dict[str, Any]:
 
 def text_of(func: Any, stage: str) -> str:
     """A program at a stage."""
-    from sparsetir.build import build
+    from sparsetir.compile.build import build
     from sparsetir.script.printer import script
 
     if stage == "1":
@@ -506,8 +506,8 @@ def run_info(_args: argparse.Namespace) -> int:
     """``sparsetir info``."""
     import sparsetir
     from sparsetir.bench.roofline import levels
-    from sparsetir.build import native_target
-    from sparsetir.disk_cache import cache_folder
+    from sparsetir.compile.build import native_target
+    from sparsetir.compile.disk_cache import cache_folder
     from sparsetir.threads import get_num_threads
     from sparsetir.tuning.database import machine_name
 

@@ -11,7 +11,7 @@ from tvm import ir, tirx
 from sparsetir.ir import SparseBuffer, decode
 
 if TYPE_CHECKING:
-    from sparsetir.signature import Signature
+    from sparsetir.call.signature import Signature
 
 #: The kinds of a buffer's axes, but for dense axes that stand alone, and what the layout is called.
 LAYOUTS = {

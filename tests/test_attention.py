@@ -19,8 +19,8 @@ import sparsetir
 from sparsetir.bench import suite
 from sparsetir.lower import as_module
 from sparsetir.lower.rewriting import collect
-from sparsetir.lower.vector_math import EXP
-from sparsetir.lower.vectorize_maps import VectorizeMaps
+from sparsetir.lower.vector.vector_math import EXP
+from sparsetir.lower.vector.vectorize_maps import VectorizeMaps
 from sparsetir.schedules import Choices
 
 PARALLEL, VECTORIZED = tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED

@@ -16,9 +16,9 @@ from sparsetir.bench import suite
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import decode
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
-from sparsetir.lower.balance_loops import CARRY, INDPTR
-from sparsetir.lower.carry_rows import CarryRows, refusal
 from sparsetir.lower.rewriting import collect
+from sparsetir.lower.rows.balance_nonzeros import CARRY, INDPTR
+from sparsetir.lower.rows.split_merge_path import SplitMergePath, refusal
 from sparsetir.schedules import Choices, schedule
 
 CHUNKS = (1, 2, 3, 7, 16, 64)
@@ -223,7 +223,7 @@ def test_other_formats_give_the_same_numbers(format: str) -> None:
 def shared_loop(func: tirx.PrimFunc, *, reorders: bool = True) -> tuple[list[tirx.For], set[str]]:
     """The loops of a program that are to be split when the pass sees them, and its row pointers."""
     mod = schedule(run(TO_STAGE_2, as_module(func)), Choices(carry=1), reorders=reorders).mod
-    lowered = run(TO_STAGE_3[: TO_STAGE_3.index(CarryRows)], mod)
+    lowered = run(TO_STAGE_3[: TO_STAGE_3.index(SplitMergePath)], mod)
     main = next(iter(lowered.functions.values()))
     return [f for f in collect(main.body, tirx.For) if CARRY in f.annotations], {str(n) for n in main.attrs[INDPTR]}
 
@@ -275,7 +275,7 @@ def test_untuned_kernels_split_a_giant_row(monkeypatch: pytest.MonkeyPatch) -> N
     variant = type(kernel.compiled).variant
     note = lambda self, **changes: asked.append(changes) or variant(self, **changes)  # noqa: E731
     monkeypatch.setattr(type(kernel.compiled), "variant", note)
-    monkeypatch.setattr("sparsetir.kernel.get_num_threads", lambda: 2)
+    monkeypatch.setattr("sparsetir.call.kernel.get_num_threads", lambda: 2)
     rng = np.random.default_rng(0)
     dense = whole(rng, (1, 100_000), "float32")
     A = sp.csr_array(sp.vstack([sp.csr_array((5, 100_000), dtype=np.float32), sp.csr_array(dense)]))

@@ -17,8 +17,8 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir.bench import MissingPackageError, command, kernels, plot, reference, roofline
-from sparsetir.build import write_cache
 from sparsetir.cli import main, shortened
+from sparsetir.compile.build import write_cache
 from sparsetir.tuning import tune
 
 PROGRAM = """

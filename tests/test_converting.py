@@ -10,8 +10,9 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir import converting, formats
+from sparsetir import formats
 from sparsetir.bench.suite import families
+from sparsetir.call import converting
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats import Entries
 from sparsetir.formats.diagonals import slice_diagonals

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import sparsetir
 from decomposing import FORMATS, compiled, made, parsed, program
 from sparsetir import CooTensor
-from sparsetir.composed import ComposedKernel
+from sparsetir.call.composed import ComposedKernel
 from sparsetir.errors import StructureError, VerifyError
 
 THOROUGH = "SPARSETIR_EXAMPLES" in os.environ

@@ -16,8 +16,8 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir import disk_cache
-from sparsetir.disk_cache import CACHE_VARIABLE, cache_folder
+from sparsetir.compile import disk_cache
+from sparsetir.compile.disk_cache import CACHE_VARIABLE, cache_folder
 
 building = sys.modules[sparsetir.build.__module__]
 A = sp.csr_array(np.array([[0, 2, 0], [0, 0, 0], [1, 0, 3]], "float32"))

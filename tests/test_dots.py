@@ -16,7 +16,7 @@ import sparsetir
 from sparsetir import formats
 from sparsetir.lower import as_module
 from sparsetir.lower.rewriting import collect
-from sparsetir.lower.vectorize_dots import VectorizeDots
+from sparsetir.lower.vector.vectorize_dots import VectorizeDots
 from sparsetir.schedules import Choices
 
 VECTORIZED = tirx.ForKind.VECTORIZED

@@ -12,7 +12,7 @@ from tvm.script import tirx as tir
 import sparsetir
 from fences import fenced
 from sparsetir.errors import ArgumentTypeError, ScheduleError, SparseTIRError
-from sparsetir.lower.split_guards import SplitGuards
+from sparsetir.lower.host.split_guards import SplitGuards
 
 UPDATE = """
 @T.prim_func

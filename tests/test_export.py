@@ -27,9 +27,9 @@ import sparsetir
 from corpus import BY_NAME
 from corpus.running import check, draw
 from sparsetir import formats
-from sparsetir.disk_cache import CACHE_VARIABLE
+from sparsetir.compile.disk_cache import CACHE_VARIABLE
+from sparsetir.compile.export import Interface, export, identifier
 from sparsetir.errors import ArgumentError, LoweringError, SparseTIRError
-from sparsetir.export import Interface, export, identifier
 from sparsetir.rules import VALUE_DTYPES
 
 CC = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")

@@ -18,9 +18,9 @@ from sparsetir import formats, ops
 from sparsetir.bench import suite
 from sparsetir.interop import CooTensor
 from sparsetir.lower import TO_STAGE_2, as_module, run
-from sparsetir.lower.factor_sums import FACTOR, FactorSums
-from sparsetir.lower.lift_tiles import LiftTiles
 from sparsetir.lower.rewriting import collect
+from sparsetir.lower.vector.factor_invariants import FACTOR, FactorInvariants
+from sparsetir.lower.vector.interchange_loops import InterchangeLoops
 from sparsetir.schedules import schedule
 
 ORDERS = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
@@ -205,7 +205,7 @@ def main(p: tir.Buffer((9,), "int32"), t: tir.Buffer((99,), "float32"), b: tir.B
 
 def factored(body: str) -> tirx.PrimFunc:
     text = LOOPS.format(body=body)
-    return FactorSums(as_module(tvm.script.from_source(text, {"tir": tir})))["main"]
+    return FactorInvariants(as_module(tvm.script.from_source(text, {"tir": tir})))["main"]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def main(p: tir.Buffer((9,), "int32"), b: tir.Buffer((99, 20), "float32"), d: ti
 
 def lifted(body: str, start: str = "0") -> tirx.PrimFunc:
     text = TILES.format(body=body, start=start)
-    return LiftTiles(as_module(tvm.script.from_source(text, {"tir": tir})))["main"]
+    return InterchangeLoops(as_module(tvm.script.from_source(text, {"tir": tir})))["main"]
 
 
 def nest(func: tirx.PrimFunc) -> list[str]:

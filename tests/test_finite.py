@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetir
-from sparsetir import finite, formats
+from sparsetir import formats
+from sparsetir.call import finite
 from sparsetir.formats.format import Format
 from sparsetir.ir import decode
 

@@ -15,7 +15,7 @@ from tvm import s_tir
 import sparsetir
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import decode
-from sparsetir.lower.independence import is_parallel
+from sparsetir.lower.checks.independence import is_parallel
 from sparsetir.lower.rewriting import collect
 
 HEAD = """

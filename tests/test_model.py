@@ -28,17 +28,17 @@ from sparsetir.tuning.cases import Case, load
 from sparsetir.tuning.encoding import Encoding, choice_names, matrix_names, pattern_names
 from sparsetir.tuning.estimate import Estimates
 from sparsetir.tuning.evaluate import pairs_in_order, ranking, safe_margin
+from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.features import Operands, Stored, density, of_pattern
 from sparsetir.tuning.formats import promising
-from sparsetir.tuning.forms import own_storage
 from sparsetir.tuning.guess import guess
-from sparsetir.tuning.lab import Lab
 from sparsetir.tuning.model import OBJECTIVES, AnalyticModel, CostModel, RandomModel, closeness
 from sparsetir.tuning.nearest import distance, hints, neighbours
 from sparsetir.tuning.pretrained import PATH, pretrained
 from sparsetir.tuning.replay import replayed
 from sparsetir.tuning.search import BATCH, Search
 from sparsetir.tuning.space import Space, start
+from sparsetir.tuning.variants import own_storage
 
 FEAT = 32
 VALUES = {"tile": (8, 16, 32), "chunks": (0, 2, 8), "unroll": (1, 2, 4), "prefetch": (0, 8)}
@@ -485,7 +485,7 @@ def test_formats_are_ranked_before_they_are_converted(monkeypatch: pytest.Monkey
     assert model is not None
     found = guess(session, model, seconds=1.0)
     assert found is not None
-    assert len(session.lab.forms.held) == 2  # the program as it is, and the one that was chosen
+    assert len(session.evaluator.variants.held) == 2  # the program as it is, and the one that was chosen
     assert guess(session, replace(model, about={"margin": 9.0}), seconds=1.0) is None
 
 
@@ -525,16 +525,16 @@ def test_every_format_of_a_search_begins_with_what_suits_the_arguments(monkeypat
 def test_the_untuned_kernel_is_timed_before_and_after_a_trial() -> None:
     for times, usual in (([3.0, 1.0], 1.0), ([1.0, 3.0], 1.0)):
         left = iter(times)
-        lab = SimpleNamespace(typical=lambda _candidate, _seconds, left=left: next(left), paced=(0.5, -math.inf))
-        assert Lab._between(lab, lambda: "timed") == ("timed", usual)
+        evaluator = SimpleNamespace(typical=lambda _candidate, _seconds, left=left: next(left), paced=(0.5, -math.inf))
+        assert Evaluator._between(evaluator, lambda: "timed") == ("timed", usual)
         assert next(left, None) is None
 
 
 def test_what_was_timed_a_moment_ago_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     left, clock = iter([3.0, 2.0, 4.0, 5.0, 6.0]), iter([0.0, 0.1, 0.1001, 0.2, 0.3, 0.4])
-    monkeypatch.setattr("sparsetir.tuning.lab.time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    lab = SimpleNamespace(typical=lambda _candidate, _seconds: next(left), paced=(0.5, -math.inf))
-    assert [Lab._between(lab, lambda: None)[1] for _ in range(3)] == [2.0, 2.0, 5.0]
+    monkeypatch.setattr("sparsetir.tuning.evaluator.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    evaluator = SimpleNamespace(typical=lambda _candidate, _seconds: next(left), paced=(0.5, -math.inf))
+    assert [Evaluator._between(evaluator, lambda: None)[1] for _ in range(3)] == [2.0, 2.0, 5.0]
 
 
 def test_a_collection_is_measured_again(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from scheduling import csr_of_row_lengths
 from sparsetir.bench import suite
 from sparsetir.errors import ScheduleError
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
-from sparsetir.lower.columns import PANEL
-from sparsetir.lower.pack_panels import PackPanels
 from sparsetir.lower.rewriting import collect
+from sparsetir.lower.rows.columns import PANEL
+from sparsetir.lower.rows.pack_operands import PackOperands
 from sparsetir.schedules import Choices, schedule
 from sparsetir.tuning.space import fixed
 
@@ -161,13 +161,13 @@ def test_every_family(family: str) -> None:
 def marked(func: tirx.PrimFunc, choices: Choices) -> tirx.PrimFunc:
     """The loops of a program before panels are made."""
     second = schedule(run(TO_STAGE_2, as_module(func)), choices, reorders=True).mod
-    before = TO_STAGE_3[: TO_STAGE_3.index(PackPanels)]
+    before = TO_STAGE_3[: TO_STAGE_3.index(PackOperands)]
     return next(iter(run(before, second).functions.values()))
 
 
 def packed(func: tirx.PrimFunc, choices: Choices) -> list[str]:
     """The scratch of a program's panels."""
-    panels = PackPanels(as_module(marked(func, choices)))
+    panels = PackOperands(as_module(marked(func, choices)))
     found = next(iter(panels.functions.values()))
     return [str(a.buffer.name) for a in collect(found.body, tirx.AllocBuffer) if "_panel" in str(a.buffer.name)]
 
@@ -260,13 +260,13 @@ def test_groups_of_rows_are_shared_out_by_nonzeros() -> None:
 
 def test_loops_without_a_mark_stay() -> None:
     func = marked(sparsetir.ops.spmm(), Choices())
-    assert tvm_ffi.structural_equal(PackPanels(as_module(func))["spmm"], func)
+    assert tvm_ffi.structural_equal(PackOperands(as_module(func))["spmm"], func)
 
 
 def test_no_mark_is_left() -> None:
     for func in (sparsetir.ops.spmm(), normalised, transposed("C")):
         before = marked(func, Choices(panel=32, tile=32))
-        after = next(iter(PackPanels(as_module(before)).functions.values()))
+        after = next(iter(PackOperands(as_module(before)).functions.values()))
         marks = [sum(PANEL in f.annotations for f in collect(x.body, tirx.For)) for x in (before, after)]
         assert marks == [1, 0]
 

@@ -19,25 +19,25 @@ from fences import fenced
 from scheduling import csr_of_row_lengths, program, stage2_schedule
 from sparsetir.errors import LoweringError, ScheduleError
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
-from sparsetir.lower.balance_loops import CHUNKS, PARALLEL_MARK, BalanceLoops, work_before
-from sparsetir.lower.bound_locals import BoundLocals
-from sparsetir.lower.check_caches import CheckCaches
-from sparsetir.lower.check_scratch import CheckScratch
-from sparsetir.lower.check_writes import CheckWrites
-from sparsetir.lower.decompose_init import DecomposeInit
-from sparsetir.lower.guard_copies import GuardCopies
-from sparsetir.lower.guard_domains import GuardDomains
-from sparsetir.lower.hoist_scratch import HoistScratch
-from sparsetir.lower.insert_prefetch import InsertPrefetch
-from sparsetir.lower.keep_accumulators import KeepAccumulators
-from sparsetir.lower.lower_find import LowerFind
-from sparsetir.lower.peel_tiles import PeelTiles
-from sparsetir.lower.promote_halves import PromoteHalves
+from sparsetir.lower.checks.check_caches import CheckCaches
+from sparsetir.lower.checks.check_scratch import CheckScratch
+from sparsetir.lower.checks.check_writes import CheckWrites
+from sparsetir.lower.checks.guard_copies import GuardCopies
+from sparsetir.lower.checks.guard_domains import GuardDomains
+from sparsetir.lower.host.bound_locals import BoundLocals
+from sparsetir.lower.host.decompose_init import DecomposeInit
+from sparsetir.lower.host.hoist_scratch import HoistScratch
+from sparsetir.lower.host.lower_find import LowerFind
+from sparsetir.lower.host.promote_halves import PromoteHalves
+from sparsetir.lower.host.promote_to_stack import PromoteToStack
+from sparsetir.lower.host.replace_aggregates import ReplaceAggregates
 from sparsetir.lower.rewriting import collect, renewed
-from sparsetir.lower.serialize_lanes import SerializeLanes
-from sparsetir.lower.split_locals import SplitLocals
-from sparsetir.lower.stack_locals import StackLocals
-from sparsetir.lower.unroll_ragged import UnrollRagged
+from sparsetir.lower.rows.balance_nonzeros import CHUNKS, PARALLEL_MARK, BalanceNonzeros, work_before
+from sparsetir.lower.vector.insert_prefetch import InsertPrefetch
+from sparsetir.lower.vector.peel_remainders import PeelRemainders
+from sparsetir.lower.vector.promote_registers import PromoteRegisters
+from sparsetir.lower.vector.scalarize_loops import ScalarizeLoops
+from sparsetir.lower.vector.unroll_ragged import UnrollRagged
 from sparsetir.schedules import Choices, schedule
 
 PARALLEL, VECTORIZED, UNROLLED = tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED, tirx.ForKind.UNROLLED
@@ -89,7 +89,7 @@ def plain(x: tir.Buffer((8,), "float32"), y: tir.Buffer((8,), "float32")) -> Non
 
 
 FLAT = [
-    BalanceLoops,
+    BalanceNonzeros,
     BoundLocals,
     CheckScratch,
     DecomposeInit,
@@ -97,11 +97,11 @@ FLAT = [
     GuardDomains,
     HoistScratch,
     InsertPrefetch,
-    KeepAccumulators,
+    PromoteRegisters,
     LowerFind,
-    PeelTiles,
+    PeelRemainders,
     PromoteHalves,
-    SerializeLanes,
+    ScalarizeLoops,
     UnrollRagged,
 ]
 
@@ -111,7 +111,7 @@ def test_a_pass_leaves_alone_what_is_not_its_own(step: Any) -> None:
     assert tvm_ffi.structural_equal(applied(plain, step), as_module(plain)["plain"])
 
 
-# ---------------------------------------------------------------- BalanceLoops
+# ---------------------------------------------------------------- BalanceNonzeros
 
 
 def _visits(chunks: int) -> tirx.PrimFunc:
@@ -147,7 +147,7 @@ def _owner_is_the_chunk(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 @functools.cache
 def _balanced(chunks: int) -> Any:
-    return compiled(_owner_is_the_chunk(applied(_visits(chunks), BalanceLoops)))
+    return compiled(_owner_is_the_chunk(applied(_visits(chunks), BalanceNonzeros)))
 
 
 LENGTHS = {
@@ -195,7 +195,7 @@ def test_rows_are_weighed_by_their_innermost_positions() -> None:
                 for k in range(ptr1[ptr0[i] + j + 1] - ptr1[ptr0[i] + j]):
                     tir.evaluate(k)
 
-    function = compiled(_owner_is_the_chunk(applied(main, BalanceLoops)))
+    function = compiled(_owner_is_the_chunk(applied(main, BalanceNonzeros)))
     ptr0 = (np.arange(41) * 2).astype("int32")
     points = np.concatenate([[0], np.cumsum([0] * 60 + [50] * 20)]).astype("int32")
     owner = np.zeros(40, "int32")
@@ -214,7 +214,7 @@ def test_rows_without_a_ragged_loop_are_shared_evenly() -> None:
             who[i] = -7
 
     owner = np.zeros(10, "int32")
-    compiled(_owner_is_the_chunk(applied(main, BalanceLoops)))(owner, 10)
+    compiled(_owner_is_the_chunk(applied(main, BalanceNonzeros)))(owner, 10)
     assert np.bincount(owner, minlength=4).tolist() == [2, 3, 2, 3]
 
 
@@ -225,7 +225,7 @@ def test_only_independent_loops_are_shared() -> None:
             y[0] = y[0] + x[i]
 
     with pytest.raises(ScheduleError, match=r"sparsetir\.chunks"):
-        applied(main, BalanceLoops)
+        applied(main, BalanceNonzeros)
 
 
 # ---------------------------------------------------------------- DecomposeInit
@@ -412,7 +412,7 @@ for i in range((starts[1] - starts[0]) * 8):
         applied(func, CheckWrites)
 
 
-# ---------------------------------------------------------------- HoistScratch, CheckScratch and SerializeLanes
+# ---------------------------------------------------------------- HoistScratch, CheckScratch and ScalarizeLoops
 
 
 def test_scratch_of_unknown_size_leaves_serial_loops() -> None:
@@ -458,7 +458,7 @@ def test_scratch_that_tvm_cannot_place_is_refused() -> None:
         applied(main, CheckScratch)
 
 
-# ---------------------------------------------------------------- SplitLocals
+# ---------------------------------------------------------------- ReplaceAggregates
 
 
 def _tile(lane: str) -> tirx.PrimFunc:
@@ -482,7 +482,7 @@ def main(x: T.Buffer((800,), "float32"), y: T.Buffer((3200,), "float32"), z: T.B
 
 
 def test_large_tiles_are_taken_apart() -> None:
-    func = applied(_tile("i * 32 + k"), SplitLocals, StackLocals)
+    func = applied(_tile("i * 32 + k"), ReplaceAggregates, PromoteToStack)
     arrays = [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
     assert [[int(n) for n in b.ty.shape] for b in arrays] == [[32]] * 8
     assert {str(b.ty.storage_scope) for b in arrays} == {"global"}
@@ -494,7 +494,7 @@ def test_large_tiles_are_taken_apart() -> None:
 
 def test_tiles_whose_vectors_are_in_several_parts_stay_whole() -> None:
     func = _tile("k * 8 + i")
-    assert tvm_ffi.structural_equal(applied(func, SplitLocals), func)
+    assert tvm_ffi.structural_equal(applied(func, ReplaceAggregates), func)
 
 
 def test_work_is_that_of_the_loop_with_the_most_inside() -> None:
@@ -531,7 +531,7 @@ def main(starts: T.Buffer((9,), "int32"), x: T.Buffer((8,), "float32"), n: T.int
     ],
 )
 def test_lanes_that_differ_take_turns(extent: str, body: str, kept: int) -> None:
-    func = applied(_lanes(extent, body), SerializeLanes)
+    func = applied(_lanes(extent, body), ScalarizeLoops)
     assert len(loops(func, VECTORIZED)) == kept
     assert len(loops(func)) == len(loops(_lanes(extent, body)))
 
@@ -550,7 +550,7 @@ def test_copies_define_their_own_variables() -> None:
     assert tvm_ffi.structural_equal(renewed(main.body), main.body)
 
 
-# ---------------------------------------------------------------- PeelTiles
+# ---------------------------------------------------------------- PeelRemainders
 
 
 @functools.cache
@@ -577,8 +577,8 @@ def test_vector_loops_have_no_checks(tile: int) -> None:
     ko, ki = sch.split(k, [None, tile])
     sch.reorder(ko, j, ki)
     sch.vectorize(ki)
-    flat = run(TO_STAGE_3[: TO_STAGE_3.index(PeelTiles)], sch.mod)
-    func = next(iter(run([PeelTiles, tirx.transform.ConvertSSA()], flat).functions.values()))
+    flat = run(TO_STAGE_3[: TO_STAGE_3.index(PeelRemainders)], sch.mod)
+    func = next(iter(run([PeelRemainders, tirx.transform.ConvertSSA()], flat).functions.values()))
     widths = {int(loop.extent) for loop in loops(func, VECTORIZED)}
     assert widths == {width for width in (4, 8, 16, 32, 64) if width <= tile}
     assert not any(collect(loop.body, tirx.IfThenElse) for loop in loops(func, VECTORIZED))
@@ -593,7 +593,7 @@ def test_an_odd_tile_keeps_its_check() -> None:
                 if o * 6 + i < n:
                     X[o * 6 + i] = tir.float32(1)
 
-    assert tvm_ffi.structural_equal(applied(main, PeelTiles), as_module(main)["main"])
+    assert tvm_ffi.structural_equal(applied(main, PeelRemainders), as_module(main)["main"])
 
 
 def test_a_tile_whose_number_is_used_otherwise_keeps_its_check() -> None:
@@ -605,7 +605,7 @@ def test_a_tile_whose_number_is_used_otherwise_keeps_its_check() -> None:
                 if o * 8 + i < n:
                     X[o * 8 + i] = o
 
-    func = applied(main, PeelTiles)
+    func = applied(main, PeelRemainders)
     for n in (0, 1, 7, 8, 21):
         out = np.full(n, -1, "int32")
         if n:
@@ -695,7 +695,7 @@ def test_every_index_of_a_chain_is_clamped() -> None:
 
 def test_each_line_of_a_gathered_tile_is_fetched_once() -> None:
     mod = schedule(run(TO_STAGE_2, as_module(program("csrmm"))), Choices(tile=64, chunks=0, prefetch=4)).mod
-    flat = run(TO_STAGE_3[: TO_STAGE_3.index(PeelTiles)], mod)
+    flat = run(TO_STAGE_3[: TO_STAGE_3.index(PeelRemainders)], mod)
     func = applied(next(iter(flat.functions.values())), InsertPrefetch)
     fetched = [str(c.args[1]) for c in _prefetches(func) if "address_of" not in str(c.op)]
     assert len(fetched) == len(set(fetched)) == 64 * 4 // 64
@@ -711,7 +711,7 @@ def test_nothing_is_fetched_without_a_gather() -> None:
     assert not _prefetches(applied(main, InsertPrefetch))
 
 
-# ---------------------------------------------------------------- KeepAccumulators
+# ---------------------------------------------------------------- PromoteRegisters
 
 
 def _stores(node: Any, name: str) -> list[tirx.BufferStore]:
@@ -726,7 +726,7 @@ def test_a_running_value_leaves_memory_alone_inside_the_loop() -> None:
         for i in range(n):
             Y[0] = Y[0] + X[i]
 
-    func = applied(main, KeepAccumulators)
+    func = applied(main, PromoteRegisters)
     (inner,) = loops(func)
     assert not _stores(inner, "Y")
     assert len(_stores(func.body, "Y")) == 1
@@ -746,7 +746,7 @@ def test_a_loop_without_steps_does_not_touch_its_element() -> None:
             Y[at] = Y[at] + X[i]
 
     out = fenced(np.array([3], "float32"))
-    compiled(applied(main, KeepAccumulators))(np.zeros(4, "float32"), out, 1 << 20, 0)
+    compiled(applied(main, PromoteRegisters))(np.zeros(4, "float32"), out, 1 << 20, 0)
     assert out[0] == 3
 
 
@@ -757,7 +757,7 @@ def test_other_elements_of_the_buffer_keep_it_in_memory() -> None:
         for i in range(n):
             Y[0] = Y[0] + Y[i]
 
-    func = applied(main, KeepAccumulators)
+    func = applied(main, PromoteRegisters)
     assert tvm_ffi.structural_equal(func, as_module(main)["main"])
 
 
@@ -769,7 +769,7 @@ def test_an_element_that_moves_stays_in_memory() -> None:
         for i in range(n):
             Y[X[i]] = Y[X[i]] + tir.float32(1)
 
-    assert tvm_ffi.structural_equal(applied(main, KeepAccumulators), as_module(main)["main"])
+    assert tvm_ffi.structural_equal(applied(main, PromoteRegisters), as_module(main)["main"])
 
 
 def test_a_subscript_that_the_loop_changes_stays_in_memory() -> None:
@@ -779,7 +779,7 @@ def test_a_subscript_that_the_loop_changes_stays_in_memory() -> None:
         for _ in range(n):
             Y[Y[0]] = Y[Y[0]] + 1
 
-    assert tvm_ffi.structural_equal(applied(main, KeepAccumulators), as_module(main)["main"])
+    assert tvm_ffi.structural_equal(applied(main, PromoteRegisters), as_module(main)["main"])
 
 
 @pytest.mark.parametrize("condition", ["0 < n", "n > 0", "ok[0]", "not ok[0]", "0 < n and ok[0]", "1 < n"])
@@ -792,7 +792,7 @@ def main(y: tir.Buffer((4,), "float32"), ok: tir.Buffer((1,), "bool"), n: tir.in
     for i in range(n):
         y[1] = y[1] + 2.0
 """
-    func = applied(tvm.script.from_source(text, {"tir": tir}), KeepAccumulators)
+    func = applied(tvm.script.from_source(text, {"tir": tir}), PromoteRegisters)
     reads = [x for x in collect(func.body, ir.TensorLoad) if str(x.source.name) == "y"]
     assert len(reads) == 1
     for n, ok in itertools.product((0, 1, 3), (False, True)):
@@ -1051,7 +1051,7 @@ def test_half_sums_round_once() -> None:
         for i in range(n):
             Y[0] = Y[0] + X[i]
 
-    func = applied(main, KeepAccumulators, PromoteHalves)
+    func = applied(main, PromoteRegisters, PromoteHalves)
     out = np.zeros(1, "float16")
     compiled(func)(np.full(4096, 1, "float16"), out, 4096)
     assert out[0] == 4096, "a float16 sum of ones stops at 2048"

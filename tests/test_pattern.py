@@ -26,8 +26,8 @@ from sparsetir import CooTensor, SparseTensor, formats
 from sparsetir.bench import MissingPackageError, portrait, timing
 from sparsetir.bench import formats as bench_formats
 from sparsetir.bench.portrait import portrait as draw_portrait
-from sparsetir.build import write_cache
 from sparsetir.cli import main, parser
+from sparsetir.compile.build import write_cache
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, VerifyError
 from sparsetir.formats import statistics
 from sparsetir.formats.candidates import MOST_VALUES, RULES, candidates, considered

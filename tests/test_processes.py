@@ -18,9 +18,9 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir import formats, ops
+from sparsetir.call.signature import checks_are_on
 from sparsetir.errors import ArgumentError
-from sparsetir.signature import checks_are_on
-from sparsetir.tuning.crew import Process
+from sparsetir.tuning.pool import Process
 
 SECONDS = 120  # in which a child that does not hang has answered, however busy the machine is
 A = sp.random_array((4000, 300), density=0.02, format="csr", dtype="float32", rng=np.random.default_rng(0))
@@ -166,7 +166,7 @@ def test_a_child_leaves_like_any_process() -> None:
 
 @forks
 def test_a_child_leaves_the_cache_and_the_workers_to_its_parent(kernel: Any) -> None:
-    pending, idle = sys.modules["sparsetir.build"]._pending, Process.idle
+    pending, idle = sys.modules["sparsetir.compile.build"]._pending, Process.idle
     lists: list[list[Any]] = [pending, idle]
     for each in lists:
         each.append(None)

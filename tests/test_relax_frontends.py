@@ -165,7 +165,7 @@ def test_a_full_disk_is_said(affine: srelax.CompiledModel, tmp_path: Path, monke
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("sparsetir.disk_cache.check_room", full)
+    monkeypatch.setattr("sparsetir.compile.disk_cache.check_room", full)
     with pytest.raises(WriteError, match=r"affine.so cannot be written: No space left on device"):
         affine.save(tmp_path / "affine.so")
     assert not list(tmp_path.iterdir())

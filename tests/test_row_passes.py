@@ -16,14 +16,14 @@ from tvm.script import tirx as tir
 import sparsetir
 from fences import fenced
 from sparsetir import formats
-from sparsetir.build import native_target
+from sparsetir.compile.build import native_target
 from sparsetir.lower import as_module
-from sparsetir.lower.fuse_rows import FuseRows
-from sparsetir.lower.gather_words import GatherWords, gather
-from sparsetir.lower.hoist_guards import HoistGuards
-from sparsetir.lower.mask_lanes import MaskLanes
 from sparsetir.lower.rewriting import collect
-from sparsetir.lower.version_edges import VersionEdges
+from sparsetir.lower.rows.fuse_loops import FuseLoops
+from sparsetir.lower.vector.scalarize_gathers import ScalarizeGathers, gather
+from sparsetir.lower.vector.unswitch_loops import UnswitchLoops
+from sparsetir.lower.vector.vectorize_masked import VectorizeMasked
+from sparsetir.lower.vector.version_loops import VersionLoops
 from sparsetir.schedules import Choices
 
 PARALLEL = tirx.ForKind.PARALLEL
@@ -69,7 +69,7 @@ def matrices() -> dict[str, Any]:
     return {name: sp.csr_array(a).astype(np.float32) for name, a in found.items()}
 
 
-# ---------------------------------------------------------------- FuseRows
+# ---------------------------------------------------------------- FuseLoops
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 16])
@@ -99,7 +99,7 @@ def test_rows_of_blocks_stay_together() -> None:
 
 
 def fused(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    return FuseRows(as_module(func))[func.attrs["global_symbol"]]
+    return FuseLoops(as_module(func))[func.attrs["global_symbol"]]
 
 
 def pair(second: str, *, ascending: str = "rows") -> tirx.PrimFunc:
@@ -191,7 +191,7 @@ def test_an_unsorted_list_stays_apart() -> None:
     assert not parallel_loops(fused(pair("y[rows[r]] = y[rows[r]] + x[r]", ascending="others")))
 
 
-# ---------------------------------------------------------------- VersionEdges
+# ---------------------------------------------------------------- VersionLoops
 
 
 @pytest.mark.parametrize("shape", [(m, n) for m in (1, 2, 3, 4, 5, 8, 13) for n in (1, 4, 7)])
@@ -216,7 +216,7 @@ def main(x: tir.Buffer((64,), "float32"), m: tir.int32):
 def versioned(condition: str) -> tirx.For:
     """The outer loop of a program that tests `condition` in its inner one."""
     func = tvm.script.from_source(EDGE.format(condition=condition), {"tir": tir})
-    return collect(VersionEdges(as_module(func))["main"].body, tirx.For)[0]
+    return collect(VersionLoops(as_module(func))["main"].body, tirx.For)[0]
 
 
 def test_a_row_is_tested_at_its_hardest_lane() -> None:
@@ -231,7 +231,7 @@ def test_what_no_row_decides_stays(condition: str) -> None:
     assert not isinstance(versioned(condition).body, tirx.IfThenElse)
 
 
-# ---------------------------------------------------------------- HoistGuards
+# ---------------------------------------------------------------- UnswitchLoops
 
 GUARDED = """
 @tir.prim_func(s_tir=True)
@@ -244,7 +244,7 @@ def main(x: tir.Buffer((64,), "float32"), y: tir.Buffer((64,), "float32"), at: t
 
 def hoisted(store: str, lanes: str = "tir.vectorized(8)") -> tirx.For:
     text = GUARDED.format(store=store, lanes=lanes)
-    return collect(HoistGuards(as_module(tvm.script.from_source(text, {"tir": tir})))["main"].body, tirx.For)[0]
+    return collect(UnswitchLoops(as_module(tvm.script.from_source(text, {"tir": tir})))["main"].body, tirx.For)[0]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_padding_does_not_spread_what_is_not_finite() -> None:
         np.testing.assert_array_equal(decomposed(format)(A=A, B=B), A @ B)
 
 
-# ---------------------------------------------------------------- GatherWords
+# ---------------------------------------------------------------- ScalarizeGathers
 
 
 def lanes_in(func: tirx.PrimFunc) -> list[tirx.For]:
@@ -306,7 +306,7 @@ GATHERED = "a[p + j] * x[indices[p + j], 2]"
 
 def worded(value: str = GATHERED, idtype: str = "int32", lanes: int = 8) -> tirx.PrimFunc:
     text = GATHER.format(value=value, idtype=idtype, lanes=lanes)
-    return GatherWords(as_module(tvm.script.from_source(text, {"tir": tir})))["main"]
+    return ScalarizeGathers(as_module(tvm.script.from_source(text, {"tir": tir})))["main"]
 
 
 def run_lanes(func: tirx.PrimFunc, *args: Any) -> None:
@@ -369,7 +369,7 @@ def test_what_a_named_value_leads_to_stays() -> None:
         assert (gather(lanes) is None) is stays
 
 
-# ---------------------------------------------------------------- MaskLanes
+# ---------------------------------------------------------------- VectorizeMasked
 
 
 def lanes_of(kernel: Any) -> list[tirx.For]:
@@ -498,9 +498,8 @@ def main(x: tir.Buffer((64,), "float32"), y: tir.Buffer((8,), "float32"), at: ti
 
 
 def masked(condition: str, term: str) -> list[tirx.For]:
-    func = MaskLanes(as_module(tvm.script.from_source(LANES.format(condition=condition, term=term), {"tir": tir})))[
-        "main"
-    ]
+    text = LANES.format(condition=condition, term=term)
+    func = VectorizeMasked(as_module(tvm.script.from_source(text, {"tir": tir})))["main"]
     return [f for f in collect(func.body, tirx.For) if f.kind == tirx.ForKind.VECTORIZED]
 
 
@@ -550,7 +549,7 @@ def main(y: tir.Buffer((64,), "float32"), at: tir.Buffer((64,), "int32"), n: tir
 )
 def test_stores_of_all_lanes_go_without_their_guards(condition: str, expected: bool) -> None:
     module = as_module(tvm.script.from_source(STORES.format(condition=condition), {"tir": tir}))
-    func = MaskLanes(module)["main"]
+    func = VectorizeMasked(module)["main"]
     tests = [i for i in collect(func.body, tirx.IfThenElse) if i.else_case is not None]
     assert [("p < 7" in str(i.condition), len(collect(i.then_case, tirx.BufferStore))) for i in tests] == (
         [("p < 7" in condition, 1)] if expected else []

@@ -17,12 +17,13 @@ import scipy.sparse as sp
 from tvm import relax, s_tir
 
 import sparsetir
-from sparsetir import formats, ops, saving
+from sparsetir import formats, ops
+from sparsetir.call import saving
 from sparsetir.errors import ArgumentError, FileFormatError
 from sparsetir.formats.text import parse
 from sparsetir.schedules import Choices
 
-builds = importlib.import_module("sparsetir.build")
+builds = importlib.import_module("sparsetir.compile.build")
 A = sp.random_array((24, 20), density=0.2, format="csr", dtype="float32", rng=np.random.default_rng(0))
 B = np.random.default_rng(1).standard_normal((20, 8)).astype("float32")
 

@@ -22,9 +22,9 @@ from sparsetir.formats.special import SELL
 from sparsetir.interop import CooTensor
 from sparsetir.ir import decode
 from sparsetir.lower import as_module
+from sparsetir.lower.host.promote_to_stack import MOST_BYTES, PromoteToStack
 from sparsetir.lower.rewriting import collect
-from sparsetir.lower.stack_locals import MOST_BYTES, StackLocals
-from sparsetir.lower.sum_ragged import SUM, SumRagged
+from sparsetir.lower.vector.sum_ragged import SUM, SumRagged
 from sparsetir.schedules import Choices
 
 VECTORIZED = tirx.ForKind.VECTORIZED
@@ -278,7 +278,7 @@ def main(x: tir.Buffer((8,), "float32"), y: tir.Buffer((8,), "float32")):
 @pytest.mark.parametrize(("size", "scope"), [(1, "global"), (255, "global"), (256, "local")])
 def test_small_local_arrays_are_on_the_stack(size: int, scope: str) -> None:
     func = tvm.script.from_source(LOCALS.format(size=size), {"tir": tir})
-    found = StackLocals(as_module(func))["main"]
+    found = PromoteToStack(as_module(func))["main"]
     (array,) = (a.buffer for a in collect(found.body, tirx.AllocBuffer))
     assert str(array.ty.storage_scope) == scope
     assert (4 * size < MOST_BYTES) == (scope == "global")

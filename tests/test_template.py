@@ -19,20 +19,21 @@ from tvm import s_tir
 
 import sparsetir
 from sparsetir import formats, ops
-from sparsetir.build import write_cache
+from sparsetir.compile.build import write_cache
 from sparsetir.errors import ArgumentTypeError, ScheduleError, SparseTIRError, TuningError
 from sparsetir.lower import as_module
-from sparsetir.schedules import Choices, Config, Knobs, Split, Template, leaves
-from sparsetir.schedules.knobs import factorisations, powers
-from sparsetir.tuning import Candidate, Database, Key, Record, autotune, crew, features, replay, tune, tune_sparse
+from sparsetir.schedules import Choices, leaves
+from sparsetir.tuning import Candidate, Database, Key, Record, autotune, features, pool, replay, tune, tune_sparse
 from sparsetir.tuning import session as sessions
 from sparsetir.tuning.cases import Case
 from sparsetir.tuning.encoding import Encoding
-from sparsetir.tuning.lab import Lab
+from sparsetir.tuning.evaluator import Evaluator
+from sparsetir.tuning.knobs import Config, Knobs, Split, factorisations, powers
 from sparsetir.tuning.model import CostModel, of_width
 from sparsetir.tuning.space import Space
+from sparsetir.tuning.templates import Template
 
-building = importlib.import_module("sparsetir.build")  # sparsetir.build is the function
+building = importlib.import_module("sparsetir.compile.build")  # sparsetir.build is the function
 
 FEAT = 16
 BLOCKS = formats.bsr(2, 2)
@@ -379,7 +380,7 @@ def test_the_winner_is_built_with_its_values(monkeypatch: pytest.MonkeyPatch) ->
     def it_wins(cases: Any, **_kwargs: Any) -> dict[Any, float]:
         return {c: 0.5 if c is not None and c.choices == wanted else 1.0 for c in cases}
 
-    monkeypatch.setattr(crew, "duel", it_wins)
+    monkeypatch.setattr(pool, "duel", it_wins)
     monkeypatch.setattr(sessions, "duel", it_wins)
     monkeypatch.setattr(tune, "finalists", lambda history, _cost: [Candidate(wanted)])
     result = tune_sparse(ops.spmm(), arguments(), schedule=tiled, strategy="exhaustive", isolate=False, progress=False)
@@ -491,18 +492,18 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("templates_of_a_test")
 
 
-def first_lane(template: Template) -> Any:
+def first_worker(template: Template) -> Any:
     """Where candidates of a template run if workers are wanted."""
-    found = crew.crew_of(Lab(ops.spmm(), arguments(), None, template), isolate=True)
+    found = pool.pool_of(Evaluator(ops.spmm(), arguments(), None, template), isolate=True)
     found.close()
-    return found.lanes[0]
+    return found.workers[0]
 
 
 def test_workers_turn_the_knobs(imported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = Lab(ops.spmm(), arguments(), None, imported.of_width)
-    workers = crew.crew_of(lab, [BLOCKS], isolate=True)
-    assert isinstance(workers.lanes[0], crew.Worker)
-    assert workers.values(None) == lab.prepare(None).values == {"tile": ((None, 4), (None, 8))}
+    evaluator = Evaluator(ops.spmm(), arguments(), None, imported.of_width)
+    workers = pool.pool_of(evaluator, [BLOCKS], isolate=True)
+    assert isinstance(workers.workers[0], pool.RemoteWorker)
+    assert workers.values(None) == evaluator.prepare(None).values == {"tile": ((None, 4), (None, 8))}
     assert workers.values(BLOCKS) is None
     assert "Cannot find a block with the name: spmm" in workers.refused[BLOCKS]
     right, wrong = (Candidate(Config.of({"tile": tile})) for tile in ((None, 8), (2, 4)))
@@ -512,19 +513,19 @@ def test_workers_turn_the_knobs(imported: Any, monkeypatch: pytest.MonkeyPatch) 
     workers.close()
 
     monkeypatch.setattr(imported, "WIDTH", 8)  # another template than the one that a worker would import
-    assert isinstance(first_lane(imported.of_width.with_values()), crew.Here)
+    assert isinstance(first_worker(imported.of_width.with_values()), pool.LocalWorker)
 
 
 def test_templates_that_a_worker_cannot_import_stay_here(imported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(first_lane(make(4)), crew.Here)
+    assert isinstance(first_worker(make(4)), pool.LocalWorker)
     folder = str(Path(imported.__file__).parent)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != folder])
     assert pickle.loads(pickle.dumps(imported.of_width)).function is imported.of_width.function
-    assert isinstance(first_lane(imported.of_width), crew.Here)
+    assert isinstance(first_worker(imported.of_width), pool.LocalWorker)
 
 
 def test_a_search_that_begins_where_a_template_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(crew.WORKER, "1")
+    monkeypatch.setenv(pool.WORKER, "1")
     with pytest.raises(TuningError, match=r"imported the module of a template.*below if __name__"):
         tune_sparse(ops.spmm(), arguments(), schedule=tiled, max_trials=2)
 

@@ -23,7 +23,7 @@ import scipy.sparse as sp
 from tvm.script import sparsetir as T
 
 from sparsetir import formats, ops
-from sparsetir.build import build, make_target, write_cache
+from sparsetir.compile.build import build, make_target, write_cache
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, TuningError
 from sparsetir.formats.pattern import pattern
 from sparsetir.formats.text import parse
@@ -37,9 +37,9 @@ from sparsetir.tuning import (
     Record,
     TuneResult,
     autotune,
-    crew,
     features,
     measure,
+    pool,
     replay,
     space,
     tune,
@@ -48,9 +48,8 @@ from sparsetir.tuning import (
 from sparsetir.tuning import session as sessions
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import fingerprint
+from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.features import Operands, Stored
-from sparsetir.tuning.forms import Form
-from sparsetir.tuning.lab import Lab
 from sparsetir.tuning.measure import Measurement
 from sparsetir.tuning.operands import make_case
 from sparsetir.tuning.progress import Progress
@@ -59,6 +58,7 @@ from sparsetir.tuning.search import BATCH, STRATEGIES, Search
 from sparsetir.tuning.space import Space
 from sparsetir.tuning.trials import Budget, Log, explore
 from sparsetir.tuning.tune import winner
+from sparsetir.tuning.variants import FormatVariant
 from sparsetir.tuning.workload import Workload
 
 FEAT = 16
@@ -273,14 +273,14 @@ def test_the_space_follows_the_sizes() -> None:
 
 
 def test_choices_that_change_nothing_are_left_out() -> None:
-    assert "tile" in space.open_choices(Form(ops.spmm(), None).second, threads=2)
-    assert "prefetch" not in space.open_choices(Form(ops.spmv(), None).second, threads=2)
-    assert "lanes" not in space.open_choices(Form(ops.spmm(), None).second, threads=2)
+    assert "tile" in space.open_choices(FormatVariant(ops.spmm(), None).second, threads=2)
+    assert "prefetch" not in space.open_choices(FormatVariant(ops.spmv(), None).second, threads=2)
+    assert "lanes" not in space.open_choices(FormatVariant(ops.spmm(), None).second, threads=2)
 
 
 def test_lanes_are_open_where_a_row_makes_one_number() -> None:
     target = make_target(None, ops.spmv())
-    assert space.open_choices(Form(ops.spmv(), None).second, threads=2, target=target)["lanes"] == LANES
+    assert space.open_choices(FormatVariant(ops.spmv(), None).second, threads=2, target=target)["lanes"] == LANES
 
 
 def test_free_sizes() -> None:
@@ -476,8 +476,8 @@ def test_inputs_are_not_changed_and_candidates_are_not_kept(cache: Path) -> None
 
 def wrong_for(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[Choices], bool], spoil: Callable[..., None]) -> None:
     """Let some candidates run `spoil` on their arguments instead of the kernel."""
-    compile_rightly = Form.compile
-    monkeypatch.setattr(Form, "compile", lambda self, c: spoil if is_bad(c) else compile_rightly(self, c))
+    compile_rightly = FormatVariant.compile
+    monkeypatch.setattr(FormatVariant, "compile", lambda self, c: spoil if is_bad(c) else compile_rightly(self, c))
 
 
 def test_a_wrong_candidate_never_wins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,7 +509,7 @@ def test_a_lucky_winner_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None
         seen.append(len(cases))
         return {name: (1.0 if name is None else 0.5 if len(seen) == 1 else 1.5) for name in cases}
 
-    monkeypatch.setattr(crew, "duel", lucky_once)
+    monkeypatch.setattr(pool, "duel", lucky_once)
     monkeypatch.setattr(sessions, "duel", lucky_once)
     result = tune_sparse(ops.spmm(), arguments(), max_trials=4, progress=False)
     assert seen == [4, 2]
@@ -525,7 +525,7 @@ def test_the_speedup_is_that_of_the_confirmation(monkeypatch: pytest.MonkeyPatch
         seen.append(len(cases))
         return {name: (1.0 if name is None else 0.25 if len(seen) == 1 else 0.5) for name in cases}
 
-    monkeypatch.setattr(crew, "duel", shrinking)
+    monkeypatch.setattr(pool, "duel", shrinking)
     monkeypatch.setattr(sessions, "duel", shrinking)
     assert tune_sparse(ops.spmm(), arguments(), max_trials=4, progress=False).speedup == 2.0
 
@@ -553,12 +553,12 @@ def test_few_calls_that_may_wait_for_a_core_are_not_enough(monkeypatch: pytest.M
 def test_a_lucky_first_turn_does_not_stay_the_best() -> None:
     lucky, steady = (Candidate(Choices(tile=tile)) for tile in (8, 16))
     turns, usual = {lucky: [1e-3, 3e-3, 3e-3], steady: [2e-3, 2e-3, 2e-3], None: [4e-3]}, 4e-3
-    lab = SimpleNamespace(
+    evaluator = SimpleNamespace(
         compile=lambda _candidate: None,
         time=lambda candidate: Measurement(turns[candidate].pop(0), usual=usual),
         beside=lambda candidate, _seconds: (turns[candidate].pop(0), usual),
     )
-    made = crew.Crew([crew.Here(lab)])
+    made = pool.Pool([pool.LocalWorker(evaluator)])
     made.time(None)
     found = dict(made.measure([lucky, steady]))
     assert {c: m.seconds for c, m in found.items()} == {lucky: 3e-3, steady: 2e-3}
@@ -575,15 +575,15 @@ def test_cases_are_compared_at_the_same_pace() -> None:
 
 
 def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    timed, seen = Lab.time, []
+    timed, seen = Evaluator.time, []
 
-    def stop_at_fourth(self: Lab, candidate: Candidate | None) -> Measurement:
+    def stop_at_fourth(self: Evaluator, candidate: Candidate | None) -> Measurement:
         seen.append(candidate)
         if len(seen) == 4:
             raise KeyboardInterrupt
         return timed(self, candidate)
 
-    monkeypatch.setattr(Lab, "time", stop_at_fourth)
+    monkeypatch.setattr(Evaluator, "time", stop_at_fourth)
     path, inputs = tmp_path / "tuning.jsonl", arguments()
     result = tune_sparse(ops.spmm(), inputs, max_trials=30, database=path, isolate=False, progress=False)
     assert result.interrupted
@@ -708,7 +708,7 @@ def test_a_format_that_wins_is_in_the_kernel(monkeypatch: pytest.MonkeyPatch) ->
     def blocks_win(cases: Any, **_kwargs: Any) -> dict[Any, float]:
         return {c: 0.5 if c is not None and c.format == BLOCKS else 1.0 for c in cases}
 
-    monkeypatch.setattr(crew, "duel", blocks_win)
+    monkeypatch.setattr(pool, "duel", blocks_win)
     monkeypatch.setattr(sessions, "duel", blocks_win)
     monkeypatch.setattr(tune, "finalists", lambda history, _cost: [r.candidate for r in history if r.candidate.format])
     inputs = blocked()

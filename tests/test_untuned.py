@@ -245,7 +245,7 @@ def test_choices_that_are_refused_leave_the_kernel_as_it_is(monkeypatch: pytest.
     A, B = scattered(30, 40, 200), np.ones((40, 8), np.float32)
     kernel = sparsetir.build(sparsetir.ops.spmm())
     monkeypatch.setattr(untuned.Suited, "changes", lambda *_args: {"tile": 3})  # no power of two
-    monkeypatch.setattr("sparsetir.kernel.SMALL_ELEMENTS", 0)
+    monkeypatch.setattr("sparsetir.call.kernel.SMALL_ELEMENTS", 0)
     bound = kernel.bind(A=A)
     for _ in range(3):
         np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-5)

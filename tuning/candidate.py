@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparsetir.formats.format import Format
-from sparsetir.schedules import Choices, Config
+from sparsetir.schedules import Choices
+from sparsetir.tuning.knobs import Config
 
 
 @dataclass(frozen=True)

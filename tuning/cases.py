@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import TuningError
-from sparsetir.schedules import Config
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database
 from sparsetir.tuning.encoding import SPECIALISED
+from sparsetir.tuning.knobs import Config
 from sparsetir.tuning.model import of_width
 
 LEAST = 8  # trials of a case

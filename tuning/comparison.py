@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparsetir.errors import SparseTIRError
-from sparsetir.schedules import Choices, Config
+from sparsetir.schedules import Choices
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import CHOICES, FORMAT, KEYS, KNOBS, Database, Key, Record
+from sparsetir.tuning.knobs import Config
 
 COMPARISON = "comparison"  # a line that has it is no trial
 # A tuned kernel takes the untuned one's place if it needs at most this share of its time.

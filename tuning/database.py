@@ -25,8 +25,9 @@ from sparsetir.errors import TuningError
 from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.formats.text import parse
 from sparsetir.ir import Program
-from sparsetir.schedules import Choices, Config
+from sparsetir.schedules import Choices
 from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.knobs import Config
 
 FORMAT = 2
 HEAD = b'{"format"'  # how a line begins, of any version

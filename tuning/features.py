@@ -17,8 +17,9 @@ import numpy as np
 from sparsetir.formats.pattern import MatrixPattern, Pattern
 from sparsetir.ir import SparseBuffer
 from sparsetir.machine import last_cache, private_cache
-from sparsetir.schedules import Choices, Config
+from sparsetir.schedules import Choices
 from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.knobs import Config
 
 GRID = 8  # cells of the density image in each direction
 BINS = 12  # of the histogram of row lengths

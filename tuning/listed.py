@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 
 from tvm import tirx
 
-from sparsetir.build import build, single
+from sparsetir.call.kernel import Timing
+from sparsetir.compile.build import build, single
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.format import Format
 from sparsetir.ir import decode
-from sparsetir.kernel import Timing
 from sparsetir.schedules import Choices
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database

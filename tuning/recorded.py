@@ -12,14 +12,14 @@ import tvm
 from tvm import tirx
 
 import sparsetir
-from sparsetir.build import _versions, build, single
+from sparsetir.call.kernel import Kernel
+from sparsetir.compile.build import _versions, build, single
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.kernel import Kernel
-from sparsetir.schedules import Template
 from sparsetir.script.printer import script
 from sparsetir.threads import get_num_threads
 from sparsetir.tuning.comparison import WORTH, Comparison, compared
 from sparsetir.tuning.database import Database, Key, Record, digest, machine_name
+from sparsetir.tuning.templates import Template
 from sparsetir.tuning.trials import is_untuned
 from sparsetir.tuning.tuned import TunedKernel, Variant
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from sparsetir.bench.report import markdown
 from sparsetir.formats.format import Format
-from sparsetir.schedules import Config
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.cases import Case, load
+from sparsetir.tuning.knobs import Config
 from sparsetir.tuning.model import Model
 from sparsetir.tuning.search import STRATEGIES, Search
 from sparsetir.tuning.space import Space, Values

@@ -10,16 +10,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sparsetir.composed import ComposedKernel
+from sparsetir.call.composed import ComposedKernel
+from sparsetir.call.kernel import Kernel
 from sparsetir.errors import ArgumentError
-from sparsetir.kernel import Kernel
-from sparsetir.schedules import Choices, Config, Template
+from sparsetir.schedules import Choices
 from sparsetir.tuning.comparison import Comparison
 from sparsetir.tuning.database import Key, Record
-from sparsetir.tuning.forms import with_knobs
+from sparsetir.tuning.knobs import Config
 from sparsetir.tuning.space import Values, start
+from sparsetir.tuning.templates import Template
 from sparsetir.tuning.trials import is_untuned
 from sparsetir.tuning.tuned import TunedKernel
+from sparsetir.tuning.variants import with_knobs
 
 SHOWN = 8
 OWN = "as it is"

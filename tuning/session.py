@@ -10,33 +10,34 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.build import single
+from sparsetir.call.finite import has_nan
+from sparsetir.call.kernel import Kernel
+from sparsetir.compile.build import single
 from sparsetir.errors import ArgumentError, TuningError
-from sparsetir.finite import has_nan
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern
-from sparsetir.kernel import Kernel
-from sparsetir.schedules import Config, Template
 from sparsetir.schedules import untuned as usual_choices
 from sparsetir.threads import get_num_threads
 from sparsetir.tuning import features
 from sparsetir.tuning.candidate import Candidate
-from sparsetir.tuning.crew import TIMEOUT, Process, can_send, crew_of
 from sparsetir.tuning.database import Database, Key, Record, fingerprint
 from sparsetir.tuning.encoding import Encoding
+from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.formats import dense_rows, promising
-from sparsetir.tuning.forms import own_storage
-from sparsetir.tuning.lab import Lab
+from sparsetir.tuning.knobs import Config
 from sparsetir.tuning.measure import duel, typical
 from sparsetir.tuning.model import CostModel
 from sparsetir.tuning.nearest import hints
+from sparsetir.tuning.pool import TIMEOUT, Process, can_send, pool_of
 from sparsetir.tuning.pretrained import prior_for
 from sparsetir.tuning.recorded import circumstances
 from sparsetir.tuning.report import OWN
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.space import Space
+from sparsetir.tuning.templates import Template
 from sparsetir.tuning.trials import is_untuned
 from sparsetir.tuning.tuned import TunedKernel, Variant
+from sparsetir.tuning.variants import own_storage
 from sparsetir.tuning.workload import Call
 
 MOST_VALUES = 2.5  # stored for each entry
@@ -77,36 +78,36 @@ class Session:
         self.finite = finite
         if isolate and can_send(inputs):
             Process.warm()
-        self.lab = Lab(single(program), inputs, target, template)
-        self.func, self.kernel, self.workload = self.lab.func, self.lab.kernel, self.lab.workload
+        self.evaluator = Evaluator(single(program), inputs, target, template)
+        self.func, self.kernel, self.workload = self.evaluator.func, self.evaluator.kernel, self.evaluator.workload
         sizes = self.sizes
-        self.flops = self.lab.known.flops(sizes) if self.lab.known is not None else None
+        self.flops = self.evaluator.known.flops(sizes) if self.evaluator.known is not None else None
         self.key = self._key()
-        name = self.lab.name
-        self.described = pattern(self.lab.inputs[name]) if name is not None else None
-        self.fixed = self.lab.fixed
+        name = self.evaluator.name
+        self.described = pattern(self.evaluator.inputs[name]) if name is not None else None
+        self.fixed = self.evaluator.fixed
         listed = self._formats(formats)
         self.named = None if formats is None else [None, *formats]
         if template is not None and not listed:
             # Raised from here, an error shows the line of the template.
-            template.space(self.lab.forms(None).form.second)
-        self.crew = crew_of(self.lab, listed, isolate=isolate, timeout=timeout)
+            template.space(self.evaluator.variants(None).form.second)
+        self.pool = pool_of(self.evaluator, listed, isolate=isolate, timeout=timeout)
         base = self.usual.choices if template is None else Config()
-        self.space = Space([None, *listed], self.crew.values, base)
+        self.space = Space([None, *listed], self.pool.values, base)
         self._check_template()
         self.facts = self._facts()
 
     @property
     def template(self) -> Template | None:
         """Whose knobs are searched."""
-        return self.lab.template
+        return self.evaluator.template
 
     def _check_template(self) -> None:
         """Raise unless the template, if there is one, fits the program as it is or over some format."""
         if self.template is None or any(self.space.values(format) is not None for format in self.space.formats):
             return
         self.close()
-        raise TuningError(f"{self.template!r} does not fit the program: {told(self.crew.refused)}")
+        raise TuningError(f"{self.template!r} does not fit the program: {told(self.pool.refused)}")
 
     def _formats(self, formats: Sequence[Format] | None) -> list[Format]:
         """Those that are worth trying, the likeliest first."""
@@ -116,7 +117,7 @@ class Session:
             return list(formats)
         if self.template is not None:  # it is written for the loops of the program as it is
             return []
-        return promising(self.described, most=MOST_VALUES, feat=dense_rows(self.lab.inputs))
+        return promising(self.described, most=MOST_VALUES, feat=dense_rows(self.evaluator.inputs))
 
     def _facts(self) -> dict[str, float]:
         """Numbers of the pattern."""
@@ -185,12 +186,12 @@ class Session:
 
     def conversion(self, format: Format | None) -> float:
         """Seconds that storing the sparse argument in a format took."""
-        found = self.crew.stored.get(format)
+        found = self.pool.stored.get(format)
         return found.seconds if found is not None else 0.0
 
     def close(self) -> None:
         """Let the worker processes go."""
-        self.crew.close()
+        self.pool.close()
 
     def may_have(self, candidate: Candidate | None) -> bool:
         """Whether the formats that were asked for, if any were, allow a candidate; None is the untuned kernel."""
@@ -198,7 +199,8 @@ class Session:
 
     def variant(self, candidate: Candidate) -> Variant:
         """A candidate on its own."""
-        return Variant(self.func, self.lab.target, candidate, self.lab.name, self.fixed, self.template, self.sizes)
+        known = self.evaluator
+        return Variant(self.func, known.target, candidate, known.name, self.fixed, self.template, self.sizes)
 
     def tuned(self, variant: Variant) -> Any:
         """The kernel of a variant as a caller gets it: one that takes other sizes and numbers that are not finite."""
@@ -220,15 +222,15 @@ class Session:
             return {}
         from sparsetir.bench import peers
 
-        known, (name, *_) = self.lab.known, names
+        known, (name, *_) = self.evaluator.known, names
         if known is None:
             raise ArgumentError(
                 f"{name} cannot be timed beside {self.kernel.name}, which is no program of sparsetir.ops"
             )
         # A buffer cannot be called T in a script.
-        operands = [self.lab.inputs.get(n, self.lab.inputs.get(f"{n}_")) for n in known.operands]
+        operands = [self.evaluator.inputs.get(n, self.evaluator.inputs.get(f"{n}_")) for n in known.operands]
         if any(operand is None for operand in operands):
-            wanted, given = ", ".join(known.operands), ", ".join(self.lab.inputs)
+            wanted, given = ", ".join(known.operands), ", ".join(self.evaluator.inputs)
             raise ArgumentError(f"{name} is timed on the arguments {wanted}; found {given}")
         peers.set_threads(get_num_threads())
         return {name: peers.setup(known.name, name)(*operands) for name in names}
@@ -237,8 +239,8 @@ class Session:
         """Seconds of other libraries, in turn with the kernel that is returned, if that takes `seconds`."""
         if not peers:
             return {}
-        bound = kernel.bind(**{n: v for n, v in self.lab.inputs.items() if n == self.lab.name})
-        others = {n: v for n, v in self.lab.inputs.items() if n != self.lab.name}
+        bound = kernel.bind(**{n: v for n, v in self.evaluator.inputs.items() if n == self.evaluator.name})
+        others = {n: v for n, v in self.evaluator.inputs.items() if n != self.evaluator.name}
         calls: dict[str | None, Call] = {None: lambda: bound(**others)}
         calls.update(peers)
         times = duel({name: partial(typical, call) for name, call in calls.items()})
@@ -250,13 +252,13 @@ class Session:
 
         The comparison that picks a winner flatters it: with noise, the fastest of several is also the luckiest.
         """
-        calls = {None: self.lab.untuned, candidate: self.watched(self.checked(candidate, kernel), kernel)}
+        calls = {None: self.evaluator.untuned, candidate: self.watched(self.checked(candidate, kernel), kernel)}
         return duel({name: partial(typical, call) for name, call in calls.items()})
 
     def watched(self, call: Callable[[], Any], kernel: Any) -> Callable[[], Any]:
         """A call with the look at its results that it costs where the format multiplies zeros."""
         parts = getattr(kernel, "decomposition", None)
-        name, inputs = self.lab.name, self.lab.inputs
+        name, inputs = self.evaluator.name, self.evaluator.inputs
         if self.finite or parts is None or not parts.multiplies_zeros or name is None:
             return call
         if not kernel.convert(name, inputs[name]).padding:
@@ -273,7 +275,7 @@ class Session:
         """A call of a candidate's kernel that was run once and computed what it should."""
         compiled = getattr(kernel, "kernel", kernel)
         names = [str(p.name) for p in compiled.func.params]
-        call, wrong = self.lab.disagreement(compiled.function, names, candidate.format)
+        call, wrong = self.evaluator.disagreement(compiled.function, names, candidate.format)
         if wrong is not None:
             raise TuningError(f"the kernel of {candidate} is wrong: {wrong}")
         return call

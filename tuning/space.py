@@ -12,13 +12,14 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, tirx
 
-from sparsetir import sizes
-from sparsetir.build import scheduled
+from sparsetir.call import sizes
+from sparsetir.compile.build import scheduled
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.ir import Program, const
-from sparsetir.schedules import Choices, Config
+from sparsetir.schedules import Choices
 from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.knobs import Config
 
 Values = Mapping[str, tuple[Any, ...]]
 

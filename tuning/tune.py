@@ -13,17 +13,17 @@ from typing import Any
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.scalars import as_whole
-from sparsetir.schedules import Template
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.comparison import WORTH, Comparison, last_of, note, rescaled, winner
-from sparsetir.tuning.crew import TIMEOUT
 from sparsetir.tuning.database import Database, Record
 from sparsetir.tuning.guess import Guess, guess
 from sparsetir.tuning.measure import reason
+from sparsetir.tuning.pool import TIMEOUT
 from sparsetir.tuning.progress import Progress
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.session import Session, shown
+from sparsetir.tuning.templates import Template
 from sparsetir.tuning.trials import Asks, Budget, Cost, Log, explore, is_untuned, with_best
 
 # The fastest candidates of a search are compared again, interleaved with the untuned kernel.
@@ -210,10 +210,10 @@ def trials(
     try:
         log = Log(budget, search.seed, history, note)
         # What is measured now must be comparable with what was recorded.
-        session.crew.usual = next((r.seconds for r in history if is_untuned(r)), None)
+        session.pool.usual = next((r.seconds for r in history if is_untuned(r)), None)
         if not any(is_untuned(record) for record in history):
-            log.add(Candidate(), {}, session.crew.time(None))
-        explore(search, session.crew.measure, log, fixed=session.fixed, conversion=session.conversion, cost=cost)
+            log.add(Candidate(), {}, session.pool.time(None))
+        explore(search, session.pool.measure, log, fixed=session.fixed, conversion=session.conversion, cost=cost)
     except KeyboardInterrupt:
         if not any(is_untuned(record) for record in history):
             raise
@@ -241,7 +241,7 @@ def finish(
     mine = [r for r in history if r.fixed == session.fixed and not is_untuned(r)]
     close = finalists(mine, cost)
     extra = {r.candidate: cost(r) - (r.seconds or 0.0) for r in mine if r.seconds is not None}
-    times = session.crew.compare(close[:1] if interrupted else close)
+    times = session.pool.compare(close[:1] if interrupted else close)
     best, kernel = winner(added(times, extra)), session.kernel
     if best is not None:
         variant = session.variant(best)
@@ -251,7 +251,7 @@ def finish(
         kernel = kernel if best is None else session.tuned(variant)
     held = [replace(r, seconds=times[r.candidate]) for r in mine if r.candidate in times]
     ran = sorted((r for r in held if r.seconds != float("inf")), key=lambda r: r.seconds or 0.0)
-    found = Comparison(times[None], tuple(ran), best, amortize_over, session.lab.name)
+    found = Comparison(times[None], tuple(ran), best, amortize_over, session.evaluator.name)
     if not interrupted:
         with closing(records):
             note(records, session.key, found)
@@ -300,7 +300,7 @@ def unmeasured(
             session.checked(record.candidate, variant.built())
             kernel = session.tuned(variant)
         except (SparseTIRError, RuntimeError) as error:
-            session.crew.refuse(record.candidate.format, reason(error))
+            session.pool.refuse(record.candidate.format, reason(error))
             record = None
     best = untuned if record is None else record
     return result(session, search, history, budget, records, kernel, best, untuned, comparison=ended, is_recalled=True)
@@ -355,13 +355,13 @@ def result(
         space=session.space.values(best.candidate.format) or {},
         seconds=budget.elapsed,
         key=session.key,
-        checked_against=session.lab.checked_against,
+        checked_against=session.evaluator.checked_against,
         flops=session.flops,
         database=records.path,
         interrupted=interrupted,
         comparison=comparison,
         is_recalled=is_recalled,
-        refused={shown(format): why for format, why in session.crew.refused.items()},
+        refused={shown(format): why for format, why in session.pool.refused.items()},
         importance=search.importance(session.encoding.names),
         template=session.template,
     )

@@ -12,22 +12,22 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.build import build
-from sparsetir.composed import ComposedKernel
+from sparsetir.call.composed import ComposedKernel
+from sparsetir.call.finite import Watch, WatchedBound
+from sparsetir.call.kernel import BoundKernel, Kernel, Timing
+from sparsetir.call.plans import Unfit, fits
+from sparsetir.call.saving import save
+from sparsetir.call.signature import Signature
+from sparsetir.compile.build import build
 from sparsetir.errors import SparseTIRError
-from sparsetir.finite import Watch, WatchedBound
 from sparsetir.interop import is_sparse
 from sparsetir.ir import decode
-from sparsetir.kernel import BoundKernel, Kernel, Timing
-from sparsetir.plans import Unfit, fits
-from sparsetir.saving import save
-from sparsetir.schedules import Template
-from sparsetir.signature import Signature
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import fingerprint
-from sparsetir.tuning.forms import with_knobs
 from sparsetir.tuning.space import fixed
+from sparsetir.tuning.templates import Template
+from sparsetir.tuning.variants import with_knobs
 
 MOST_BOUND = 64  # sets of sizes for which a bound kernel keeps what it chose
 Sizes = Mapping[str, int]

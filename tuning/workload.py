@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.alignment import aligned
-from sparsetir.kernel import Kernel, _passed
+from sparsetir.call.kernel import Kernel, _passed
 
 Function = Callable[..., Any]
 Call = Callable[[], Any]

@@ -18,7 +18,7 @@ from tvm import ir, relax
 
 import sparsetir.relax as srelax
 from sparsetir.bench.timing import Timing, interleave
-from sparsetir.build import native_target
+from sparsetir.compile.build import native_target
 
 try:
     import torch

@@ -14,7 +14,7 @@ import sparsetir
 from sparsetir.alignment import aligned
 from sparsetir.bench.inputs import reason, say
 from sparsetir.bench.sweep import best_of
-from sparsetir.kernel import Kernel
+from sparsetir.call.kernel import Kernel
 from sparsetir.tuning.operands import Case
 
 OUTPUTS = {"spmm": "C", "spmv": "y", "sddmm": "O", "mttkrp": "D"}

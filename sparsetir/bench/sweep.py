@@ -16,7 +16,7 @@ from tvm import tirx
 import sparsetir
 from sparsetir.bench.inputs import say
 from sparsetir.bench.timing import burst, interleave
-from sparsetir.build import make_target, scheduled
+from sparsetir.compile.build import make_target, scheduled
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.lower import TO_STAGE_2, as_module, run

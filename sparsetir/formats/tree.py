@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from sparsetir import sizes as symbolic
+from sparsetir.call import sizes as symbolic
 from sparsetir.errors import ArgumentError, StructureError
 from sparsetir.formats.format import Array, Entries, Format, Packed, register
 from sparsetir.interop.convert import Builder

@@ -9,52 +9,52 @@ import tvm
 from tvm import ir, s_tir, tirx
 
 from sparsetir.errors import VerifyError, own_errors
-from sparsetir.lower.align_params import AlignParams
-from sparsetir.lower.balance_loops import BalanceLoops
-from sparsetir.lower.bound_locals import BoundLocals
-from sparsetir.lower.carry_rows import CarryRows
-from sparsetir.lower.check_caches import CheckCaches
-from sparsetir.lower.check_form import CheckForm
-from sparsetir.lower.check_loops import CheckLoops
-from sparsetir.lower.check_schedule import CheckParallel, MarkIndependent
-from sparsetir.lower.check_scratch import CheckScratch
-from sparsetir.lower.check_writes import CheckWrites
-from sparsetir.lower.compact_scratch import CompactScratch, RefuseRagged
-from sparsetir.lower.compare_nan import CompareNaN
-from sparsetir.lower.declare_regions import DeclareRegions
-from sparsetir.lower.decompose_init import DecomposeInit
-from sparsetir.lower.emit_nest import EmitNest
-from sparsetir.lower.factor_sums import FactorSums
-from sparsetir.lower.fuse_rows import FuseRows
-from sparsetir.lower.gather_words import GatherWords
-from sparsetir.lower.guard_copies import GuardCopies
-from sparsetir.lower.guard_divisions import GuardDivisions
-from sparsetir.lower.guard_domains import GuardDomains
-from sparsetir.lower.hoist_guards import HoistGuards
-from sparsetir.lower.hoist_scratch import HoistScratch
-from sparsetir.lower.hold_rows import HoldRows
-from sparsetir.lower.insert_prefetch import InsertPrefetch
-from sparsetir.lower.keep_accumulators import KeepAccumulators
-from sparsetir.lower.lift_tiles import LiftTiles
-from sparsetir.lower.lower_find import LowerFind
-from sparsetir.lower.mask_lanes import MaskLanes
-from sparsetir.lower.name_scratch import NameScratch
-from sparsetir.lower.pack_panels import PackPanels
-from sparsetir.lower.peel_tiles import PeelTiles
-from sparsetir.lower.promote_halves import PromoteHalves
-from sparsetir.lower.replace_bools import ReplaceBools
-from sparsetir.lower.serialize_lanes import SerializeLanes
-from sparsetir.lower.split_guards import SplitGuards
-from sparsetir.lower.split_locals import SplitLocals
-from sparsetir.lower.stack_locals import StackLocals
-from sparsetir.lower.stream_stores import StreamStores
-from sparsetir.lower.sum_blocks import SumBlocks
-from sparsetir.lower.sum_ragged import SumRagged
-from sparsetir.lower.unroll_ragged import UnrollRagged
-from sparsetir.lower.vectorize_dots import VectorizeDots
-from sparsetir.lower.vectorize_maps import VectorizeMaps
-from sparsetir.lower.version_edges import VersionEdges
-from sparsetir.lower.widen_sums import WidenSums
+from sparsetir.lower.checks.check_caches import CheckCaches
+from sparsetir.lower.checks.check_form import CheckForm
+from sparsetir.lower.checks.check_loops import CheckLoops
+from sparsetir.lower.checks.check_schedule import CheckParallel, MarkIndependent
+from sparsetir.lower.checks.check_scratch import CheckScratch
+from sparsetir.lower.checks.check_writes import CheckWrites
+from sparsetir.lower.checks.guard_copies import GuardCopies
+from sparsetir.lower.checks.guard_domains import GuardDomains
+from sparsetir.lower.host.bound_locals import BoundLocals
+from sparsetir.lower.host.compact_scratch import CompactScratch, RefuseRagged
+from sparsetir.lower.host.decompose_init import DecomposeInit
+from sparsetir.lower.host.guard_divisions import GuardDivisions
+from sparsetir.lower.host.hoist_scratch import HoistScratch
+from sparsetir.lower.host.lower_find import LowerFind
+from sparsetir.lower.host.promote_halves import PromoteHalves
+from sparsetir.lower.host.promote_to_stack import PromoteToStack
+from sparsetir.lower.host.replace_aggregates import ReplaceAggregates
+from sparsetir.lower.host.split_guards import SplitGuards
+from sparsetir.lower.host.widen_indices import WidenIndices
+from sparsetir.lower.nest.align_params import AlignParams
+from sparsetir.lower.nest.compare_nan import CompareNaN
+from sparsetir.lower.nest.declare_regions import DeclareRegions
+from sparsetir.lower.nest.emit_nest import EmitNest
+from sparsetir.lower.nest.name_scratch import NameScratch
+from sparsetir.lower.nest.replace_bools import ReplaceBools
+from sparsetir.lower.rows.balance_nonzeros import BalanceNonzeros
+from sparsetir.lower.rows.block_registers import BlockRegisters
+from sparsetir.lower.rows.fuse_loops import FuseLoops
+from sparsetir.lower.rows.pack_operands import PackOperands
+from sparsetir.lower.rows.split_merge_path import SplitMergePath
+from sparsetir.lower.vector.factor_invariants import FactorInvariants
+from sparsetir.lower.vector.insert_prefetch import InsertPrefetch
+from sparsetir.lower.vector.interchange_loops import InterchangeLoops
+from sparsetir.lower.vector.peel_remainders import PeelRemainders
+from sparsetir.lower.vector.promote_registers import PromoteRegisters
+from sparsetir.lower.vector.scalarize_gathers import ScalarizeGathers
+from sparsetir.lower.vector.scalarize_loops import ScalarizeLoops
+from sparsetir.lower.vector.store_nontemporal import StoreNontemporal
+from sparsetir.lower.vector.sum_blocks import SumBlocks
+from sparsetir.lower.vector.sum_ragged import SumRagged
+from sparsetir.lower.vector.unroll_ragged import UnrollRagged
+from sparsetir.lower.vector.unswitch_loops import UnswitchLoops
+from sparsetir.lower.vector.vectorize_dots import VectorizeDots
+from sparsetir.lower.vector.vectorize_maps import VectorizeMaps
+from sparsetir.lower.vector.vectorize_masked import VectorizeMasked
+from sparsetir.lower.vector.version_loops import VersionLoops
 from sparsetir.specialize import with_sizes
 from sparsetir.verify import verify
 
@@ -86,36 +86,36 @@ TO_STAGE_3 = [
     CheckParallel,  # parallel loops write apart
     BoundLocals,  # fixed sizes for arrays inside loops
     RefuseRagged,  # no scratch as long as a row
-    PackPanels,  # marked column loops -> panels outside the rows, operands packed
-    FuseRows,  # neighbouring row loops -> parallel chunks of the same rows
-    CarryRows,  # annotated rows -> parallel chunks of the same number of entries
-    BalanceLoops,  # annotated rows -> parallel chunks of equal work
-    VersionEdges,  # rows whose blocks lie inside without bounds checks
+    PackOperands,  # marked column loops -> panels outside the rows, operands packed
+    FuseLoops,  # neighbouring row loops -> parallel chunks of the same rows
+    SplitMergePath,  # annotated rows -> parallel chunks of the same number of entries
+    BalanceNonzeros,  # annotated rows -> parallel chunks of equal work
+    VersionLoops,  # rows whose blocks lie inside without bounds checks
     SumBlocks,  # annotated sums over blocks -> a running sum for each element, in vectors
-    LiftTiles,  # tiles of a row around all the sums that it collects
-    PeelTiles,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
-    HoldRows,  # rows that annotated sums share -> registers, part by part
+    InterchangeLoops,  # tiles of a row around all the sums that it collects
+    PeelRemainders,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
+    BlockRegisters,  # rows that annotated sums share -> registers, part by part
     VectorizeDots,  # annotated sums along rows -> vectors, several at once
     VectorizeMaps,  # annotated functions along rows -> arithmetic in vectors
-    FactorSums,  # annotated sums -> fixed factors once, and sums of the rest
+    FactorInvariants,  # annotated sums -> fixed factors once, and sums of the rest
     SumRagged,  # annotated sums along ragged rows -> vectors, the end under a mask
     UnrollRagged,  # annotated ragged loops -> unrolled groups and a rest
     InsertPrefetch,  # annotated gather loops -> prefetch ahead
     tirx.transform.ConvertSSA(),
-    KeepAccumulators,  # running values in registers
-    StreamStores,  # annotated rows written past the caches
-    MaskLanes,  # padded rows side by side -> vectors under a mask
-    HoistGuards,  # guarded terms -> guarded loops
-    SerializeLanes,  # vector loops whose lanes differ -> serial loops
-    GatherWords,  # gathers of vector loops -> loads of words of indices, and of one element after the other
+    PromoteRegisters,  # running values in registers
+    StoreNontemporal,  # annotated rows written past the caches
+    VectorizeMasked,  # padded rows side by side -> vectors under a mask
+    UnswitchLoops,  # guarded terms -> guarded loops
+    ScalarizeLoops,  # vector loops whose lanes differ -> serial loops
+    ScalarizeGathers,  # gathers of vector loops -> loads of words of indices, and of one element after the other
     HoistScratch,  # scratch of unknown size outside the loops
     PromoteHalves,  # 16-bit floats computed and accumulated in float32
     LowerFind,  # search calls -> loops
     tirx.transform.FlattenBuffer(),
     tirx.transform.StmtSimplify(),
-    WidenSums,  # small numbers added to subscripts in 64 bits
-    SplitLocals,  # large local arrays of unrolled steps -> small ones
-    StackLocals,  # small local arrays on the stack
+    WidenIndices,  # small numbers added to subscripts in 64 bits
+    ReplaceAggregates,  # large local arrays of unrolled steps -> small ones
+    PromoteToStack,  # small local arrays on the stack
     SplitGuards,  # conditions before the loads that rely on them
     GuardDivisions,  # no division by a size of zero
     CheckScratch,  # no scratch that TVM cannot place

@@ -20,7 +20,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.lower.rewriting import collect
-from sparsetir.lower.vector_math import FORMATS, expand
+from sparsetir.lower.vector.vector_math import FORMATS, expand
 from sparsetir.relax.epilogues import ERF_TERMS
 
 

@@ -19,9 +19,9 @@ import scipy.sparse as sp
 from tvm import ir, tirx
 
 from sparsetir import ops
-from sparsetir.build import make_target
-from sparsetir.composed import ComposedKernel
-from sparsetir.converting import suited
+from sparsetir.call.composed import ComposedKernel
+from sparsetir.call.converting import suited
+from sparsetir.compile.build import make_target
 from sparsetir.errors import LoweringError, SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.ir import decode

@@ -19,7 +19,7 @@ import tvm_ffi
 from tvm import ir, relax
 from tvm.support.cc import get_cc
 
-from sparsetir.disk_cache import ROOM, writing
+from sparsetir.compile.disk_cache import ROOM, writing
 from sparsetir.errors import ArgumentError, ArgumentTypeError, MissingFileError, SparseTIRError, own_errors
 from sparsetir.relax.arrays import from_tvm, library_of, to_tvm
 from sparsetir.relax.build import bind, build, cpu_target

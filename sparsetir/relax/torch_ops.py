@@ -15,13 +15,13 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.build import build
+from sparsetir.call.kernel import Kernel
+from sparsetir.call.signature import checks_are_on
+from sparsetir.compile.build import build
 from sparsetir.errors import ArgumentTypeError, StructureError
 from sparsetir.interop.structure import first_outside
-from sparsetir.kernel import Kernel
 from sparsetir.relax import programs
 from sparsetir.relax.attention import attention
-from sparsetir.signature import checks_are_on
 
 NAMESPACE = "sparsetir"
 

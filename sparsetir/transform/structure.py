@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.ir import Var
 
 from sparsetir import op
-from sparsetir.effects import analyse
+from sparsetir.call.effects import analyse
 from sparsetir.errors import VerifyError
 from sparsetir.ir import Axis, Program, SparseBuffer, cast, const
 from sparsetir.lower.rewriting import collect
@@ -80,7 +80,7 @@ class Structure:
             held = wanted & set(buffer.axes)
             if held == wanted:
                 found.append(buffer)
-            elif sparse := [a.name for a in held if a.kind != "dense_fixed"]:
+            elif sparse := [a.name for a in buffer.axes if a in held and a.kind != "dense_fixed"]:
                 message = f"{buffer.name} has axis {sparse[0]} of {self.name} but not all its axes"
                 raise VerifyError(f"{message}: decompose a buffer over all of them", buffer.name)
         return found

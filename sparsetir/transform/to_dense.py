@@ -9,7 +9,7 @@ from tvm import ir, tirx
 
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import Entry, SpIter, const
-from sparsetir.lower.access import Scope
+from sparsetir.lower.nest.access import Scope
 from sparsetir.lower.rewriting import collect
 from sparsetir.rules import Place, loads, stores
 from sparsetir.transform.absent import Absent, number_of

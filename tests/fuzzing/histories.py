@@ -31,8 +31,8 @@ if __name__ == "__main__":
 import sparsetir
 from fuzzing.arguments import OWN, Item, Memo, dense, numbers, sparse
 from sparsetir import formats
-from sparsetir.composed import ComposedKernel
-from sparsetir.kernel import Kernel
+from sparsetir.call.composed import ComposedKernel
+from sparsetir.call.kernel import Kernel
 
 SIZES = {"m": (4, 6), "n": (4, 6), "k": (1, 2)}
 

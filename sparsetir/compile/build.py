@@ -1,0 +1,569 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile programs with LLVM, once: kept in the process and on disk, keyed by content."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache, cached_property, partial
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import scipy
+import tvm
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from sparsetir import op
+from sparsetir.call.kernel import Kernel
+from sparsetir.compile import disk_cache
+from sparsetir.compile.disk_cache import cache_folder
+from sparsetir.doubtful import warn_of_doubtful
+from sparsetir.errors import ArgumentError, ArgumentTypeError, ScheduleError, SparseTIRError, VerifyError
+from sparsetir.ir import accesses, decode
+from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
+from sparsetir.lower.rewriting import collect
+from sparsetir.lower.rows.balance_nonzeros import INDPTR
+from sparsetir.rules import stores
+from sparsetir.scalars import as_whole
+from sparsetir.threads import get_num_threads
+from sparsetir.upstream import warn_of_other_meanings
+from sparsetir.verify import verify
+
+if TYPE_CHECKING:
+    from sparsetir.transform import Schedule
+    from sparsetir.transform.decompose import Decomposition
+
+Buildable: TypeAlias = "tirx.PrimFunc | ir.IRModule | s_tir.Schedule | Schedule | Decomposition"
+# Crossing TVM, where Ctrl-C mostly comes upon a build, it would become a RuntimeError that is taken for a failed one.
+tvm_ffi.register_error(KeyboardInterrupt)
+
+SLOW_GATHERS = "znver"  # how the names of processors begin whose gathers are slow
+EXIT_SECONDS = 5.0
+REASSOCIATE = "fast-math-reassoc"
+FREE_SUMS = "sparsetir.free_sums"  # of a function that leaves the order of all its sums open, not of reductions only
+
+
+class Compiled:
+    """The machine code of one function and how it came about.
+
+    ``function`` takes the program's parameters in order. Its loops (`stage`, `source`) are made when asked for.
+    """
+
+    def __init__(self, func: tirx.PrimFunc, target: Any, schedule: Any) -> None:
+        self.func, self.target, self.schedule = func, target, schedule
+        self.name = str(func.attrs["global_symbol"])
+        self.searched: set[str] = set()
+        self.function: Callable[..., Any] = _not_loaded
+        self.library: Any = None
+
+    @cached_property
+    def second(self) -> ir.IRModule:
+        """The scheduled stage-II module."""
+        return scheduled(run(TO_STAGE_2, as_module(self.func)), self.schedule, self.target)
+
+    @cached_property
+    def stages(self) -> dict[int, ir.IRModule]:
+        """The scheduled stage-II module and the stage-III module."""
+        if callable(self.schedule):
+            return {2: self.second, 3: run(TO_STAGE_3, self.second)}
+        return lowered(run(TO_STAGE_2, as_module(self.func)), self.schedule, self.target)
+
+    def stage(self, stage: int) -> tirx.PrimFunc:
+        """The function at stage 2 or 3."""
+        return self.stages[stage][self.name]
+
+    def of(self, func: tirx.PrimFunc) -> Compiled:
+        """Another program under the same schedule, not compiled yet."""
+        if isinstance(self.schedule, s_tir.Schedule):
+            raise ScheduleError("this kernel has a schedule of its own blocks: show it without sizes")
+        return Compiled(func, self.target, self.schedule)
+
+    def compile(self) -> None:
+        """Lower and compile."""
+        self.searched = searched_arrays(self.stages[2][self.name])
+        self.library = machine_code(self.stages[3], self.target)
+        self.function = self.library[self.name]
+
+    def variant(self, **changes: int) -> Callable[..., Any]:
+        """The same program with other choices, compiled when first asked for.
+
+        Itself if its schedule was chosen, or where the other choices are refused: nobody asked for them.
+        """
+        if self.schedule is not None:
+            return self.function
+        from sparsetir.schedules import untuned
+
+        try:
+            choices = replace(untuned(self.func, self.target), **changes)
+            return compile_cached(self.func, self.target, choices).function
+        except SparseTIRError:
+            return self.function
+
+    def load(self, path: Path, facts: dict[str, Any]) -> None:
+        """Take the machine code from a library on disk.
+
+        Raises
+        ------
+        ValueError
+            The library is not the one that was written.
+        """
+        if disk_cache.digest(path) != facts["digest"]:
+            raise ValueError(f"{path} is damaged")
+        self.library = tvm.runtime.load_module(str(path))
+        self.function = self.library[self.name]
+        self.searched = set(facts["searched"])
+
+    def save(self, path: Path) -> None:
+        """Write the library where `load` finds it."""
+        disk_cache.write(self.library, path, {"searched": sorted(self.searched)})
+
+    def source(self, kind: str) -> str:
+        """LLVM IR (``"ll"``) or assembly (``"asm"``)."""
+        if kind not in ("ll", "asm"):
+            raise VerifyError(f"source is 'll' or 'asm', found {kind!r}; script(stage=3) shows the loops")
+        if not hasattr(self.library, "mod"):
+            self.library = machine_code(self.stages[3], self.target)
+        return str(self.library.mod.inspect_source(kind))
+
+
+def machine_code(third: ir.IRModule, target: Any) -> Any:
+    """Compile a stage-III module."""
+    with separate_storage(third):
+        return tvm.compile(third, target=target, tir_pipeline="s_tir")
+
+
+def separate_storage(third: ir.IRModule) -> tvm.transform.PassContext:
+    """The settings for a stage-III module: the current ones, but TVM must not let several arrays share memory.
+
+    LLVM keeps a tile in registers only if narrower tiles for the last columns do not lie in the same array. Nor must
+    TVM shrink an array to the place that a search finds: it would ask for the place before the search.
+    """
+    now = tvm.transform.PassContext.current()
+    config = {**now.config, "tirx.disable_storage_rewrite": True}
+    return tvm.transform.PassContext(
+        opt_level=now.opt_level,
+        required_pass=list(now.required_pass),
+        disabled_pass=[*now.disabled_pass, *(["s_tir.CompactBufferAllocation"] if _has_found_scratch(third) else [])],
+        config=config,  # and no instruments: TVM begins them anew where contexts are nested, which loses what they saw
+    )
+
+
+def _has_found_scratch(third: ir.IRModule) -> bool:
+    """Whether a local array is subscripted by what another one holds."""
+    functions = [f for f in third.functions.values() if isinstance(f, tirx.PrimFunc)]
+    local = {a.buffer for f in functions for a in collect(f.body, tirx.AllocBuffer)}
+    for func in functions:
+        for buffer, indices, _ in accesses(func.body):
+            loads = [x.source for i in indices for x in collect(i, ir.TensorLoad)] if buffer in local else []
+            if any(source in local and not source.same_as(buffer) for source in loads):
+                return True
+    return False
+
+
+def _not_loaded(*_args: Any) -> None:
+    raise VerifyError("this function is not compiled yet")
+
+
+def searched_arrays(func: tirx.PrimFunc) -> set[str]:
+    """Names of the index arrays in which a lowered function looks coordinates up."""
+    found: set[str] = set()
+
+    def on_call(call: ir.Call) -> None:
+        if op.is_call(call, "find"):
+            found.add(str(call.args[0].source.name))
+
+    tvm_ffi.structural_walk(func, (ir.Call, on_call))
+    return found
+
+
+def scheduled(mod: ir.IRModule, schedule: Any, target: Any = None) -> ir.IRModule:
+    """The stage-II module after a schedule: choices of the sketches, a stock schedule, or a function of one."""
+    from sparsetir import schedules
+
+    names = [gv.name_hint for gv in mod.functions]
+    if isinstance(schedule, s_tir.Schedule):
+        return _same_params(mod, _renamed(schedule.mod, names))
+    if callable(schedule):
+        sch = s_tir.Schedule(mod)
+        sch.work_on(names[0])
+        return _same_params(mod, (schedule(sch) or sch).mod)
+    if schedule is not None and not isinstance(schedule, schedules.Choices):
+        expected = "sparsetir.Choices, a template, a tvm.s_tir.Schedule or a function of one"
+        raise ArgumentTypeError(f"a schedule is {expected}; found {type(schedule).__name__}")
+    registers = schedules.Registers.of(target or native_target())
+    # The sketches reorder nothing but reductions, which the dialect leaves open; LLVM's leave covers every sum.
+    return schedules.schedule(mod, schedule, registers=registers, reorders=True).mod
+
+
+def lowered(mod: ir.IRModule, schedule: Any, target: Any = None) -> dict[int, ir.IRModule]:
+    """The stage-II module after a schedule and its loops: the sketches never keep a program from having some."""
+    from sparsetir import schedules
+
+    try:
+        second = scheduled(mod, schedule, target)
+        return {2: second, 3: run(TO_STAGE_3, second)}
+    except Exception:
+        if not (schedule is None or isinstance(schedule, schedules.Choices)) or schedules.is_strict():
+            raise
+    registers = schedules.Registers.of(target or native_target())
+    lowers = partial(run, TO_STAGE_3)
+    second = schedules.legal_schedule(mod, schedule, lowers, registers=registers, reorders=True)
+    return {2: second, 3: lowers(second)}
+
+
+def _same_params(before: ir.IRModule, after: ir.IRModule) -> ir.IRModule:
+    """The scheduled module, once its parameters are laid out as those of the program: callers pass them as they are."""
+    for gv, func in after.functions.items():
+        old = next((f for v, f in before.functions.items() if v.name_hint == gv.name_hint), None)
+        for was, now in zip(getattr(old, "params", []), getattr(func, "params", []), strict=False):
+            if _layout(was) != _layout(now):
+                found = f"the schedule changes parameter {was.name} from {_layout(was)} to {_layout(now)}"
+                raise ScheduleError(f"{found}, but callers pass it as the program declares it: transform a copy of it")
+    return after
+
+
+def _layout(param: Any) -> str:
+    """Shape and type of a parameter."""
+    if not tirx.is_buffer_var(param):
+        return str(param.ty)
+    return f"({', '.join(str(extent) for extent in param.ty.shape)}) {param.ty.dtype}"
+
+
+def _renamed(mod: ir.IRModule, names: list[str]) -> ir.IRModule:
+    """The module of a schedule, its function called as in the program: a schedule of a PrimFunc calls it main."""
+    held = [gv.name_hint for gv in mod.functions]
+    if len(held) != 1 or len(names) != 1 or held == names:
+        return mod
+    return ir.IRModule({names[0]: mod[held[0]].with_attr("global_symbol", names[0])})
+
+
+# ---------------------------------------------------------------------------------------------- target
+
+
+@cache
+def native_target() -> Any:
+    """The LLVM target of this machine.
+
+    AMD's vector gathers are slower than as many loads, which LLVM 22 does not know (llvm/llvm-project, issue 91370 and
+    pull request 198850): it is told to prefer loads.
+    """
+    found = tvm.target.Target.from_device(tvm.cpu())
+    if not str(found.attrs.get("mcpu", "")).startswith(SLOW_GATHERS):
+        return found
+    config = dict(found.export())
+    return tvm.target.Target({**config, "mattr": [*config.get("mattr", []), "+prefer-no-gather"]})
+
+
+def make_target(target: Any, func: tirx.PrimFunc) -> Any:
+    """`target` (None: this machine) with the floating-point freedom the program allows."""
+    chosen = native_target() if target is None else _parsed_target(target)
+    if str(chosen.kind.name) != "llvm":
+        raise ArgumentError(f"kernels are compiled for CPUs: expected an llvm target, found {chosen.kind.name!r}")
+    _check_machine(chosen)
+    if not may_reassociate(func):
+        return chosen
+    config = dict(chosen.export())
+    config[REASSOCIATE] = True
+    return tvm.target.Target(config)
+
+
+def _parsed_target(target: Any) -> Any:
+    try:
+        return tvm.target.Target(target)
+    except Exception as error:  # TVM raises several classes
+        why = str(error).strip().splitlines()[-1]
+        expected = 'an LLVM target such as "llvm" or {"kind": "llvm", "mcpu": "znver4"}'
+        raise ArgumentError(f"target must be {expected}, found {target!r}: {why}") from None
+
+
+def _check_machine(target: Any) -> None:
+    """Raise for another machine's target: a kernel is called in this process."""
+    wanted, here = _architecture(target), _architecture(native_target())
+    if wanted and here and wanted != here:
+        found = f"the target is for {wanted}, this machine is {here}"
+        raise ArgumentError(f"{found}, and a kernel runs where it is built: build and export it on the other machine")
+
+
+def _architecture(target: Any) -> str:
+    return str(target.attrs.get("mtriple", "")).partition("-")[0]
+
+
+def may_reassociate(func: tirx.PrimFunc) -> bool:
+    """Whether every sum of the program is a reduction, whose order the dialect leaves open, or it says that it may."""
+    if func.attrs is not None and FREE_SUMS in func.attrs:
+        return True
+    program = decode(func)
+    if not any("R" in it.kinds for it in program.iterations):
+        return False
+    free = [True]
+
+    def on_store(store: tirx.BufferStore) -> None:
+        value = store.value
+        terms = [value.b] if isinstance(value, tirx.Add) else [value]
+        for term in terms:
+            if str(store.buffer.ty.dtype).startswith(("float", "bfloat")) and _has_sum(term):
+                free[0] = False
+
+    tvm_ffi.structural_walk(func.body, (tirx.BufferStore, on_store))
+    return free[0]
+
+
+def _has_sum(term: Any) -> bool:
+    found: list[Any] = []
+    check = lambda x: found.append(x) if str(x.ty.dtype).startswith(("float", "bfloat")) else None  # noqa: E731
+    tvm_ffi.structural_walk(term, [(tirx.Add, check), (tirx.Sub, check)])
+    return bool(found)
+
+
+# ---------------------------------------------------------------------------------------------- cache
+
+_kernels: dict[str, Compiled] = {}
+_pending: list[tuple[Compiled, Path]] = []
+SHIPPED: dict[str, tuple[bytes, dict[str, Any]]] = {}  # of a file with kernels, while it is loaded
+
+
+@cache
+def _versions() -> str:
+    """What else decides the machine code: versions, and the compiler's own sources."""
+    digest = hashlib.sha256()
+    here = Path(__file__).parent.parent
+    import sparsetir.schedules
+
+    own = [*here.glob("*.py"), *(p for folder in ("call", "compile", "lower") for p in (here / folder).rglob("*.py"))]
+    for path in sorted([*own, *Path(sparsetir.schedules.__file__).parent.glob("*.py")]):
+        digest.update(path.read_bytes())
+    return f"{tvm.__version__} {np.__version__} {scipy.__version__} {digest.hexdigest()}"
+
+
+def content_key(func: tirx.PrimFunc, target: Any, schedule: Any) -> str:
+    """A name for the machine code of a program, target and schedule, which may be a scheduled module."""
+    loops = schedule.mod if isinstance(schedule, s_tir.Schedule) else schedule
+    text = loops.script() if isinstance(loops, ir.IRModule) else repr(schedule)
+    parts = [tvm.ir.save_json(func), str(target), text, str(get_num_threads()), _versions()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def write_cache(*, seconds: float | None = None) -> None:
+    """Put the kernels compiled so far on disk. It happens by itself when the process ends, for `EXIT_SECONDS`.
+
+    Not in the background: LLVM does not allow a second thread beside a compilation.
+
+    Parameters
+    ----------
+    seconds : float, optional
+        Stop after this long; the newest kernels come first.
+    """
+    stop = time.monotonic() + (math.inf if seconds is None else seconds)
+    while _pending and time.monotonic() < stop:
+        compiled, path = _pending.pop()
+        # A full disk or a missing linker costs the cache, not the kernel.
+        with contextlib.suppress(Exception):
+            compiled.save(path)
+
+
+def write_one(compiled: Compiled) -> None:
+    """Put one kernel on disk now, if it waits for that."""
+    for entry in [entry for entry in _pending if entry[0] is compiled]:
+        _pending.remove(entry)
+        with contextlib.suppress(Exception):
+            compiled.save(entry[1])
+
+
+atexit.register(write_cache, seconds=EXIT_SECONDS)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pending.clear)  # the parent writes them
+
+
+def compile_cached(func: tirx.PrimFunc, target: Any, schedule: Any) -> Compiled:
+    """Compile, or find what was compiled before in this process or on disk."""
+    compiled = Compiled(func, target, schedule)
+    # A function may read anything, so its name or text would not do: what it makes of the loops does.
+    key = content_key(func, target, compiled.second if callable(schedule) else schedule)
+    if key in _kernels:
+        return _kernels[key]
+    folder = cache_folder()
+    path = folder / f"{key}.so" if folder is not None else None
+    if key in SHIPPED and _load_shipped(compiled, *SHIPPED[key]):
+        _kernels[key] = compiled
+        return compiled
+    if path is None or not _load_quietly(compiled, path):
+        compiled.compile()
+        if path is not None:
+            _pending.append((compiled, path))
+    _kernels[key] = compiled
+    return compiled
+
+
+def _load_shipped(compiled: Compiled, library: bytes, facts: dict[str, Any]) -> bool:
+    with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.so"
+        path.write_bytes(library)
+        compiled.load(path, facts)
+        return True
+    return False
+
+
+def _load_quietly(compiled: Compiled, path: Path) -> bool:
+    try:
+        if not path.exists():
+            return False
+        compiled.load(path, json.loads(path.with_suffix(".json").read_text()))
+    except Exception:  # damaged, or of another version: it is compiled anew
+        return False
+    return True
+
+
+# ---------------------------------------------------------------------------------------------- entry
+
+
+def build(
+    func: Buildable,
+    target: tvm.target.Target | str | Mapping[str, Any] | None = None,
+    *,
+    schedule: Any = None,
+    calls: int | None = None,
+    database: str | Path | None = None,
+    finite: bool = False,
+) -> Kernel:
+    """Compile a program.
+
+    Parameters
+    ----------
+    func : PrimFunc, IRModule with one PrimFunc, or Schedule
+        The program at stage I; at stage II its buffers are called by parameter name.
+    target : Target, str or dict, optional
+        An LLVM target; this machine by default.
+    schedule : Choices, template, tvm.s_tir.Schedule or callable, optional
+        How to order the loops: the row sketch's choices, a template with values, a stock schedule of the stage-II
+        module, or a function that is given one and changes it. By default the sketches decide.
+    calls : int, optional
+        About how often a bound kernel will be called. Given that, a bound matrix is converted to another format where
+        this pays within so many calls; its values are copied then.
+    database : str or Path, optional
+        Records of `sparsetir.tune_sparse`. The kernel takes for each call what the last search for such arguments ended
+        with: of the same pattern and sizes, else of the same pattern over the format that was best for other sizes,
+        else the untuned kernel. `schedule` may be the template whose knobs were searched.
+    finite : bool
+        A promise that arguments hold neither infinities nor NaN. Without it, results over formats that `calls` or
+        `database` chose and that store zeros between the entries are looked over.
+
+    Returns
+    -------
+    Kernel
+        A `ComposedKernel` of a decomposition, a `TunedKernel` with a database; all are called alike.
+
+    Raises
+    ------
+    VerifyError
+        The program breaks a rule of its stage.
+    ArgumentError
+        The target is not a CPU.
+    ArgumentTypeError
+        `schedule` is something else.
+    """
+    get_num_threads()
+    if database is not None:
+        return _recorded(func, target, schedule, calls, database, finite)
+    calls = as_whole(calls)
+    if calls is not None and (isinstance(calls, bool) or not isinstance(calls, int) or calls < 1):
+        raise ArgumentError(f"calls must be a positive number of calls, found {calls!r}")
+    if not isinstance(func, (tirx.PrimFunc, ir.IRModule, s_tir.Schedule)):
+        func = _transformed(func)
+    if not isinstance(func, (tirx.PrimFunc, ir.IRModule, s_tir.Schedule)):
+        return _composed(func, target, schedule)
+    if isinstance(func, s_tir.Schedule):
+        func, schedule = func.mod, func
+    program = single(func)
+    verify(program)
+    warn_of_other_meanings(decode(program))
+    warn_of_doubtful(decode(program))
+    _check_stores(program)
+    return _kernel(program, target, schedule, calls=calls, finite=finite)
+
+
+def _recorded(func: Any, target: Any, schedule: Any, calls: int | None, database: str | Path, finite: bool) -> Any:
+    from sparsetir.tuning.recorded import recorded
+
+    if calls is not None:
+        raise ArgumentError("calls= goes by rules and database= by measurements: give one of them")
+    if not isinstance(func, (tirx.PrimFunc, ir.IRModule)):
+        found = type(func).__name__
+        raise ArgumentTypeError(f"a database has records of programs as they were tuned, PrimFuncs; found {found}")
+    return recorded(func, target, schedule, database, finite=finite)
+
+
+def _transformed(func: Any) -> Any:
+    """The decomposition or the program that a stage-I schedule or a decomposition stands for."""
+    from sparsetir.transform import Schedule
+    from sparsetir.transform.decompose import Decomposition
+
+    found = (func.decomposition or func.func) if isinstance(func, Schedule) else func
+    if isinstance(found, (tirx.PrimFunc, Decomposition)):
+        return found
+    expected = "build takes a program: a PrimFunc, an IRModule, a schedule or a decomposition"
+    if isinstance(func, FunctionType):
+        how = "call it if it makes one, as in sparsetir.ops.spmm(), or decorate it with @T.prim_func if it is one"
+        raise ArgumentTypeError(f"{expected}; found the function {func.__name__}: {how}")
+    how = ", which is called as it is" if isinstance(getattr(func, "func", None), tirx.PrimFunc) else ""
+    raise ArgumentTypeError(f"{expected}; found {type(func).__name__}{how}")
+
+
+def _check_stores(program: tirx.PrimFunc) -> None:
+    """Raise where a program declares axes and buffers, and stores nothing."""
+    if decode(program).axes and not stores(program.body):
+        name = program.attrs["global_symbol"]
+        how = "store results in a T.sp_iter; what only describes a format goes into a FormatRewriteRule"
+        raise VerifyError(f"program {name} stores nothing: {how}")
+
+
+def _composed(decomposition: Any, target: Any, schedule: Any) -> Any:
+    from sparsetir.call.composed import ComposedKernel
+
+    verify(decomposition.func)
+    # Not `build`: what is unusual about loops over pieces is not the user's doing.
+    return ComposedKernel(decomposition, lambda func: _kernel(single(func), target, schedule))
+
+
+def _kernel(program: tirx.PrimFunc, target: Any, schedule: Any, **facts: Any) -> Kernel:
+    """The kernel of a program that was checked."""
+    return Kernel(program, compile_cached(program, make_target(target, program), schedule), **facts)
+
+
+def single(func: Any) -> tirx.PrimFunc:
+    """The one function of what a user passes."""
+    if isinstance(func, ir.IRModule):
+        found = [f for f in func.functions.values() if isinstance(f, tirx.PrimFunc)]
+        if len(found) != 1:
+            names = ", ".join(gv.name_hint for gv in func.functions)
+            raise VerifyError(f"expected a module with one PrimFunc, found {len(found)} ({names}); build mod['name']")
+        func = found[0]
+    mod = as_module(func)
+    return next(iter(mod.functions.values()))
+
+
+def pipeline() -> tuple[Any, Any, Any]:
+    """The passes named ``tir_pipeline="sparsetir"``: ``tvm.compile`` and ``relax.build`` take stage-I functions."""
+    stock, host, device = tvm.s_tir.pipeline.default_s_tir_pipeline()
+
+    @tvm.transform.module_pass(opt_level=0, name="sparsetir.Pipeline")
+    def lower_all(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
+        second = run(TO_STAGE_2, mod)
+        ours = any(f.attrs is not None and INDPTR in f.attrs for f in second.functions.values())
+        if not ours:
+            return stock(second)
+        third = lowered(second, None, tvm.target.Target.current(allow_none=True))[3]
+        with separate_storage(third):
+            return stock(third)
+
+    return lower_all, host, device

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuse scratch that TVM cannot compile: its compaction fails on some subscripts of scratch of unknown size.
+
+``CompactBufferAllocation``, which every TVM pipeline runs, bounds ``i + 1`` by one more than the largest int32. Outside
+the loops that move the subscript this does not happen; `HoistScratch` takes it there, but not out of parallel loops.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import ir, s_tir, tirx
+
+from sparsetir.errors import ScheduleError
+from sparsetir.lower.rewriting import collect
+from sparsetir.lower.rows.balance_nonzeros import INDPTR
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CheckScratch")
+def CheckScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Try TVM's compaction on a function with scratch of unknown size."""
+    if func.attrs is None or INDPTR not in func.attrs:
+        return func
+    scratch = [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
+    unknown = [b.name for b in scratch if not all(isinstance(d, tirx.IntImm) for d in b.ty.shape)]
+    if not unknown:
+        return func
+    try:
+        s_tir.transform.CompactBufferAllocation()(ir.IRModule({"main": func}))
+    except ValueError:
+        message = f"TVM cannot place the scratch {', '.join(unknown)} of unknown size inside a parallel loop"
+        raise ScheduleError(f"{message}; cache outside that loop, or tile the cached loop by a constant") from None
+    return func

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stage I to II: iterations to nested blocks over positions."""

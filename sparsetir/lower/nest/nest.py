@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pieces of a nest: where an axis's loop runs, and how loops and blocks go around a body."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tvm import ir, s_tir, sym, tirx
+from tvm.ir import Var
+
+from sparsetir.errors import VerifyError
+from sparsetir.ir import Axis, Entry, cast, const
+from sparsetir.lower.nest.access import Conditions, Cursor, Scope, fiber_of, guarded, in_range, lookup
+from sparsetir.lower.rewriting import conjunction, mentions, same, substitute
+
+SPATIAL, REDUCE = 0, 2
+
+
+@dataclass
+class Level:
+    """The loops and block variables of one block of a nest."""
+
+    loops: list[tuple[Var, ir.Expr]] = field(default_factory=list)
+    iter_vars: list[tirx.IterVar] = field(default_factory=list)
+    predicates: Conditions = field(default_factory=list)
+
+    @property
+    def block_vars(self) -> list[Var]:
+        return [iv.var for iv in self.iter_vars]
+
+
+def place(entry: Entry, scope: Scope) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
+    """Loop extent, block variable, cursors and presence conditions of one entry in `scope`."""
+    if entry.is_fused:
+        return _place_fused(entry)
+    axis = entry.axes[0]
+    slot = Var("v" + str(entry.vars[0].name), ir.PrimType(axis.idtype))
+    parent_pos, above, given = _parent_of(entry, scope)
+    at = const(0, axis.idtype) if parent_pos is None else parent_pos
+    extent = guarded(given, axis.extent(at, above), const(0, axis.idtype))
+    pos = axis.position(at, slot, above)
+    coord = axis.coordinate(pos, slot, above)
+    absent = in_range(coord, axis.length) if axis.may_be_absent else []
+    return extent, slot, [Cursor(axis, coord, pos, parent_pos, tuple(above), slot)], absent
+
+
+def any_slot(entry: Entry, scope: Scope) -> tuple[Cursor, Conditions]:
+    """The cursor of an axis for what repeats below its slots and is there without any; whether the fiber is there."""
+    axis = entry.axes[0]
+    parent_pos, above, given = _parent_of(entry, scope)
+    at, slot = const(0, axis.idtype) if parent_pos is None else parent_pos, const(0, axis.idtype)
+    pos = axis.position(at, slot, above)
+    cursor = Cursor(axis, axis.coordinate(pos, slot, above), pos, parent_pos, tuple(above))
+    return cursor, given
+
+
+def _parent_of(entry: Entry, scope: Scope) -> tuple[ir.Expr | None, tuple[ir.Expr, ...], Conditions]:
+    """Where the entry's fiber hangs: parent position, ancestors' coordinates, conditions."""
+    axis = entry.axes[0]
+    if axis.parent is None:
+        return None, (), []
+    if entry.attached_to is not None:
+        return _attached(axis, entry.attached_to, scope)
+    cursor = scope.by_axis.get(axis.parent)
+    if cursor is None:
+        above = axis.parent.name
+        message = f"axis {axis.name} is iterated but its parent {above} is not: list {above} before it"
+        raise VerifyError(message, axis.name)
+    return cursor.pos, cursor.coords, []
+
+
+def _attached(axis: Axis, at: Axis, scope: Scope) -> tuple[ir.Expr | None, tuple[ir.Expr, ...], Conditions]:
+    """The position, in the attached axis's own parent, of the coordinate of the axis it is attached to."""
+    base, host = axis.parent, scope.by_axis.get(at)
+    if base is None or host is None:
+        message = f"T.attach({axis.name}, {at.name}): {at.name} must be iterated before {axis.name}"
+        raise VerifyError(message, axis.name)
+    grand = None if base.parent is None else scope.by_axis.get(base.parent)
+    if base.parent is not None and grand is None:
+        message = f"T.attach({axis.name}, {at.name}): {base.parent.name}, above {base.name}, must be iterated too"
+        raise VerifyError(message, axis.name)
+    above = () if grand is None else grand.coords
+    coord = cast(host.coord, base.idtype)
+    known = same(at.length, base.length)
+    pos, conditions = lookup(base, None if grand is None else grand.pos, above, coord, [], (known, known))
+    return pos, (*above, coord), conditions
+
+
+def _place_fused(entry: Entry) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
+    """One loop over the stored positions of a chain; the outer members' places are searched upwards."""
+    last = entry.axes[-1]
+    flat = Var("v" + str(entry.vars[-1].name), ir.PrimType(last.idtype))
+    positions: list[ir.Expr] = [flat]
+    for axis in reversed(entry.axes[1:]):
+        positions.insert(0, fiber_of(axis, positions[0]))
+    cursors: list[Cursor] = []
+    above: tuple[ir.Expr, ...] = ()
+    absent: Conditions = []
+    parent_pos: ir.Expr | None = None
+    for axis, pos in zip(entry.axes, positions, strict=True):
+        at = const(0, axis.idtype) if parent_pos is None else parent_pos
+        slot = pos if axis.kind == "dense_fixed" else pos - axis.begin(at, above)
+        coord = axis.coordinate(pos, slot, above)
+        absent += in_range(coord, axis.length) if axis.may_be_absent else []
+        cursors.append(Cursor(axis, coord, pos, parent_pos, above, flat))
+        above, parent_pos = (*above, coord), pos
+    return cast(last.count, last.idtype), flat, cursors, absent
+
+
+def realize(block: s_tir.SBlock, level: Level) -> s_tir.SBlockRealize:
+    return s_tir.SBlockRealize([v for v, _ in level.loops], tirx.const(True, "bool"), block)
+
+
+def where_present(body: tirx.Stmt, present: Conditions, is_reduction: bool) -> tirx.Stmt:
+    """`body` at stored coordinates only; a reduction keeps the single store that TVM's primitives look for."""
+    if not present:
+        return body
+    if not is_reduction or not isinstance(body, tirx.BufferStore):
+        return tirx.IfThenElse(conjunction(present), body, None)
+    old = tirx.BufferLoad(body.buffer, body.indices)
+    value = body.value
+    if isinstance(value, tirx.Add) and same(value.a, old):
+        term = guarded(present, value.b, tirx.const(0, str(value.b.ty.dtype)))
+        return tirx.BufferStore(body.buffer, old + term, body.indices)
+    return tirx.BufferStore(body.buffer, guarded(present, value, old), body.indices)
+
+
+def realize_inside(block: s_tir.SBlock, level: Level, loops: list[Var]) -> s_tir.SBlockRealize:
+    """A realize that passes the enclosing ordinary loops' variables into the block, as TVM asks."""
+    used = [v for v in loops if mentions(block.body, [v]) or any(mentions(iv.dom, [v]) for iv in block.iter_vars)]
+    if not used and block.init is not None:
+        used = [v for v in loops if mentions(block.init, [v])]
+    if not used:
+        return realize(block, level)
+    inner = {v: Var("v" + str(v.name), v.ty) for v in used}
+    replace = lambda node: substitute(node, inner)  # noqa: E731
+    domains = [ir.Range(const(0, str(v.ty.dtype)), tirx.max_value(str(v.ty.dtype))) for v in used]
+    extra = [tirx.IterVar(d, inner[v], SPATIAL) for v, d in zip(used, domains, strict=True)]
+    init = None if block.init is None else replace(block.init)
+    own = [tirx.IterVar(iv.dom, iv.var, iv.iter_type) for iv in block.iter_vars]
+    body, notes = replace(block.body), block.annotations
+    fresh = s_tir.SBlock([*extra, *own], [], [], block.name_hint, body, init, block.alloc_buffers, annotations=notes)
+    return s_tir.SBlockRealize([*used, *(v for v, _ in level.loops)], tirx.const(True, "bool"), fresh)
+
+
+def wrap(body: tirx.Stmt, level: Level) -> tirx.Stmt:
+    """The loops of a level around `body`."""
+    for var, extent in reversed(level.loops):
+        # As TVM's parser writes it, so that the printed text reads back equal.
+        extent = sym.Analyzer().simplify(extent)
+        body = tirx.For(var, const(0, str(var.ty.dtype)), extent, tirx.ForKind.SERIAL, body)
+    return body
+
+
+def spatial_pairs(entry: Entry) -> list[tuple[Var, Axis]]:
+    return [(v, a) for v, a, k in zip(entry.vars, entry.axes, entry.kinds, strict=True) if k == "S"]
+
+
+def walk_coordinates(var: Var, axis: Axis) -> tuple[ir.Expr, Var, Cursor]:
+    """Loop extent, block variable and cursor for all coordinates of an axis, stored or not."""
+    slot = Var("v" + str(var.name), ir.PrimType(axis.idtype))
+    cursor = Cursor(axis, slot, slot, slot=slot) if axis.kind == "dense_fixed" else Cursor(None, slot, slot=slot)
+    return cast(axis.length, axis.idtype), slot, cursor
+
+
+def extend(levels: list[Level], extent: ir.Expr, slot: Var, absent: Conditions, kind: int) -> None:
+    """Add a loop; a new block begins where its extent depends on a variable of the current one."""
+    if mentions(extent, levels[-1].block_vars):
+        levels.append(Level())
+    domain = ir.Range(const(0, str(slot.ty.dtype)), extent)
+    levels[-1].loops.append((Var(str(slot.name)[1:], slot.ty), extent))
+    levels[-1].iter_vars.append(tirx.IterVar(domain, slot, kind))
+    levels[-1].predicates += absent

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run neighbouring row loops over the same rows together, a few rows at a time.
+
+before::
+
+    for i in T.serial(m, annotations={"sparsetir.chunks": 2}):
+        c[i, 0:feat] = 0
+    for x in T.serial(mr, annotations={"sparsetir.chunks": 2}):
+        c[rows[x], 0:feat] = c[rows[x], 0:feat] + ...
+
+after::
+
+    for chunk in T.parallel(2):
+        ...  # begin[0], end[0]: rows with half of the work each; at_0[0], at_1[0]: the loops' first steps there
+        for part in range((end[0] - begin[0] + 63) // 64):
+            for i in range(...):  # up to row begin[0] + part * 64 + 64
+                c[at_0[0] + i, 0:feat] = 0
+            for x in range(...):  # while rows[at_1[0] + x] is below that
+                c[rows[at_1[0] + x], 0:feat] = c[rows[at_1[0] + x], 0:feat] + ...
+
+Rows of a result stay in cache from loop to loop, threads start once, and loops that add to the same rows never run
+beside each other. A loop with another note ``"sweep"`` than those before it begins a loop of its own.
+
+It takes loops in which every step has rows of its own wherever it touches what they share, in ascending order: step
+``x`` has row ``x``, rows ``x * R`` to ``x * R + R - 1``, or the same of ``rows[x]`` for a sorted list; or it has the
+nonzeros of row ``x``, at ``indptr[x] + j``: scratch that one loop fills and the next reads stays in cache too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, sym, tirx
+from tvm.ir import Var
+
+from sparsetir.ir import SWEEP, cast, const
+from sparsetir.lower.host.lower_find import binary_search
+from sparsetir.lower.rewriting import alloc, cell, collect, get, mentions, put, same, seq, substitute
+from sparsetir.lower.rows.balance_nonzeros import CARRY, CHUNKS, INDPTR, PARALLEL_MARK, work_before_step
+
+ASCENDING = "sparsetir.ascending"
+PART = 64  # rows: their results stay in the second-level cache up to a thousand columns
+WIDE = "int64"
+Touched = dict[Var, list[list[ir.Expr]]]  # the subscripts of every access to an array
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a step: `size` of them from `size` times its number, or times the entry of a sorted list, on.
+
+    `fibers` are the row pointers, outermost first, that lead from a row to a place in what is shared.
+    """
+
+    size: int
+    listed: ir.TensorLoad | None = None
+    fibers: tuple[Var, ...] = ()
+
+    def same_as(self, other: Rows) -> bool:
+        """Whether both are the same rows of the same loop."""
+        return self.size == other.size and same(self.listed, other.listed)
+
+
+def _fibers(index: ir.Expr, loop: tirx.For, pointers: set[str]) -> tuple[Var, ...] | None:
+    """The row pointers that lead from the row of a step to a place among its nonzeros; None for other subscripts."""
+    if index.same_as(loop.loop_var):
+        return ()
+    if not isinstance(index, tirx.Add) or not isinstance(index.b, Var) or not isinstance(index.a, ir.TensorLoad):
+        return None
+    begin, analyzer = index.a, sym.Analyzer()
+    if str(begin.source.name) not in pointers or len(begin.indices) != 1:
+        return None
+    place = begin.indices[0]
+    end = tirx.BufferLoad(begin.source, [place + const(1, str(place.ty.dtype))])
+    around = next((f for f in collect(loop.body, tirx.For) if f.loop_var.same_as(index.b)), None)
+    if around is None or not analyzer.can_prove_equal(around.min, const(0, str(around.min.ty.dtype))):
+        return None
+    if not same(analyzer.simplify(around.extent), analyzer.simplify(end - begin)):
+        return None
+    above = _fibers(place, loop, pointers)
+    return None if above is None else (*above, begin.source)
+
+
+def _rows_of(index: ir.Expr, loop: tirx.For, ascending: set[str], pointers: set[str]) -> Rows | None:
+    """The rows that a subscript stands for; None where it is not of a form known here."""
+    fibers = _fibers(index, loop, pointers)
+    if fibers:
+        return Rows(1, None, fibers)
+    loads = [x for x in collect(index, ir.TensorLoad)]
+    step, listed = loop.loop_var, None
+    if loads:
+        listed = loads[0]
+        if str(listed.source.name) not in ascending or not _advances(listed.indices[0], loop):
+            return None
+        step = Var("listed", listed.ty)
+        on_load = lambda x, _m: step if same(x, listed) else x  # noqa: E731
+        index = tvm_ffi.structural_mutate(index, [(ir.TensorLoad, on_load)])
+        if mentions(index, [loop.loop_var]) or collect(index, ir.TensorLoad):
+            return None
+    analyzer, one = sym.Analyzer(), const(1, str(step.ty.dtype))
+    size = analyzer.simplify(substitute(index, {step: step + one}) - index)
+    if not isinstance(size, tirx.IntImm) or int(size) < 1:
+        return None
+    rest = substitute(index, {step: const(0, str(step.ty.dtype))})
+    for lane in collect(loop.body, tirx.For):
+        if isinstance(lane.extent, tirx.IntImm) and int(lane.extent) > 0:
+            analyzer.bind(lane.loop_var, ir.Range.from_min_extent(lane.min, lane.extent))
+    dtype = str(rest.ty.dtype)
+    if not analyzer.can_prove(rest >= const(0, dtype)) or not analyzer.can_prove(rest < cast(size, dtype)):
+        return None
+    return Rows(int(size), listed)
+
+
+def _advances(position: ir.Expr, loop: tirx.For) -> bool:
+    """Whether a position in a list moves by one with every step, from the same place in every one."""
+    step = loop.loop_var
+    moved = substitute(position, {step: step + const(1, str(step.ty.dtype))}) - position
+    inner = [f.loop_var for f in collect(loop.body, tirx.For)] + [b.var for b in collect(loop.body, tirx.Bind)]
+    gap = sym.Analyzer().simplify(moved)
+    return isinstance(gap, tirx.IntImm) and int(gap) == 1 and not mentions(position, inner)
+
+
+def _accesses(loop: tirx.For) -> tuple[Touched, set[Var]]:
+    """Subscripts of every access to an array from outside the loop, and the arrays that are written."""
+    inside = {a.buffer for a in collect(loop.body, tirx.AllocBuffer)}
+    found: Touched = {}
+    written = set()
+    for store in collect(loop.body, tirx.BufferStore):
+        if store.buffer not in inside:
+            found.setdefault(store.buffer, []).append(list(store.indices))
+            written.add(store.buffer)
+    for load in collect(loop.body, ir.TensorLoad):
+        if load.source not in inside:
+            found.setdefault(load.source, []).append(list(load.indices))
+    return found, written
+
+
+class Run:
+    """Neighbouring loops that may go over the rows together."""
+
+    def __init__(self, ascending: set[str], pointers: set[str]) -> None:
+        self.ascending = ascending
+        self.pointers = pointers
+        self.loops: list[tirx.For] = []
+        self.rows: list[Rows] = []
+        self.touched: list[Touched] = []
+        self.written: set[Var] = set()
+
+    def add(self, loop: tirx.For) -> bool:
+        """Take one more loop in; False (and no change) where its rows are not known or not those of the others."""
+        touched, written = _accesses(loop)
+        loops, maps = [*self.loops, loop], [*self.touched, touched]
+        changed = self.written | written
+        shared = {b for b in changed if sum(b in m for m in maps) > 1}
+        if self.loops and not shared & set(touched):
+            return False
+        steps = list(zip(loops, maps, strict=True))
+        rows = self._rows(steps, shared)
+        if self.loops and rows is None:
+            return False
+        self.loops, self.touched, self.written = loops, maps, changed
+        self.rows = rows or []
+        return True
+
+    def _rows(self, steps: list[tuple[tirx.For, Touched]], shared: set[Var]) -> list[Rows] | None:
+        """The one set of rows of each loop in all of its accesses to what is shared; None where there is none."""
+        found: list[Rows | None] = [None] * len(steps)
+        for buffer in shared:
+            rows = self._rows_in(buffer, steps)
+            if rows is None:
+                return None
+            for n, (old, new) in enumerate(zip(found, rows, strict=True)):
+                if old is not None and new is not None and not new.same_as(old):
+                    return None
+                found[n] = old or new
+        known = [rows for rows in found if rows is not None]
+        return known if len(known) == len(found) else None
+
+    def _rows_in(self, buffer: Var, steps: list[tuple[tirx.For, Touched]]) -> list[Rows | None] | None:
+        """The rows of each loop that one dimension of an array stands for; None for a loop that does not touch it."""
+        for dim in range(len(buffer.ty.shape)):
+            rows = [self._rows_at(loop, [i[dim] for i in touched.get(buffer, [])]) for loop, touched in steps]
+            used = [r for r in rows if r is not None]
+            fits = len(used) == sum(buffer in touched for _, touched in steps)
+            if fits and all(r.fibers == used[0].fibers for r in used):
+                return rows
+        return None
+
+    def _rows_at(self, loop: tirx.For, subscripts: list[ir.Expr]) -> Rows | None:
+        """The rows that all of some subscripts in a loop stand for; None where they differ."""
+        found: Rows | None = None
+        for index in subscripts:
+            rows = _rows_of(index, loop, self.ascending, self.pointers)
+            if rows is None or (found is not None and not (rows.same_as(found) and rows.fibers == found.fibers)):
+                return None
+            found = rows
+        return found
+
+    # ------------------------------------------------------------------ the loop over all of them
+
+    def fused(self, pointers: set[str]) -> tirx.Stmt:
+        """One parallel loop that does the work of all."""
+        chunks = int(self.loops[0].annotations[CHUNKS])
+        unit = math.lcm(*(r.size for r in self.rows))
+        chunk = Var("chunk", ir.PrimType("int32"))
+        begin, end, high, work = (cell(n, WIDE) for n in ("begin", "end", "high", "work"))
+        places = [cell(f"at_{n}", str(f.loop_var.ty.dtype)) for n, f in enumerate(self.loops)]
+        stops = [cell(f"stop_{n}", str(f.loop_var.ty.dtype)) for n, f in enumerate(self.loops)]
+        weights = [work_before_step(f, pointers) for f in self.loops]
+        total: ir.Expr = const(0, WIDE)
+        for loop, weight in zip(self.loops, weights, strict=True):
+            total = total + weight(loop.extent)
+
+        def bound(place: Var, index: ir.Expr) -> list[tirx.Stmt]:
+            """The first row from which at most `index` of `chunks` parts of the work are left."""
+            middle = tirx.floordiv(get(place) + get(high), const(2, WIDE))
+            steps = [put(work, const(0, WIDE))]
+            for n, weight in enumerate(weights):
+                steps += [*self._seek(n, places[n], stops[n], middle * const(unit, WIDE))]
+                steps.append(put(work, get(work) + weight(get(places[n]))))
+            goes_right = get(work) < tirx.floordiv(total * cast(index, WIDE), const(chunks, WIDE))
+            step = tirx.IfThenElse(goes_right, put(place, middle + const(1, WIDE)), put(high, middle))
+            search = tirx.While(get(place) < get(high), seq(*steps, step))
+            return [put(place, const(0, WIDE)), put(high, self._units(unit)), search]
+
+        body: list[tirx.Stmt] = [*alloc(begin, end, high, work, *places, *stops)]
+        body += [*bound(begin, chunk), *bound(end, chunk + const(1))]
+        for n, place in enumerate(places):
+            body += self._seek(n, place, stops[n], get(begin) * const(unit, WIDE))
+        step = const(max(PART // unit, 1), WIDE)
+        part = Var("part", ir.PrimType(WIDE))
+        limit = tirx.min(get(begin) + (part + const(1, WIDE)) * step, get(end)) * const(unit, WIDE)
+        inner = [s for n in range(len(self.loops)) for s in self._part(n, places[n], stops[n], limit)]
+        parts = tirx.floordiv(get(end) - get(begin) + step - const(1, WIDE), step)
+        body.append(tirx.For(part, const(0, WIDE), parts, tirx.ForKind.SERIAL, seq(*inner)))
+        return tirx.For(chunk, const(0), const(chunks), tirx.ForKind.PARALLEL, seq(*body))
+
+    def _units(self, unit: int) -> ir.Expr:
+        """How many groups of `unit` rows cover the rows of every loop."""
+        most: ir.Expr = const(0, WIDE)
+        for loop, rows in zip(self.loops, self.rows, strict=True):
+            steps = cast(loop.extent, WIDE)
+            if rows.listed is not None:
+                last = cast(self._entry(rows, loop, loop.extent - const(1, str(loop.extent.ty.dtype))), WIDE)
+                steps = tirx.if_then_else(steps > const(0, WIDE), last + const(1, WIDE), const(0, WIDE))
+            most = tirx.max(most, steps * const(rows.size, WIDE))
+        return tirx.floordiv(most + const(unit - 1, WIDE), const(unit, WIDE))
+
+    @staticmethod
+    def _entry(rows: Rows, loop: tirx.For, step: ir.Expr) -> ir.Expr:
+        """The entry of the list at a step."""
+        return substitute(rows.listed, {loop.loop_var: cast(step, str(loop.loop_var.ty.dtype))})
+
+    def _seek(self, n: int, place: Var, high: Var, row: ir.Expr) -> list[tirx.Stmt]:
+        """Set `place` to the first step of loop `n` whose rows are not below `row`, a multiple of their number."""
+        loop, rows = self.loops[n], self.rows[n]
+        dtype = str(place.ty.dtype)
+        if rows.listed is None:
+            step = tirx.floordiv(row, const(rows.size, WIDE))
+            return [put(place, cast(tirx.min(step, cast(loop.extent, WIDE)), dtype))]
+        below = lambda x: cast(self._entry(rows, loop, x), WIDE) * const(rows.size, WIDE) < row  # noqa: E731
+        search = binary_search(below, place, high)
+        return [put(place, const(0, dtype)), put(high, cast(loop.extent, dtype)), search]
+
+    def _part(self, n: int, place: Var, stop: Var, limit: ir.Expr) -> list[tirx.Stmt]:
+        """The steps of loop `n` from `place` to before row `limit`; `place` moves on."""
+        loop, rows = self.loops[n], self.rows[n]
+        dtype = str(place.ty.dtype)
+        if rows.listed is None:
+            find = self._seek(n, stop, stop, limit)
+        else:
+            entry = cast(self._entry(rows, loop, get(stop)), WIDE) * const(rows.size, WIDE)
+            extent = cast(loop.extent, dtype)
+            is_below = tirx.if_then_else(get(stop) < extent, entry < limit, const(0, "bool"))
+            find = [put(stop, get(place)), tirx.While(is_below, put(stop, get(stop) + const(1, dtype)))]
+        step = Var(str(loop.loop_var.name), loop.loop_var.ty)
+        body = substitute(loop.body, {loop.loop_var: get(place) + step})
+        kept = {k: v for k, v in loop.annotations.items() if k not in (CARRY, CHUNKS, PARALLEL_MARK, SWEEP)}
+        count = get(stop) - get(place)
+        inner = tirx.For(step, const(0, dtype), count, tirx.ForKind.SERIAL, body, None, kept)
+        return [*find, inner, put(place, get(stop))]
+
+
+def _may_join(stmt: tirx.Stmt) -> bool:
+    """Whether a statement is a loop that is shared out."""
+    if not isinstance(stmt, tirx.For) or CHUNKS not in stmt.annotations or PARALLEL_MARK not in stmt.annotations:
+        return False
+    return stmt.kind == tirx.ForKind.SERIAL and isinstance(stmt.min, tirx.IntImm) and int(stmt.min) == 0
+
+
+def fuse(stmts: list[tirx.Stmt], ascending: set[str], pointers: set[str]) -> list[tirx.Stmt]:
+    """The statements of a sequence, row loops in longest possible runs as one."""
+    out: list[tirx.Stmt] = []
+    run: Run | None = None
+
+    def close() -> None:
+        if run is not None:
+            out.append(run.fused(pointers) if len(run.loops) > 1 else run.loops[0])
+
+    for stmt in stmts:
+        if run is not None and _may_join(stmt) and _agree(run.loops, stmt) and run.add(stmt):
+            continue
+        close()
+        run = None
+        if _may_join(stmt):
+            run = Run(ascending, pointers)
+            run.add(stmt)
+        else:
+            out.append(stmt)
+    close()
+    return out
+
+
+def _agree(loops: list[tirx.For], loop: tirx.For) -> bool:
+    """Whether `loop` is shared out like the others, and belongs to their sweep or to none."""
+    sweeps = {str(f.annotations[SWEEP]) for f in (*loops, loop) if SWEEP in f.annotations}
+    return len(sweeps) <= 1 and int(loop.annotations[CHUNKS]) == int(loops[0].annotations[CHUNKS])
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.FuseLoops")
+def FuseLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Fuse the row loops of a function."""
+    if func.attrs is None or INDPTR not in func.attrs:
+        return func
+    ascending, pointers = ({str(n) for n in func.attrs.get(key, [])} for key in (ASCENDING, INDPTR))
+
+    def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
+        return seq(*fuse([mutator.mutate(s) for s in node.seq], ascending, pointers))
+
+    body = tvm_ffi.structural_mutate(func.body, [(tirx.SeqStmt, on_seq)])
+    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+
+
+__all__ = ["ASCENDING", "FuseLoops", "Run", "fuse"]

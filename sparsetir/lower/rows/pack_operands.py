@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Go over a panel of columns at a time, with what the rows gather packed beside each other first.
+
+before::
+
+    for i in T.serial(m, annotations={"sparsetir.chunks": 2, "sparsetir.parallel": True}):
+        for k_0 in T.serial((feat + 63) // 64, annotations={"sparsetir.panel": 128}):
+            for j in range(indptr[i + 1] - indptr[i]):
+                for k_1 in T.vectorized(64):
+                    if k_0 * 64 + k_1 < feat:
+                        acc[k_1] = acc[k_1] + a[indptr[i] + j] * b[indices[indptr[i] + j], k_0 * 64 + k_1]
+            ...  # c[i, k_0 * 64:k_0 * 64 + 64] = acc[0:64]
+
+after::
+
+    b_panel = T.alloc_buffer((n, T.min(128, feat)))
+    for p in range((feat + 127) // 128):
+        for x in T.serial(n, annotations={"sparsetir.chunks": 2, "sparsetir.parallel": True}):
+            ...  # b_panel[x, 0:128] = b[x, p * 128:p * 128 + 128], to the last column
+        for i in T.serial(m, annotations={"sparsetir.chunks": 2, "sparsetir.parallel": True}):
+            for k_0 in range((T.min(128, feat - p * 128) + 63) // 64):
+                for j in range(indptr[i + 1] - indptr[i]):
+                    for k_1 in T.vectorized(64):
+                        if k_0 * 64 + k_1 < T.min(128, feat - p * 128):
+                            acc[k_1] = acc[k_1] + a[...] * b_panel[indices[indptr[i] + j], k_0 * 64 + k_1]
+                ...  # c[i, p * 128 + k_0 * 64:p * 128 + k_0 * 64 + 64] = acc[0:64]
+
+Packed are operands that a column loop reads along their last dimension and gathers by another, and all whose columns
+are not the last dimension, ``b[k, indices[...]]``: these are transposed on the way. `group_rows` does the same for
+results. The mark goes where no panel is made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.ir import const
+from sparsetir.lower.rewriting import alloc, collect, seq, substitute
+from sparsetir.lower.rows.balance_nonzeros import CHUNKS, PARALLEL_MARK
+from sparsetir.lower.rows.columns import PANEL, ColumnLoop, Columns
+from sparsetir.lower.rows.copy_panel import Copy
+from sparsetir.lower.rows.group_rows import group, staged_results
+
+SERIAL = tirx.ForKind.SERIAL
+
+
+def _is_start(x: ir.Expr, column: ColumnLoop) -> bool:
+    """Whether an expression is the first column of a step."""
+    is_product = isinstance(x, tirx.Mul) and isinstance(x.b, tirx.IntImm)
+    return is_product and x.a.same_as(column.loop.loop_var) and int(x.b) == column.tile
+
+
+def packed_operands(columns: Columns) -> dict[Var, int]:
+    """The dimension of the columns for every operand that a packed copy serves better."""
+    found: dict[Var, int] = {}
+    inside = {a.buffer for a in collect(columns.rows.body, tirx.AllocBuffer)}
+    for column, buffer, indices, is_store in columns.accesses():
+        dimension = column.dimension(indices)
+        if is_store or dimension is None or buffer in inside or buffer in columns.results or len(indices) < 2:
+            continue
+        others = [i for d, i in enumerate(indices) if d != dimension]
+        if dimension < len(indices) - 1 or any(collect(i, ir.TensorLoad) for i in others):
+            found.setdefault(buffer, dimension)
+    return found
+
+
+class Panel:
+    """The panel `number` of the columns, and the scratch that holds operands of it."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self.dtype = str(columns.width.ty.dtype)
+        self.number = Var("panel", ir.PrimType(self.dtype))
+        self.size = const(columns.panel, self.dtype)
+        self.first = self.number * self.size
+        self.count = tirx.min(self.size, columns.width - self.first)
+        self.operands = packed_operands(columns)
+        self.scratch = {b: self._scratch(b, d) for b, d in self.operands.items()}
+        self.results = staged_results(columns)
+
+    def _scratch(self, buffer: Var, dimension: int) -> Var:
+        """An array of the other dimensions and a panel of columns."""
+        others = [s for d, s in enumerate(buffer.ty.shape) if d != dimension]
+        shape = [*others, tirx.min(self.size, self.columns.width)]
+        return tirx.decl_buffer(shape, str(buffer.ty.dtype), name=f"{buffer.name}_panel", layout=None)
+
+    def loop(self) -> tirx.Stmt:
+        """The loop over panels around the copies and the rows."""
+        kept = {k: v for k, v in self.columns.rows.annotations.items() if k in (CHUNKS, PARALLEL_MARK)}
+        copies = [Copy(b, self.scratch[b], d, self.first, self.count).loops(kept) for b, d in self.operands.items()]
+        rows = self._rows()
+        if self.results:
+            rows = group(rows, self.columns, self.results, self.first, self.count)
+        panels = tirx.floordiv(self.columns.width + (self.size - const(1, self.dtype)), self.size)
+        body = seq(*copies, rows)
+        around = tirx.For(self.number, const(0, self.dtype), panels, SERIAL, body)
+        return seq(*alloc(*self.scratch.values()), around)
+
+    # ------------------------------------------------------------------ the rows
+
+    def _rows(self) -> tirx.For:
+        """The loop over rows, for the columns of the panel."""
+        columns = {c.loop: c for c in self.columns.loops}
+
+        def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+            column = columns.get(node)
+            return mutator.default_mutate(node) if column is None else self._column_loop(column)
+
+        return tvm_ffi.structural_mutate(self.columns.rows, [(tirx.For, on_for)])
+
+    def _column_loop(self, column: ColumnLoop) -> tirx.For:
+        """A column loop for the columns of the panel."""
+        node, step = column.loop, column.loop.loop_var
+        tile = const(column.tile, self.dtype)
+
+        def on_load(x: ir.TensorLoad, mutator: Any) -> ir.Expr:
+            indices = list(x.indices)
+            dimension = self.operands.get(x.source)
+            if dimension is None or column.dimension(indices) != dimension:
+                return tirx.BufferLoad(x.source, [mutator.mutate(i) for i in indices])
+            others = [mutator.mutate(i) for d, i in enumerate(indices) if d != dimension]
+            return tirx.BufferLoad(self.scratch[x.source], [*others, indices[dimension]])
+
+        def on_check(x: tirx.LT, mutator: Any) -> ir.Expr:
+            return tirx.LT(x.a, self.count) if column.is_column(x.a) else mutator.default_mutate(x)
+
+        def on_mul(x: tirx.Mul, mutator: Any) -> ir.Expr:
+            return x + self.first if _is_start(x, column) else mutator.default_mutate(x)
+
+        callbacks = [(ir.TensorLoad, on_load), (tirx.LT, on_check), (tirx.Mul, on_mul)]
+        body = tvm_ffi.structural_mutate(node.body, callbacks)
+        if not column.lanes:
+            body = substitute(node.body, {step: step + self.first})
+        steps = tirx.floordiv(self.count + (tile - const(1, self.dtype)), tile)
+        notes = {k: v for k, v in node.annotations.items() if k != PANEL}
+        return tirx.For(step, node.min, steps, node.kind, body, None, notes)
+
+
+def _may_pack(loop: tirx.For) -> tirx.Stmt | None:
+    """The loop over panels around a loop over rows; None where there is nothing to pack."""
+    columns = Columns.of(loop) if PARALLEL_MARK in loop.annotations else None
+    if columns is None:
+        return None
+    panel = Panel(columns)
+    return panel.loop() if panel.operands or panel.results else None
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PackOperands")
+def PackOperands(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Make panels of every marked loop of a function where that is possible."""
+    if not any(PANEL in f.annotations for f in collect(func.body, tirx.For)):
+        return func
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        packed = _may_pack(node)
+        if packed is not None:
+            return packed
+        inner = mutator.default_mutate(node)
+        notes = {k: v for k, v in inner.annotations.items() if k != PANEL}
+        return tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, inner.body, inner.thread_binding, notes)
+
+    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
+    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+
+
+__all__ = ["PackOperands"]

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loop passes: vectors, remainders, registers, prefetch."""

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sum a row of unknown length in vectors, its end under a mask.
+
+before::
+
+    y[i] = 0
+    for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.sum": 8}):
+        y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
+
+after::
+
+    length = indptr[i + 1] - indptr[i]  # written out
+    if length <= 8:
+        ...  # as below, with 0 for `done` and `length` for `left`
+    else:
+        done, left = length // 8 * 8, length % 8
+        for j_0 in range(length // 8):
+            for j_1 in T.vectorized(8):
+                acc[j_1] = acc[j_1] + a[indptr[i] + j_0 * 8 + j_1] * x[indices[indptr[i] + j_0 * 8 + j_1]]
+        if left > 0:
+            held[0:8], held_1[0:8] = ...  # so many elements of a and of indices from indptr[i] + done on, and zeros
+            for j_1 in T.vectorized(8):
+                term[j_1] = held[j_1] * x[held_1[j_1]]
+            for j_1 in T.vectorized(8):
+                acc[j_1] = acc[j_1] + T.Select(j_1 < left, term[j_1], 0)
+    y[i] = 0 + ...  # the sum of acc[0:8]
+
+A loop with a step for each entry ends where the processor does not expect it, which costs a short row more than its
+sums; rows of up to eight entries now take the same way. Masked lanes read nothing along the row, and gather the first
+element there is; a subscript that is computed is kept inside its array. The note is for sums that may be reordered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.ir import cast, const
+from sparsetir.lower.nest.declare_regions import STRUCTURE
+from sparsetir.lower.rewriting import alloc, collect, conjunction, is_along, mentions, renewed, same, seq, substitute
+from sparsetir.lower.vector.vectorize_dots import Dot, match, product, reduced
+
+SUM = "sparsetir.sum"
+SERIAL, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """What a term reads at places that move along the row.
+
+    Parameters
+    ----------
+    along : list of BufferLoad
+        Elements of the row.
+    gathered : list of BufferLoad
+        Elements that an index of the row names.
+    computed : list of BufferLoad
+        Elements whose subscripts are formulas of such.
+    """
+
+    along: list[ir.TensorLoad] = field(default_factory=list)
+    gathered: list[ir.TensorLoad] = field(default_factory=list)
+    computed: list[ir.TensorLoad] = field(default_factory=list)
+
+
+def _reads(dot: Dot, structure: set[str]) -> _Reads | None:
+    """The loads of a sum; None if one of them cannot be masked."""
+    var, found = dot.loop.loop_var, _Reads()
+    for load in collect(dot.term, ir.TensorLoad):
+        if not mentions(list(load.indices), [var]):
+            continue
+        if is_along(load, var):
+            if str(load.ty.dtype) == "bool":
+                return None
+            found.along.append(load)
+        elif not _is_computed(load, var):
+            return None
+        else:
+            (found.gathered if _is_gathered(load, var, structure) else found.computed).append(load)
+    return found
+
+
+def _is_gathered(load: ir.TensorLoad, var: Var, structure: set[str]) -> bool:
+    """Whether every subscript that moves with `var` is an element of an index array along the row."""
+    for index in load.indices:
+        while isinstance(index, tirx.Cast):
+            index = index.value
+        if not mentions(index, [var]):
+            continue
+        if not isinstance(index, ir.TensorLoad) or str(index.source.name) not in structure or not is_along(index, var):
+            return False
+    return True
+
+
+def _is_computed(load: ir.TensorLoad, var: Var) -> bool:
+    """Whether every subscript that moves with `var` does so through elements along the row alone."""
+    inner = [x for x in collect(list(load.indices), ir.TensorLoad) if mentions(x, [var])]
+    on_load = lambda x, _m: const(0, str(x.ty.dtype))  # noqa: E731
+    fixed = [tvm_ffi.structural_mutate(index, [(ir.TensorLoad, on_load)]) for index in load.indices]
+    return all(is_along(x, var) for x in inner) and not mentions(fixed, [var])
+
+
+def _clamp(term: ir.Expr, loads: list[ir.TensorLoad], var: Var) -> ir.Expr:
+    """`term` with the subscripts of some loads kept inside their arrays, which hold something where a row does."""
+
+    def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        if not any(same(load, other) for other in loads):
+            return mutator.default_mutate(load)
+        pairs = zip(load.indices, load.source.ty.shape, strict=True)
+        indices = [_inside(i, extent) if mentions(i, [var]) else i for i, extent in pairs]
+        return tirx.BufferLoad(load.source, indices)
+
+    return tvm_ffi.structural_mutate(term, [(ir.TensorLoad, on_load)])
+
+
+def _inside(index: ir.Expr, extent: ir.Expr) -> ir.Expr:
+    dtype = str(index.ty.dtype)
+    return tirx.max(tirx.min(index, cast(extent, dtype) - const(1, dtype)), const(0, dtype))
+
+
+class _Sum:
+    """A sum in vectors of `lanes` elements."""
+
+    def __init__(self, dot: Dot, reads: _Reads) -> None:
+        self.dot, self.reads = dot, reads
+        self.j, self.lanes, self.kind = dot.loop.loop_var, dot.lanes, str(dot.store.buffer.ty.dtype)
+        self.acc = self.array("acc", self.kind)
+        self.lane = Var("j_1", self.j.ty)
+
+    def array(self, name: str, dtype: str) -> Var:
+        """One element for each lane."""
+        return tirx.decl_buffer([self.lanes], dtype, name=name, scope="local", layout=None)
+
+    def number(self, value: int) -> ir.Expr:
+        """A constant of the loop variable's dtype."""
+        return const(value, str(self.j.ty.dtype))
+
+    def vector(self, body: tirx.Stmt) -> tirx.Stmt:
+        """`body` for every lane."""
+        return renewed(tirx.For(self.lane, self.number(0), self.number(self.lanes), VECTORIZED, body))
+
+    def add(self, value: ir.Expr) -> tirx.Stmt:
+        """Add to the accumulators."""
+        return tirx.BufferStore(self.acc, tirx.BufferLoad(self.acc, [self.lane]) + value, [self.lane])
+
+    def clear(self) -> tirx.Stmt:
+        """All accumulators zero."""
+        return self.vector(tirx.BufferStore(self.acc, const(0, self.kind), [self.lane]))
+
+    def steps(self) -> tirx.Stmt:
+        """A short row in one step; a longer one in full steps and one for what is left."""
+        extent, lanes = self.dot.loop.extent, self.number(self.lanes)
+        step = Var("j_0", self.j.ty)
+        term = substitute(self.dot.term, {self.j: step * lanes + self.lane})
+        full = tirx.For(step, self.number(0), tirx.floordiv(extent, lanes), SERIAL, self.vector(self.add(term)))
+        left = tirx.floormod(extent, lanes)
+        end = tirx.IfThenElse(left > self.number(0), renewed(self.part(extent - left, left)), None)
+        return tirx.IfThenElse(extent <= lanes, self.guarded(self.part(self.number(0), extent)), seq(full, end))
+
+    def part(self, done: ir.Expr, left: ir.Expr) -> tirx.Stmt:
+        """A step under a mask; the term is kept apart, or TVM simplified its subscripts by it."""
+        held: list[tuple[ir.TensorLoad, Var]] = []
+        for load in self.reads.along:
+            if not any(same(load, other) for other, _ in held):
+                held.append((load, self.array("held", str(load.ty.dtype))))
+        kept = [tirx.BufferStore(array, self.masked(load, done, left), [self.every()]) for load, array in held]
+        term = self.array("term", self.kind)
+        value = _clamp(self.dot.term, self.reads.computed, self.j)
+        value = _replaced(value, [(load, tirx.BufferLoad(array, [self.lane])) for load, array in held])
+        value = substitute(value, {self.j: done + self.lane})
+        chosen = tirx.Select(self.lane < left, tirx.BufferLoad(term, [self.lane]), const(0, self.kind))
+        added = self.vector(tirx.BufferStore(term, value, [self.lane])), self.vector(self.add(chosen))
+        return seq(*alloc(term, *(array for _, array in held)), *kept, *added)
+
+    def guarded(self, step: tirx.Stmt) -> tirx.Stmt:
+        """A step where every array that is gathered from holds something, as it does where a row does."""
+        sizes: list[ir.Expr] = []
+        for load in (*self.reads.gathered, *self.reads.computed):
+            sizes += [n for n in _moving_sizes(load, self.j) if not any(same(n, other) for other in sizes)]
+        exist = [size > const(0, str(size.ty.dtype)) for size in sizes]
+        return tirx.IfThenElse(conjunction(exist), step, None) if exist else step
+
+    def every(self) -> ir.Expr:
+        """All lanes."""
+        return tirx.Ramp(self.number(0), self.number(1), self.lanes)
+
+    def masked(self, load: ir.TensorLoad, done: ir.Expr, left: ir.Expr) -> ir.Expr:
+        """The elements from step `done` on, zero where the row has ended."""
+        lanes, kind = self.lanes, str(load.ty.dtype)
+        dtype = "uint16" if kind == "bfloat16" else kind  # as which TVM stores it, and calls are not told
+        first = tirx.address_of(substitute(load, {self.j: done}))
+        all_of = tirx.Broadcast(const(True, "bool"), lanes)
+        read = tirx.call_llvm_pure_intrin(f"{dtype}x{lanes}", "llvm.vp.load", first, all_of, cast(left, "uint32"))
+        inside = self.every() < tirx.Broadcast(left, lanes)
+        chosen = tirx.Select(inside, read, tirx.Broadcast(const(0, dtype), lanes))
+        return chosen if dtype == kind else tirx.reinterpret(f"{kind}x{lanes}", chosen)
+
+    def finish(self) -> tirx.Stmt:
+        """The result out of the accumulators."""
+        total = reduced(self.acc, self.number(0), self.lanes)
+        if self.dot.factors:
+            total = product(self.dot.factors) * total
+        return tirx.BufferStore(self.dot.store.buffer, self.dot.start + total, self.dot.store.indices)
+
+
+def _replaced(value: ir.Expr, pairs: list[tuple[ir.TensorLoad, ir.Expr]]) -> ir.Expr:
+    """A value with others in the place of some loads."""
+
+    def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        found = next((other for own, other in pairs if same(load, own)), None)
+        return mutator.default_mutate(load) if found is None else found
+
+    return tvm_ffi.structural_mutate(value, [(ir.TensorLoad, on_load)])
+
+
+def _moving_sizes(load: ir.TensorLoad, var: Var) -> list[ir.Expr]:
+    """The extents of the dimensions whose subscripts move with `var`."""
+    return [n for i, n in zip(load.indices, load.source.ty.shape, strict=True) if mentions(i, [var])]
+
+
+def _emit(dot: Dot, reads: _Reads) -> tirx.Stmt:
+    """The sum in vectors."""
+    made = _Sum(dot, reads)
+    stmt = seq(*alloc(made.acc), made.clear(), made.steps(), made.finish())
+    # An empty loop must not touch the element: it may lie behind a condition of its own.
+    runs = dot.loop.extent > const(0, str(dot.loop.extent.ty.dtype))
+    return stmt if dot.is_whole else tirx.IfThenElse(runs, stmt, None)
+
+
+def _summed(loop: tirx.Stmt, before: tirx.Stmt | None, structure: set[str]) -> tirx.Stmt | None:
+    dot = match(loop, before, SUM) if isinstance(loop, tirx.For) else None
+    reads = _reads(dot, structure) if dot is not None else None
+    return _emit(dot, reads) if dot is not None and reads is not None and reads.along else None
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SumRagged")
+def SumRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Rewrite every annotated ragged sum of a function; a note that fits nothing is dropped."""
+    structure = {str(n) for n in func.attrs.get(STRUCTURE, [])} if func.attrs is not None else set()
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        found = _summed(node, None, structure)
+        if found is not None:
+            return found
+        inner = mutator.default_mutate(node)
+        notes = {k: v for k, v in inner.annotations.items() if k != SUM}
+        return tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, inner.body, None, notes)
+
+    def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
+        out: list[tirx.Stmt] = []
+        for stmt in node.seq:
+            both = _summed(stmt, out[-1], structure) if out else None
+            if both is None:
+                out.append(mutator.mutate(stmt))
+            else:
+                out[-1] = both
+        return seq(*out)
+
+    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
+    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+
+
+__all__ = ["SUM", "SumRagged"]

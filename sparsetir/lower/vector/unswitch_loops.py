@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Test a slot once, not in every lane: a guarded term becomes a guarded update around the loops it does not depend on.
+
+before::
+
+    for ii in T.unroll(2):
+        for k in T.vectorized(16):
+            acc[ii * 16 + k] = acc[ii * 16 + k] + T.if_then_else(indices[p] < n, a[...] * b[indices[p], k], 0)
+
+after::
+
+    if indices[p] < n:
+        for ii in T.unroll(2):
+            for k in T.vectorized(16):
+                acc[ii * 16 + k] = acc[ii * 16 + k] + a[...] * b[indices[p], k]
+
+Adding zero changes nothing; without the choice, product and sum are one instruction. A condition that reads an array
+leaves only loops that have a step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+
+from sparsetir import op
+from sparsetir.lower.rewriting import all_same, collect, conjunction, conjuncts, mentions
+
+KEPT = (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
+
+
+def _is_zero(expr: ir.Expr) -> bool:
+    return isinstance(expr, (tirx.FloatImm, tirx.IntImm)) and float(expr.value) == 0
+
+
+def _choice(term: ir.Expr) -> tuple[ir.Expr, ir.Expr] | None:
+    """(condition, value) of a term that is zero where the condition does not hold; None for other terms."""
+    if op.is_if_then_else(term) and _is_zero(term.args[2]):
+        return term.args[0], term.args[1]
+    if isinstance(term, tirx.Mul):
+        for one, other, first in ((term.a, term.b, True), (term.b, term.a, False)):
+            found = _choice(one)
+            if found is not None:
+                return found[0], found[1] * other if first else other * found[1]
+    return None
+
+
+def _guarded(store: tirx.BufferStore) -> tirx.Stmt:
+    """``x = x + if_then_else(c, t, 0)`` as ``if c: x = x + t``."""
+    value = store.value
+    if not isinstance(value, (tirx.Add, tirx.Sub)) or not _is_own(value.a, store):
+        return store
+    found = _choice(value.b)
+    if found is None or mentions(found[0], [store.buffer]):
+        return store
+    condition, term = found
+    update = tirx.BufferStore(store.buffer, type(value)(value.a, term), store.indices)
+    return tirx.IfThenElse(condition, update, None)
+
+
+def _is_own(expr: ir.Expr, store: tirx.BufferStore) -> bool:
+    is_same = isinstance(expr, ir.TensorLoad) and expr.source.same_as(store.buffer)
+    return is_same and all_same(list(expr.indices), list(store.indices))
+
+
+def _lifted(loop: tirx.For) -> tirx.Stmt:
+    """`loop` with what its body is guarded by around it, as far as its steps do not decide that."""
+    body = loop.body
+    if loop.kind not in KEPT or not isinstance(body, tirx.IfThenElse) or body.else_case is not None:
+        return loop
+    fixed = [loop.loop_var, *(s.buffer for s in collect(body.then_case, tirx.BufferStore))]
+    runs = isinstance(loop.extent, tirx.IntImm) and int(loop.extent) > 0
+    out: list[ir.Expr] = []
+    kept: list[ir.Expr] = []
+    for condition in conjuncts(body.condition):
+        may_leave = not mentions(condition, fixed) and (runs or not collect(condition, ir.TensorLoad))
+        # A condition may rely on those before it.
+        (out if may_leave and not kept else kept).append(condition)
+    if not out:
+        return loop
+    inner = tirx.IfThenElse(conjunction(kept), body.then_case, None) if kept else body.then_case
+    rest = _lifted(tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, inner, None, loop.annotations))
+    return tirx.IfThenElse(conjunction(out), rest, None)
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.UnswitchLoops")
+def UnswitchLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Guard updates instead of terms, and loops instead of updates."""
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        inner = mutator.default_mutate(node)
+        return _lifted(inner) if isinstance(inner, tirx.For) else inner
+
+    callbacks = [(tirx.BufferStore, lambda s, _m: _guarded(s)), (tirx.For, on_for)]
+    body = tvm_ffi.structural_mutate(func.body, callbacks)
+    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reduce along contiguous rows in vectors, for several results at once.
+
+before::
+
+    for j in range(indptr[i + 1] - indptr[i]):
+        o[indptr[i] + j] = 0
+        for k in T.serial(feat, annotations={"sparsetir.dot": 16}):
+            o[indptr[i] + j] = o[indptr[i] + j] + s[indptr[i] + j] * x[i, k] * y[indices[indptr[i] + j], k]
+
+after::
+
+    for j_0 in range((indptr[i + 1] - indptr[i]) // 4):
+        for k_0 in range(feat // 16):
+            for j_1 in T.unroll(4):
+                for k_1 in T.vectorized(16):
+                    acc[j_1 * 16 + k_1] = acc[j_1 * 16 + k_1] + x[i, k_0 * 16 + k_1] * y[indices[...], k_0 * 16 + k_1]
+        for j_1 in T.unroll(4):
+            ...  # total = the sum of acc[j_1 * 16 : j_1 * 16 + 16] and of the last feat % 16 products
+            o[indptr[i] + j_0 * 4 + j_1] = 0 + s[indptr[i] + j_0 * 4 + j_1] * total
+    for j in range((indptr[i + 1] - indptr[i]) % 4):
+        ...  # the same for one
+
+A row of ``x`` is loaded once for four results, and four sums hide each other's latency. Factors that a sum does not
+move leave it. 16-bit floats are summed in float32, and rounded once. The note is for sums that may be reordered, and
+for maxima and minima, which begin with what they are compared to in every lane::
+
+    for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.dot": 8}):
+        top[i] = T.max(top[i], s[indptr[i] + j])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.ir import Var
+from tvm.runtime import DataType
+
+from sparsetir.ir import const
+from sparsetir.lower.host.promote_halves import HALVES, widened
+from sparsetir.lower.rewriting import all_same, alloc, cell, get, mentions, put, renewed, same, seq, substitute
+from sparsetir.lower.vector.insert_prefetch import PREFETCH, ahead, fetch, gathers, line_starts
+
+DOT = "sparsetir.dot"
+GROUP = 4  # results at once
+VECTORS = 2  # of each sum: with four sums they hide the latency of the multiply-add units
+REGISTER_BITS = 128  # within which lanes are moved at least cost
+COMBINERS = (tirx.Add, tirx.Max, tirx.Min)
+SERIAL, UNROLLED, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
+
+
+@dataclass(frozen=True)
+class Dot:
+    """``target[indices] = start + factor * sum(term)`` over `loop`; `is_whole` if that needs no earlier value.
+
+    `combine` is what takes two values to one; without factors where it is no sum.
+    """
+
+    loop: tirx.For
+    store: tirx.BufferStore
+    start: ir.Expr
+    is_whole: bool
+    factors: list[ir.Expr]
+    term: ir.Expr
+    lanes: int
+    combine: type = tirx.Add
+
+    @property
+    def neutral(self) -> ir.Expr:
+        """What a running value begins with: it may count several times."""
+        return const(0, str(self.store.buffer.ty.dtype)) if self.combine is tirx.Add else self.start
+
+
+def factors(expr: ir.Expr) -> list[ir.Expr]:
+    """What a product is made of."""
+    if isinstance(expr, tirx.Mul):
+        return [*factors(expr.a), *factors(expr.b)]
+    return [expr]
+
+
+def product(terms: list[ir.Expr]) -> ir.Expr:
+    """All of them multiplied."""
+    out = terms[0]
+    for factor in terms[1:]:
+        out = out * factor
+    return out
+
+
+def match(loop: tirx.For, before: tirx.Stmt | None, note: str = DOT) -> Dot | None:
+    """The sum that a loop with a `note` computes, begun by the store `before` it if that sets the same element."""
+    store = loop.body
+    if note not in loop.annotations or loop.kind != SERIAL or not isinstance(store, tirx.BufferStore):
+        return None
+    value, own = store.value, [loop.loop_var]
+    if mentions(store.indices, own) or not isinstance(value, COMBINERS) or not _is_element(value.a, store):
+        return None
+    if mentions(value.b, [store.buffer]):
+        return None
+    terms = factors(value.b) if isinstance(value, tirx.Add) else [value.b]
+    moving = [f for f in terms if mentions(f, own)]
+    fixed = [f for f in terms if not mentions(f, own)]
+    if not moving:
+        return None
+    start: ir.Expr = tirx.BufferLoad(store.buffer, store.indices)
+    is_whole = False
+    if isinstance(before, tirx.BufferStore) and same(tirx.BufferLoad(before.buffer, before.indices), start):
+        start, is_whole = before.value, True
+    return Dot(loop, store, start, is_whole, fixed, product(moving), int(loop.annotations[note]), type(value))
+
+
+def _is_element(expr: ir.Expr, store: tirx.BufferStore) -> bool:
+    is_same = isinstance(expr, ir.TensorLoad) and expr.source.same_as(store.buffer)
+    return is_same and all_same(list(expr.indices), list(store.indices))
+
+
+def _emit(
+    dot: Dot, outer: Var | None, base: ir.Expr | None, group: int, fetches: Sequence[tirx.Stmt] = ()
+) -> tirx.Stmt:
+    """The sums of `group` steps of the loop over `outer` from `base` on; of one sum where there is no such loop.
+
+    `fetches` are run at the head of every block of lanes, in terms of the loops' variables.
+    """
+    k, dtype = dot.loop.loop_var, str(dot.loop.loop_var.ty.dtype)
+    lanes, stored = dot.lanes, str(dot.store.buffer.ty.dtype)
+    kind = "float32" if stored in HALVES else stored
+    acc = tirx.decl_buffer([group * lanes], kind, name="acc", scope="local", layout=None)
+    whole = tirx.decl_buffer([group], kind, name="total", scope="local", layout=None)
+    member, block, lane, rest = (Var(n, k.ty) for n in ("g", "k_0", "k_1", "k_rest"))
+    of_member = {} if outer is None or base is None else {outer: base + member.astype(str(outer.ty.dtype))}
+    element = lambda at: [member * const(lanes, dtype) + at]  # noqa: E731
+    zero, width = const(0, dtype), const(lanes, dtype)
+
+    def each(kind_: Any, body: tirx.Stmt) -> tirx.Stmt:
+        fresh = Var("g", member.ty)
+        return tirx.For(fresh, zero, const(group, dtype), kind_, renewed(substitute(body, {member: fresh})))
+
+    def add(at: list[ir.Expr], term: ir.Expr) -> tirx.Stmt:
+        return tirx.BufferStore(acc, dot.combine(tirx.BufferLoad(acc, at), term), at)
+
+    def term(at: ir.Expr) -> ir.Expr:
+        return substitute(widened(dot.term), {k: at, **of_member})
+
+    neutral = substitute(widened(dot.neutral), of_member)
+    clear = tirx.For(lane, zero, width, VECTORIZED, tirx.BufferStore(acc, neutral, element(lane)))
+    inner = tirx.For(lane, zero, width, VECTORIZED, add(element(lane), term(block * width + lane)))
+    full = tirx.floordiv(dot.loop.extent, width)
+    left = tirx.floormod(dot.loop.extent, width)
+    behind = cell("rest", kind)
+    tail = tirx.For(rest, zero, left, SERIAL, put(behind, dot.combine(get(behind), term(full * width + rest))))
+    total = dot.combine(get(behind), tirx.BufferLoad(whole, [member]))
+    if dot.factors:
+        total = product([substitute(widened(f), of_member) for f in dot.factors]) * total
+    indices = [substitute(i, of_member) for i in dot.store.indices]
+    if dot.combine is tirx.Add:
+        total = substitute(widened(dot.start), of_member) + total
+    finish = tirx.BufferStore(dot.store.buffer, tirx.Cast(stored, total) if stored in HALVES else total, indices)
+    ahead = [each(UNROLLED, substitute(f, {k: block * width, **of_member})) for f in fetches]
+    sums = tirx.For(block, zero, full, SERIAL, seq(*ahead, each(UNROLLED, inner)))
+    ends = seq(*alloc(behind), put(behind, neutral), tail, finish)
+    joined = totals(acc, whole, group, lanes, dot.combine)
+    return seq(*alloc(acc, whole), each(UNROLLED, clear), sums, joined, each(UNROLLED, ends))
+
+
+def totals(acc: Var, total: Var, group: int, lanes: int, combine: Any = tirx.Add) -> tirx.Stmt:
+    """Set `total` to what each of `group` neighbouring vectors of `acc` comes to.
+
+    Taken together, pair by pair: half of a shuffle's lanes are of one vector, half of another. For four vectors of four
+    lanes each: ``a0+a2 b0+b2 a1+a3 b1+b3`` and the same of c and d, then ``a b c d``.
+    """
+    kind = str(acc.ty.dtype)
+    if group == 1 or lanes < VECTORS * group:
+        alone = [reduced(acc, const(g * lanes), lanes, combine) for g in range(group)]
+        return seq(*(tirx.BufferStore(total, value, [const(g)]) for g, value in enumerate(alone)))
+    names: list[tuple[Var, ir.Expr]] = []
+
+    def named(value: ir.Expr, width: int) -> Var:
+        names.append((Var("lanes", ir.PrimType(f"{kind}x{width}")), value))
+        return names[-1][0]
+
+    def halved(whole: Var, width: int) -> Var:
+        halves = (range(width // 2), range(width // 2, width))
+        return named(combine(*(tirx.Shuffle([whole], [const(n) for n in half]) for half in halves)), width // 2)
+
+    loads = (tirx.BufferLoad(acc, [tirx.Ramp(const(g * lanes), const(1), lanes)]) for g in range(group))
+    vectors = [halved(named(load, lanes), lanes) for load in loads]
+    width, unit, least = lanes // VECTORS, 1, REGISTER_BITS // int(DataType(kind).bits)
+    while len(vectors) > 1:
+        low, high = interleaved(width, unit, max(least, 2 * unit))
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [named(combine(tirx.Shuffle(p, low), tirx.Shuffle(p, high)), width) for p in map(list, pairs)]
+        unit *= 2
+    while width > group:
+        vectors, width = [halved(vectors[0], width)], width // 2
+    value: ir.Expr = vectors[0]
+    for name, meaning in reversed(names):
+        value = tirx.Let(name, meaning, value)
+    return tirx.BufferStore(total, value, [tirx.Ramp(const(0), const(1), group)])
+
+
+def interleaved(width: int, unit: int, piece: int) -> tuple[list[ir.Expr], list[ir.Expr]]:
+    """Lanes of two vectors' lower and upper halves of each `piece` lanes, `unit` lanes of each in turn."""
+    found: list[list[ir.Expr]] = [[], []]
+    for half, lanes in enumerate(found):
+        for begin in range(0, width, piece):
+            for first in range(begin + half * piece // 2, begin + (half + 1) * piece // 2, unit):
+                lanes += [const(n + side) for side in (0, width) for n in range(first, first + unit)]
+    return found[0], found[1]
+
+
+def reduced(acc: Var, begin: ir.Expr, lanes: int, combine: Any = tirx.Add) -> ir.Expr:
+    """Lanes of a local array taken to one value, half by half: taken one by one they would leave the registers."""
+    dtype, kind = str(begin.ty.dtype), str(acc.ty.dtype)
+    value: ir.Expr = tirx.BufferLoad(acc, [tirx.Ramp(begin, const(1, dtype), lanes)])
+    names = []
+    while lanes > 1:
+        whole = Var("lanes", ir.PrimType(f"{kind}x{lanes}"))
+        names.append((whole, value))
+        lanes //= 2
+        halves = (range(lanes), range(lanes, 2 * lanes))
+        value = combine(*(tirx.Shuffle([whole], [const(n) for n in half]) for half in halves))
+    for name, meaning in reversed(names):
+        value = tirx.Let(name, meaning, value)
+    return value
+
+
+def _parts(body: tirx.Stmt) -> tuple[tirx.Stmt | None, tirx.Stmt]:
+    """A store and the loop after it, if `body` is just that; else nothing and `body`."""
+    if isinstance(body, tirx.SeqStmt) and len(body.seq) == 2:
+        return body.seq[0], body.seq[1]
+    return None, body
+
+
+def around(outer: tirx.For) -> Dot | None:
+    """The annotated sum that a loop consists of, another one in each step; None where it is something else."""
+    before, inner = _parts(outer.body)
+    if outer.kind != SERIAL or not isinstance(inner, tirx.For):
+        return None
+    dot = match(inner, before)
+    if dot is None or (before is not None and not dot.is_whole):
+        return None
+    if mentions(inner.extent, [outer.loop_var]) or not mentions(dot.store.indices, [outer.loop_var]):
+        return None
+    return dot
+
+
+def vectorize(outer: tirx.For) -> tirx.Stmt | None:
+    """A loop around an annotated sum in groups; None where it is something else."""
+    dot = around(outer)
+    if dot is None:
+        return None
+    var, dtype = outer.loop_var, str(outer.loop_var.ty.dtype)
+    group, rest = Var(f"{var.name}_0", var.ty), Var(str(var.name), var.ty)
+    size = const(GROUP, dtype)
+    groups = tirx.floordiv(outer.extent, size)
+    notes = {k: v for k, v in outer.annotations.items() if k != PREFETCH}
+    distance = int(outer.annotations.get(PREFETCH, 0))
+    k = dot.loop.loop_var
+    fetches = [
+        substitute(fetch(load, ahead(load, var, distance)), {k: k + const(start, str(k.ty.dtype))})
+        for load in (gathers(dot.term, var) if distance else [])
+        for start in line_starts(load, dot.lanes)
+    ]
+    main = tirx.For(group, const(0, dtype), groups, SERIAL, _emit(dot, var, group * size, GROUP, fetches), None, notes)
+    single = _emit(dot, var, groups * size + rest, 1, fetches)
+    return tirx.SeqStmt([main, tirx.For(rest, const(0, dtype), tirx.floormod(outer.extent, size), SERIAL, single)])
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.VectorizeDots")
+def VectorizeDots(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Rewrite every annotated sum of a function; a note that fits nothing is dropped."""
+
+    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
+        found = vectorize(node)
+        if found is not None:
+            return found
+        dot = match(node, None)
+        if dot is not None:
+            return _emit(dot, None, None, 1)
+        inner = mutator.default_mutate(node)
+        notes = {k: v for k, v in inner.annotations.items() if k != DOT}
+        return tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, inner.body, None, notes)
+
+    def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
+        return seq(*(mutator.mutate(s) for s in _joined(list(node.seq))))
+
+    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
+    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+
+
+def _joined(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
+    """The statements of a sequence, a store and the sum that begins with it as one."""
+    out: list[tirx.Stmt] = []
+    for stmt in stmts:
+        dot = match(stmt, out[-1]) if out and isinstance(stmt, tirx.For) else None
+        if dot is not None and dot.is_whole:
+            out[-1] = _emit(dot, None, None, 1)
+        else:
+            out.append(stmt)
+    return out
+
+
+__all__ = [
+    "COMBINERS",
+    "DOT",
+    "GROUP",
+    "VECTORS",
+    "Dot",
+    "VectorizeDots",
+    "around",
+    "factors",
+    "match",
+    "product",
+    "reduced",
+    "totals",
+    "vectorize",
+]

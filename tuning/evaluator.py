@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One program on one workload: what it must compute, its variants, and how long candidates take.
+
+An evaluator is used in this process or, one each, in worker processes (`sparsetir.tuning.pool`): every method takes and
+returns what can be sent to another process, and whatever a candidate does wrong is returned, not raised.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from tvm import tirx
+
+from sparsetir.compile.build import build
+from sparsetir.errors import TuningError
+from sparsetir.formats.format import Format
+from sparsetir.interop import is_sparse
+from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.features import Stored
+from sparsetir.tuning.measure import BURST_SECONDS, PACE_SECONDS, Measurement, burst, reason, summary, typical
+from sparsetir.tuning.reference import KnownOp, Reference, recognise
+from sparsetir.tuning.space import Values
+from sparsetir.tuning.templates import Template
+from sparsetir.tuning.variants import FormatVariants
+from sparsetir.tuning.workload import Call, Workload
+
+T = TypeVar("T")
+MOMENT = 2e-3  # seconds in which the machine is taken to stay as fast
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A format that is ready, or why it cannot be had.
+
+    Parameters
+    ----------
+    values : mapping of str to tuple, optional
+        The choices that make a difference.
+    stored : Stored, optional
+        How the format stores the argument.
+    error : str, optional
+    """
+
+    values: Values | None = None
+    stored: Stored | None = None
+    error: str | None = None
+
+
+class Evaluator:
+    """Compiles, checks and times candidates of a program.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        At stage I.
+    inputs : mapping of str to array
+        The arguments of a call.
+    target : Target, str or dict, optional
+    template : Template, optional
+        Whose knobs are searched; by default the sketches schedule.
+    is_first : bool
+        Whether the untuned kernel is still to be compared with scipy, where the program is a known one.
+
+    Raises
+    ------
+    TuningError
+        The untuned kernel disagrees with scipy.
+    """
+
+    def __init__(
+        self,
+        func: tirx.PrimFunc,
+        inputs: Mapping[str, Any],
+        target: Any,
+        template: Template | None = None,
+        *,
+        is_first: bool = True,
+    ) -> None:
+        self.func, self.inputs, self.target, self.template = func, dict(inputs), target, template
+        self.kernel = build(func, target)
+        self.workload = Workload(self.kernel, self.inputs)
+        self.known: KnownOp | None = recognise(func)
+        self.names = [str(p.name) for p in func.params]
+        self.untuned = self.workload.call(self._untuned(), self.names)
+        self.reference, self.checked_against = self._reference(is_first)
+        self.name = self._sparse_argument()
+        self.variants = FormatVariants(func, target, self.inputs, self.workload, self.name, template)
+        self.fixed = self.variants(None).sizes
+        self.paced = float("inf"), float("-inf")  # the last burst of the untuned kernel: its typical call, and when
+        if template is None:
+            # A program that the sketches cannot schedule is an error here, not a failed trial.
+            self.variants.values(None)
+
+    def _untuned(self) -> Callable[..., Any]:
+        """The function that a bound kernel calls for these arguments."""
+        fit, _after = self.kernel.fitting(self.workload.args, is_bound=True)
+        return self.kernel.function if fit is None else fit()
+
+    def _sparse_argument(self) -> str | None:
+        """The sparse argument that may be stored in another format: the only one, of at least two dimensions."""
+        given = [n for n, v in self.inputs.items() if is_sparse(v) and n in self.kernel.signature.buffers]
+        others = [n for n, v in self.inputs.items() if is_sparse(v) and n not in given]
+        return given[0] if len(given) == 1 and not others and len(self.inputs[given[0]].shape) > 1 else None
+
+    def _reference(self, is_first: bool) -> tuple[Reference, str]:
+        """What the untuned kernel computes, compared with scipy where the program is a known one."""
+        absolute = self.workload.absolute()
+        magnitudes = absolute.fresh(absolute.call(self.kernel.function, self.names))
+        reference = Reference(self.workload.fresh(self.untuned), magnitudes)
+        computed = self.known.compute(self.inputs) if self.known is not None and is_first else None
+        if computed is None:
+            return reference, "the untuned kernel"
+        (name,) = reference.expected
+        wrong = reference.disagreement({name: computed})
+        if wrong is not None:
+            raise TuningError(f"the untuned kernel disagrees with scipy, whose {wrong}; please report this program")
+        return reference, "scipy"
+
+    def prepare(self, format: Format | None) -> Prepared:
+        """Convert the sparse argument, and find the choices that are open."""
+        values = self.variants.values(format)
+        if values is None:
+            return Prepared(error=self.variants.refused.get(format))
+        return Prepared(values, self.variants.stored[format])
+
+    def compile(self, candidate: Candidate) -> str | None:
+        """Make machine code of a candidate; the reason where there can be none."""
+        try:
+            self.call(candidate)
+        except Exception as error:  # it costs the candidate, not the search
+            return reason(error)
+        return None
+
+    def call(self, candidate: Candidate) -> Call:
+        """A call of a candidate's machine code."""
+        return self.variants(candidate.format).call(candidate.choices)
+
+    def time(self, candidate: Candidate | None) -> Measurement:
+        """Check what a candidate computes, then time it; None is the untuned kernel."""
+        try:
+            call = self.untuned if candidate is None else self.call(candidate)
+            workload = self.workload if candidate is None else self.variants(candidate.format).workload
+            wrong = self.reference.disagreement(workload.fresh(call))
+            if wrong is not None:
+                return Measurement(error=f"wrong result: {wrong}")
+            if candidate is None:
+                return summary(burst(call, BURST_SECONDS))
+            found, usual = self._between(lambda: summary(burst(call, BURST_SECONDS)))
+            return replace(found, usual=usual)
+        except Exception as error:
+            return Measurement(error=reason(error))
+
+    def typical(self, candidate: Candidate | None, seconds: float) -> float:
+        """Seconds of a typical call; infinite if the candidate fails."""
+        try:
+            return typical(self.untuned if candidate is None else self.call(candidate), seconds)
+        except Exception:
+            return float("inf")
+
+    def beside(self, candidate: Candidate, seconds: float) -> tuple[float, float]:
+        """`typical`, and that of the untuned kernel right before and after it."""
+        return self._between(lambda: self.typical(candidate, seconds), seconds)
+
+    def _between(self, timed: Callable[[], T], seconds: float = PACE_SECONDS) -> tuple[T, float]:
+        """What is timed, and a typical call of the untuned kernel before and after it.
+
+        Were it only after, a pause of the machine that hits this kernel alone would make the other one look fast.
+        What was timed after another candidate a moment ago is not timed again.
+        """
+        before, at = self.paced
+        if time.perf_counter() - at > MOMENT:
+            before = self.typical(None, seconds)
+        found = timed()
+        after = self.typical(None, seconds)
+        self.paced = after, time.perf_counter()
+        return found, min(before, after)
+
+    def disagreement(
+        self, function: Callable[..., Any], names: list[str], format: Format | None
+    ) -> tuple[Call, str | None]:
+        """A call of a function over a format's arguments, and what is wrong with its result."""
+        workload = self.variants(format).workload
+        call = workload.call(function, names)
+        return call, self.reference.disagreement(workload.fresh(call))
+
+
+__all__ = ["Evaluator", "Prepared"]

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program over each format that is tried, with its arguments converted: made when needed, let go when memory is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import tirx
+
+from sparsetir.call.composed import ComposedKernel
+from sparsetir.call.kernel import Kernel
+from sparsetir.compile.build import Compiled, lowered, make_target
+from sparsetir.errors import SparseTIRError, TuningError
+from sparsetir.formats.format import Format
+from sparsetir.ir import decode
+from sparsetir.lower import TO_STAGE_2, as_module, run
+from sparsetir.schedules import Choices
+from sparsetir.threads import get_num_threads
+from sparsetir.transform.decompose import decompose_format
+from sparsetir.tuning.features import Stored
+from sparsetir.tuning.knobs import Config
+from sparsetir.tuning.space import Values, fixed, free_sizes, open_choices
+from sparsetir.tuning.templates import Template
+from sparsetir.tuning.workload import Workload
+
+MOST_VARIANTS = 6
+MOST_BYTES = 2 << 30  # of converted arguments that are held at once
+
+
+class FormatVariant:
+    """A program as its candidates are compiled: lowered to stage II once.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        At stage I.
+    target : Target, str or dict, optional
+    template : Template, optional
+        Whose knobs are searched; by default the sketches schedule.
+    """
+
+    def __init__(self, func: tirx.PrimFunc, target: Any, template: Template | None = None) -> None:
+        self.func, self.target, self.template = func, make_target(target, func), template
+        self.second = run(TO_STAGE_2, as_module(func))
+        self.names = [str(param.name) for param in func.params]
+
+    def open_choices(self, feat: int | None) -> Values:
+        """The values to try for whatever makes a difference."""
+        if self.template is not None:
+            return self.template.space(self.second)
+        return open_choices(self.second, threads=get_num_threads(), feat=feat, target=self.target)
+
+    def compile(self, choices: Choices | Config) -> Callable[..., Any]:
+        """Machine code for one candidate; nothing goes to the disk cache.
+
+        The compiled checks of the arguments are left out: they were checked when the workload was made.
+        """
+        schedule = with_knobs(self.template, choices)
+        compiled = Compiled(self.func, self.target, schedule)
+        compiled.stages = lowered(self.second, schedule, self.target)
+        with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_assert": True}):
+            compiled.compile()
+        return compiled.function
+
+
+def with_knobs(template: Template | None, choices: Choices | Config) -> Choices | Template:
+    """A candidate's choices as `sparsetir.build` takes them."""
+    if isinstance(choices, Choices):
+        return choices
+    if template is None:
+        raise TuningError(f"values of knobs, {choices}, mean nothing without their template")
+    return template.with_values(**choices)
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A form with its arguments.
+
+    Parameters
+    ----------
+    form : FormatVariant
+    workload : Workload
+    sizes : dict of str to int
+        Those that are compiled in.
+    stored : Stored
+        How the format stores the argument.
+    calls : dict
+        Of the choices that were compiled.
+    """
+
+    form: FormatVariant
+    workload: Workload
+    sizes: dict[str, int]
+    stored: Stored
+    calls: dict[Choices | Config, Callable[[], Any]] = field(default_factory=dict)
+
+    @cached_property
+    def values(self) -> Values:
+        """The choices that make a difference."""
+        return self.form.open_choices(self.workload.feat)
+
+    def call(self, choices: Choices | Config) -> Callable[[], Any]:
+        """A call of a candidate's machine code, compiled when it is first asked for."""
+        if choices not in self.calls:
+            self.calls[choices] = self.workload.call(self.form.compile(choices), self.form.names)
+        return self.calls[choices]
+
+
+class FormatVariants:
+    """The variants of a program, by format.
+
+    Parameters
+    ----------
+    func : PrimFunc
+    target : Target, str or dict, optional
+    inputs : mapping of str to array
+    workload : Workload
+        Of the program as it is; results of other variants go to its arrays.
+    name : str or None
+        The sparse argument that is converted.
+    template : Template, optional
+        Whose knobs are searched. It may refuse the program as it is and fit it over a format.
+    """
+
+    def __init__(
+        self,
+        func: tirx.PrimFunc,
+        target: Any,
+        inputs: Mapping[str, Any],
+        workload: Workload,
+        name: str | None,
+        template: Template | None = None,
+    ) -> None:
+        self.func, self.target, self.inputs, self.workload, self.name = func, target, dict(inputs), workload, name
+        self.template = template
+        self.held: dict[Format | None, Ready] = {}
+        self.stored: dict[Format | None, Stored] = {}
+        self.refused: dict[Format | None, str] = {}
+
+    def __call__(self, format: Format | None) -> Ready:
+        """The form over a format.
+
+        Raises
+        ------
+        TuningError, MemoryError
+            It cannot be had.
+        """
+        if format is not None and format in self.refused:
+            raise TuningError(self.refused[format])
+        if format not in self.held:
+            self._make_room()
+            self.held[format] = self._made(format)
+        found = self.held.pop(format)
+        self.held[format] = found  # the last one used
+        return found
+
+    def values(self, format: Format | None) -> Values | None:
+        """The open choices of a format; None, and the reason noted, where there is no form."""
+        try:
+            return self(format).values
+        except (SparseTIRError, ValueError, MemoryError, RuntimeError) as error:
+            if format is None and self.template is None:
+                raise
+            self.refused[format] = " ".join(str(error).split())
+            return None
+
+    def _make_room(self) -> None:
+        """Let variants go that were not used for longest."""
+        others = [format for format in self.held if format is not None]
+        while others and (len(others) >= MOST_VARIANTS or sum(self.held[f].stored.bytes for f in others) > MOST_BYTES):
+            self.held.pop(others.pop(0))
+
+    def _made(self, format: Format | None) -> Ready:
+        func, workload, stored = self.func, self.workload, own_storage(self.workload)
+        if format is not None:
+            func, workload, stored = self._converted(format)
+        decoded = decode(func)
+        known = {name: int(value) for name, value in workload.args.sizes.items()}
+        sizes = {name: known[name] for name in free_sizes(decoded)}
+        form = FormatVariant(fixed(decoded, sizes), self.target, self.template)
+        self.stored[format] = stored
+        return Ready(form, workload, sizes, stored)
+
+    def _converted(self, format: Format) -> tuple[tirx.PrimFunc, Workload, Stored]:
+        """The program over a format, and the arguments in it."""
+        parts = decompose_format(self.func, {self.name or "": format})
+        composed = ComposedKernel(parts, lambda f: Kernel(f, Compiled(f, make_target(self.target, f), None)))
+        if not composed.has_plain_results:
+            raise TuningError("its results would be stored in pieces")
+        start = time.perf_counter()
+        given, found = composed._translate(self.inputs)
+        seconds = time.perf_counter() - start
+        workload = Workload(composed.kernel, composed._taken(given), like=self.workload)
+        tensors = {id(c): c.tensor for c in found.values()}.values()
+        arrays = [a for n, a in workload.arrays.items() if n not in self.workload.arrays]
+        values = sum(piece.packed.count for tensor in tensors for piece in tensor.pieces)
+        pieces = sum(len(tensor.pieces) for tensor in tensors)
+        rows = int(format.parameters.get("r") or 1)
+        return parts.func, workload, Stored(values, sum(a.nbytes for a in arrays), pieces, rows, seconds)
+
+
+def own_storage(workload: Workload) -> Stored:
+    """How the argument is stored as it came."""
+    sparse = [b for b in workload.signature.buffers.values() if not b.is_dense]
+    arrays = [workload.arrays[n] for b in sparse if (n := str(b.storage.name)) in workload.arrays]
+    largest = max(arrays, key=lambda a: a.size, default=np.zeros(0, np.float32))
+    index = sum(a.nbytes for a in workload.arrays.values() if a.dtype.kind in "iu")
+    return Stored(largest.size, largest.nbytes + index)
+
+
+__all__ = ["FormatVariant", "FormatVariants", "Ready", "own_storage", "with_knobs"]
