@@ -11,7 +11,7 @@ from tvm import s_tir
 
 import sparsetir
 from decomposing import compiled
-from fences import Fences
+from fences import Fences, fenced
 from sparsetir import formats
 from sparsetir.errors import ScheduleError, VerifyError
 
@@ -239,6 +239,33 @@ def test_a_structure_with_its_axes_in_two_orders_is_not_called_over_formats() ->
         sparsetir.build(parts)
 
 
+SIZES = {"m": 2, "n": 2, "z": 4, "w": 1}
+ATTACHED_BY_RULE = """
+@T.prim_func
+def shifted(a: T.handle, b: T.handle, p: T.handle, j: T.handle, m: T.int32, n: T.int32, z: T.int32, w: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, z), (p, j))
+    K = T.singleton(J, w, lambda i, j, s: j)
+    D = T.dense_fixed(w)
+    A = T.match_sparse_buffer(a, (I, J, K), "float32")
+    B = T.match_sparse_buffer(b, (D,), "int32")
+    with T.sp_iter([I, J, K], "RSR", "add") as [i, j_, k]:
+        A[B[k], i, j_] = A[B[k], i, j_] + T.float32(1)
+"""
+
+
+def test_a_search_at_an_attached_coordinate_by_rule_stays_where_that_is_there() -> None:
+    sch = sparsetir.Schedule(sparsetir.parse(ATTACHED_BY_RULE))
+    sch.set_search("add", "hoist")
+    sch.to_dense("add", "J", guard=True)
+    assert "sp.find(" not in sparsetir.lower(sch.func, stage=2).script().partition('sblock("add_0")')[0]
+    args = {"p": np.array([0, 2, 4], "int32"), "j": np.array([0, 1, 0, 1], "int32")}
+    a, b = np.zeros(4, "float32"), fenced(np.array([1], "int32"))
+    expected = sparsetir.interpret(sparsetir.parse(ATTACHED_BY_RULE), {**args, "a": a.copy(), "b": b, **SIZES})["a"]
+    sparsetir.build(sch, {"kind": "llvm", "opt-level": 0})(**args, a=a, b=b, **SIZES)
+    assert a.tolist() == np.asarray(expected).tolist()
+
+
 LAST_OF_NONE = """
 @T.prim_func
 def cleared(a: T.handle, b: T.handle, n: T.int32, m: T.int32):
@@ -253,6 +280,14 @@ def cleared(a: T.handle, b: T.handle, n: T.int32, m: T.int32):
 
 def test_a_cache_is_not_written_below_a_loop_that_its_elements_do_not_follow() -> None:
     sch = s_tir.Schedule(sparsetir.lower(sparsetir.parse(LAST_OF_NONE), stage=2))
+    sch.cache_write(sch.get_sblock("clear"), 0, "global")
+    with pytest.raises(ScheduleError, match="stores to the cache a_global below loop i, which may have no step"):
+        sparsetir.build(sch)
+
+
+def test_a_copy_of_another_array_is_no_copy_of_the_cached_one() -> None:
+    text = LAST_OF_NONE.replace("A[j] = T.float32(0)", "A[j] = B[i]")
+    sch = s_tir.Schedule(sparsetir.lower(sparsetir.parse(text), stage=2))
     sch.cache_write(sch.get_sblock("clear"), 0, "global")
     with pytest.raises(ScheduleError, match="stores to the cache a_global below loop i, which may have no step"):
         sparsetir.build(sch)

@@ -63,13 +63,11 @@ class _Cache:
         for loop, realize in loops_of_blocks(first):
             if not any(loop.same_as(n) for n in inner):
                 continue
-            moved = [iv.var for iv, v in _pairs(realize) if mentions(v, [loop.loop_var])]
-            copies = _is_copy(first) and moved
             # The elements are there whether a loop that their subscripts do not follow has a step or not.
             outside = next(n for n, block in enumerate(first.blocks) if block.same_as(realize))
             places = [first.outwards(i, len(first.blocks), outside) for i in first.indices]
             follows = any(mentions(place, [loop.loop_var]) for place in places)
-            if not copies and not (follows and has_steps(loop, realize)) and not _has_a_step(loop):
+            if not (follows and (_is_copy(first) or has_steps(loop, realize))) and not _has_a_step(loop):
                 self._refuse(first, "stores to", f"below loop {loop.loop_var.name}, which may have no step")
         depth = sum(isinstance(n, s_tir.SBlockRealize) for n in first.path[:shared])
         known = [reader.outwards(g.condition, g.depth, depth) for g in reader.guards]
@@ -124,10 +122,6 @@ class _Cache:
             if not site.is_store and site.buffer.same_as(original):
                 message = f"block {site.block} reads {original.name}, of which the cache {self.buffer.name}"
                 raise ScheduleError(f"{message} holds the new elements; use {original.name} itself")
-
-
-def _pairs(realize: s_tir.SBlockRealize) -> list[tuple[tirx.IterVar, ir.Expr]]:
-    return list(zip(realize.block.iter_vars, realize.iter_values, strict=True))
 
 
 def _has_a_step(loop: tirx.For) -> bool:

@@ -118,11 +118,18 @@ class Hoister:
         return entries if all(p in inside for a in inside for p in a.ancestors) else None
 
     def _is_at_attached(self, call: Call, entry: Entry) -> bool:
-        """Whether a search is for the coordinate of an attached axis, which need not have one."""
+        """Whether a search needs the coordinate of an attached axis, which need not have one.
+
+        A coordinate by rule has no load of its own that would show: whatever is read at a variable of it may be there.
+        """
         if entry.attached_to is None:
             return False
-        loads = collect(self.scope.by_var[entry.vars[0]].coord, ir.TensorLoad)
-        return any(same(x, y) for x in loads for y in collect(call, ir.TensorLoad))
+        coord, read = self.scope.by_var[entry.vars[0]].coord, collect(call, ir.TensorLoad)
+        loads = collect(coord, ir.TensorLoad)
+        if loads:
+            return any(same(x, y) for x in loads for y in read)
+        variables = collect(coord, Var)
+        return any(mentions(i, variables) for load in read for i in load.indices)
 
     def _placed_with(self, wanted: set[int]) -> set[int]:
         """Singletons beside or below these entries: they have no loop, but an operand may need their coordinate."""
