@@ -14,8 +14,7 @@ from typing import Any
 
 GROUP = "tvm.backends"
 
-# Counted before TVM's thread pool can pin this process to one of them.
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+importlib.import_module("sparsetir.machine")  # counts the cores while this process may still use all of them
 
 
 def load() -> None:

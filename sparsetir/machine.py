@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The caches of this machine."""
+"""The cores and caches of this machine."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+# Counted before TVM's thread pool can pin this process to one of them.
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 CPUS = Path("/sys/devices/system/cpu")
 L2_BYTES, LAST_BYTES = 1 << 20, 32 << 20  # where the system does not tell
@@ -67,4 +71,4 @@ def last_cache() -> int:
     return max((level.size for level in levels()), default=LAST_BYTES)
 
 
-__all__ = ["LINE", "Level", "count_cpus", "last_cache", "levels", "private_cache"]
+__all__ = ["CORES", "LINE", "Level", "count_cpus", "last_cache", "levels", "private_cache"]

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How programs and kernels show themselves: in the words of the user's script."""
+"""How kernels show themselves: in the words of the user's script."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
-from tvm import ir, tirx
-
-from sparsetir.ir import SparseBuffer, decode
+from sparsetir.ir import SparseBuffer
 
 if TYPE_CHECKING:
     from sparsetir.call.signature import Signature
@@ -70,35 +68,4 @@ def _passed_whole(signature: Signature) -> set[str]:
     return {*signature.holder, *(str(array.name) for array in arrays)}
 
 
-# ---------------------------------------------------------------------------------------------- programs
-
-
-def is_program(value: Any) -> bool:
-    """Whether it is a function of stage I, or a module that holds one."""
-    if isinstance(value, ir.IRModule):
-        return any(is_program(func) for func in value.functions.values())
-    return isinstance(value, tirx.PrimFunc) and bool(decode(value).axes)
-
-
-def show_programs_as_scripts() -> None:
-    """Let functions and modules of the dialect, and no others, be shown as their script.
-
-    TVM's own representation spells out the nodes behind axes and iterations; ``func.script()`` still prints it.
-    """
-    for kind in (tirx.PrimFunc, ir.IRModule):
-        kind.__repr__ = _as_script(kind.__repr__)
-
-
-def _as_script(plain: Callable[[Any], str]) -> Callable[[Any], str]:
-    def __repr__(self: Any) -> str:
-        from sparsetir.script.printer import script
-
-        try:
-            return script(self) if is_program(self) else plain(self)
-        except Exception:  # half-made nodes are shown, too
-            return plain(self)
-
-    return __repr__
-
-
-__all__ = ["layout_of", "show_programs_as_scripts", "shown_buffer", "shown_signature"]
+__all__ = ["layout_of", "shown_buffer", "shown_signature"]

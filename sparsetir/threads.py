@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import tvm
 
-from sparsetir._autoload import CORES
 from sparsetir.errors import ArgumentError
+from sparsetir.machine import CORES
 from sparsetir.scalars import as_whole
 
 SPIN_VARIABLE = "TVM_THREAD_POOL_SPIN_COUNT"

@@ -26,8 +26,8 @@ from decomposing import (
     typed,
 )
 from sparsetir import SparseTensor, formats
-from sparsetir.call.sizes import Size
 from sparsetir.errors import ArgumentError, VerifyError
+from sparsetir.sizes import Size
 from sparsetir.transform import FormatRewriteRule
 
 # ---------------------------------------------------------------- several structures, several steps

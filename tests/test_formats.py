@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 import sparsetir
 from sparsetir import formats
-from sparsetir.call.sizes import evaluator, formula
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.formats import format as limits
 from sparsetir.formats.arrays import sorting_order, stable_argsort
 from sparsetir.formats.blocks import number_blocks
 from sparsetir.interop import CooTensor
 from sparsetir.schedules import Choices
+from sparsetir.sizes import evaluator, formula
 
 SparseTensor = sparsetir.SparseTensor
 quick = settings(max_examples=80, deadline=None)

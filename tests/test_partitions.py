@@ -23,9 +23,9 @@ from sparsetir import op
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.formats import make
 from sparsetir.formats.format import CapacityError, Entries, Format, Packed
+from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.interpret import interpret
 from sparsetir.ir import Axis
-from sparsetir.transform.rule import FormatRewriteRule
 
 # ---------------------------------------------------------------------------------------------- matrices
 

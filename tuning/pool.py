@@ -26,9 +26,9 @@ import numpy as np
 import tvm
 from tvm import tirx
 
-from sparsetir._autoload import CORES
 from sparsetir.errors import TuningError
 from sparsetir.formats.format import Format
+from sparsetir.machine import CORES
 from sparsetir.threads import get_num_threads
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.evaluator import Evaluator, Prepared

@@ -12,7 +12,7 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, tirx
 
-from sparsetir.call import sizes
+from sparsetir import sizes
 from sparsetir.compile.build import scheduled
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 from tvm import tirx
 
-from sparsetir.call import sizes
+from sparsetir import sizes
 from sparsetir.call.kernel import BoundKernel, Kernel, Timing
 from sparsetir.call.plans import Unfit, fits
 from sparsetir.call.signature import Signature, SizeOf, checks_are_on

@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir import alignment, interop
-from sparsetir.call import sizes
+from sparsetir import alignment, interop, sizes
 from sparsetir.call.signature import Arguments, Signature, SizeOf, checks_are_on, numpy_dtype
 from sparsetir.spare import Spare
 

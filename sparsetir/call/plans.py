@@ -19,8 +19,7 @@ import numpy as np
 import tvm
 import tvm_ffi
 
-from sparsetir import interop
-from sparsetir.call import sizes
+from sparsetir import interop, sizes
 from sparsetir.call.plan_parts import Compressed, Function, Results, Seen, Separation, Unfit, Values, fits, look, shaped
 from sparsetir.call.signature import LARGEST_INT32, Arguments, Signature, checks_are_on, numpy_dtype
 from sparsetir.errors import StructureError

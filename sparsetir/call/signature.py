@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from sparsetir import alignment, interop
-from sparsetir.call import sizes
-from sparsetir.call.effects import Effects, analyse
+from sparsetir import alignment, interop, sizes
+from sparsetir.effects import Effects, analyse
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.ir import Axis, Program, SparseBuffer
 

@@ -15,8 +15,8 @@ from sparsetir.formats.description import describe
 from sparsetir.formats.format import Entries, Packed, check_positive, register
 from sparsetir.formats.layouts import Layout
 from sparsetir.formats.memory import check_memory, check_values
+from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.interop.sources import Compressed
-from sparsetir.transform.rule import FormatRewriteRule
 
 BATCH = 1 << 16  # entries whose blocks are found at a time
 

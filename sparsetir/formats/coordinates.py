@@ -14,7 +14,7 @@ from sparsetir.formats.arrays import changes, index_array, sorting_order, take
 from sparsetir.formats.description import axis_name, describe
 from sparsetir.formats.format import Array, Entries, Format, Packed, check_positive, register
 from sparsetir.formats.layouts import Layout
-from sparsetir.transform.rule import FormatRewriteRule
+from sparsetir.formats.rule import FormatRewriteRule
 
 
 @register("coo")

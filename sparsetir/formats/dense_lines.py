@@ -13,8 +13,8 @@ from sparsetir.formats.format import Entries, Format, Packed, register
 from sparsetir.formats.layouts import Layout
 from sparsetir.formats.memory import check_memory
 from sparsetir.formats.pieces import lengths_of, row_numbers
+from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.splits import DensePart
-from sparsetir.transform.rule import FormatRewriteRule
 
 
 @register("dense_rows")

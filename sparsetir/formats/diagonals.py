@@ -16,7 +16,7 @@ from sparsetir.formats.format import Entries, Packed, register
 from sparsetir.formats.layouts import Layout
 from sparsetir.formats.memory import check_memory
 from sparsetir.formats.pieces import row_chunks, row_numbers, subset
-from sparsetir.transform.rule import FormatRewriteRule
+from sparsetir.formats.rule import FormatRewriteRule
 
 SAMPLE = 1 << 18  # entries that are looked at for a pattern's numbers
 MIX = 0x9E3779B1  # factor of a hash of 32 bits

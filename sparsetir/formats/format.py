@@ -14,8 +14,8 @@ import numpy as np
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.formats.arrays import Array, changes, put, take
 from sparsetir.formats.memory import check_memory, check_values, fits
+from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.scalars import as_whole
-from sparsetir.transform.rule import FormatRewriteRule
 
 Lazy: TypeAlias = "Array | Callable[[], Array] | None"
 Maker = TypeVar("Maker", bound=Callable[..., Any])

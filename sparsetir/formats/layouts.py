@@ -15,8 +15,8 @@ from sparsetir.formats.arrays import begins, counting, index_array, put, spread,
 from sparsetir.formats.description import describe
 from sparsetir.formats.format import Array, Entries, Format, Packed, check_idtype, check_positive, register
 from sparsetir.formats.memory import check_memory
+from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.interop.sources import Compressed
-from sparsetir.transform.rule import FormatRewriteRule
 
 
 @dataclass(frozen=True, repr=False)

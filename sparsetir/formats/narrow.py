@@ -18,8 +18,8 @@ from sparsetir.formats.format import INT32_END, CapacityError, Entries, Format, 
 from sparsetir.formats.layouts import Layout
 from sparsetir.formats.memory import check_memory
 from sparsetir.formats.pieces import padded, row_chunks
+from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.special import SELL, Slices
-from sparsetir.transform.rule import FormatRewriteRule
 
 OFFSET = "uint16"
 FARTHEST = 2**16 - 1  # that an offset reaches; in slices it marks padding

@@ -13,7 +13,7 @@ import numpy as np
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.arrays import take
 from sparsetir.formats.format import Array, Entries, Format, Packed
-from sparsetir.transform.rule import FormatRewriteRule
+from sparsetir.formats.rule import FormatRewriteRule
 
 
 class Nested(Format):

@@ -16,7 +16,7 @@ from sparsetir.formats.description import describe
 from sparsetir.formats.format import Entries, Format, Packed, check_idtype, check_positive, make, register
 from sparsetir.formats.layouts import CSR, Layout
 from sparsetir.formats.pieces import subset
-from sparsetir.transform.rule import FormatRewriteRule
+from sparsetir.formats.rule import FormatRewriteRule
 
 
 @dataclass(frozen=True, repr=False)

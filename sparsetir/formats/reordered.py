@@ -15,7 +15,7 @@ from sparsetir.formats.format import Entries, Packed, register
 from sparsetir.formats.layouts import Layout
 from sparsetir.formats.memory import check_memory
 from sparsetir.formats.pieces import lengths_of
-from sparsetir.transform.rule import FormatRewriteRule
+from sparsetir.formats.rule import FormatRewriteRule
 
 
 @register("reordered")

@@ -17,7 +17,7 @@ from sparsetir.formats.format import Entries, Format, Packed, check_idtype, chec
 from sparsetir.formats.layouts import Layout
 from sparsetir.formats.partitions import Partition, column_ranges
 from sparsetir.formats.pieces import lengths_of, padded
-from sparsetir.transform.rule import FormatRewriteRule
+from sparsetir.formats.rule import FormatRewriteRule
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 

@@ -18,8 +18,8 @@ from sparsetir.formats.layouts import DCSR, Layout
 from sparsetir.formats.memory import check_memory
 from sparsetir.formats.partitions import within
 from sparsetir.formats.pieces import lengths_of, subset
+from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.splits import Split
-from sparsetir.transform.rule import FormatRewriteRule
 
 SIGNATURES = 3  # orders that rows are sorted into, after their own
 SAMPLE = 1 << 18  # entries whose rows are grouped for a pattern's numbers

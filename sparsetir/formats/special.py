@@ -15,7 +15,7 @@ from sparsetir.formats.format import Entries, Packed, check_positive, register
 from sparsetir.formats.layouts import Layout
 from sparsetir.formats.memory import check_memory
 from sparsetir.formats.pieces import lengths_of, padded, row_chunks, row_numbers, strided
-from sparsetir.transform.rule import FormatRewriteRule
+from sparsetir.formats.rule import FormatRewriteRule
 
 
 @register("sell")

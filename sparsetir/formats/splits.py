@@ -18,7 +18,7 @@ from sparsetir.formats.format import Entries, Format, Packed, check_positive, ma
 from sparsetir.formats.memory import check_memory
 from sparsetir.formats.partitions import Partition, within
 from sparsetir.formats.pieces import lengths_of, row_chunks, subset
-from sparsetir.transform.rule import FormatRewriteRule
+from sparsetir.formats.rule import FormatRewriteRule
 
 
 @dataclass(frozen=True, repr=False)

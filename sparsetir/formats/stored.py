@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sparsetir.formats.arrays import Array
 from sparsetir.formats.format import Packed
 from sparsetir.formats.memory import readable
-from sparsetir.transform.rule import FormatRewriteRule
+from sparsetir.formats.rule import FormatRewriteRule
 
 
 @dataclass(frozen=True, eq=False)

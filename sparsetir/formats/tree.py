@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from sparsetir.call import sizes as symbolic
+from sparsetir import sizes as symbolic
 from sparsetir.errors import ArgumentError, StructureError
 from sparsetir.formats.format import Array, Entries, Format, Packed, register
+from sparsetir.formats.rule import FormatRewriteRule, Formula
 from sparsetir.interop.convert import Builder
 from sparsetir.interop.fit import tree_indices
 from sparsetir.interop.levels import Level
 from sparsetir.ir import Axis, decode
-from sparsetir.transform.rule import FormatRewriteRule, Formula
 
 
 @register("tree")

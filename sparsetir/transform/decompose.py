@@ -32,10 +32,10 @@ from tvm import s_tir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import VerifyError, own_errors
+from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.ir import Axis, Program, SpIter, accesses, decode, is_sp_iter
 from sparsetir.lower.rewriting import mentions, seq
 from sparsetir.transform.pieces import Pieces
-from sparsetir.transform.rule import FormatRewriteRule
 from sparsetir.transform.structure import Structure
 from sparsetir.transform.tidy import declares, with_declarations, without_unused
 

@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from tvm import ir, s_tir, tirx
+from tvm import s_tir
 
-from sparsetir.errors import ScheduleError
 from sparsetir.lower import as_module, lower
 from sparsetir.script.printer import script
 from sparsetir.transform.editing import Editor, label
-from sparsetir.transform.trace import Step, Trace, plain
+from sparsetir.transform.trace import Scheduled, Step, plain
 
 
-class Schedule:
+class Schedule(Scheduled):
     """Changes of a stage-I program, one primitive at a time.
 
     An iteration is known by its name, an entry of its list by the name of its axis: ``"I"``. A fused entry is a
@@ -48,36 +46,11 @@ class Schedule:
     >>> kernel = sparsetir.build(sch)
     """
 
-    def __init__(self, func: tirx.PrimFunc | ir.IRModule) -> None:
-        self._mod = as_module(func)
-        found = [gv for gv, f in self._mod.functions.items() if isinstance(f, tirx.PrimFunc)]
-        if len(found) != 1:
-            names = ", ".join(gv.name_hint for gv in found)
-            raise ScheduleError(f"a schedule is of one PrimFunc, found {len(found)} ({names}); pass mod['name']")
-        self._name = found[0]
-        self.func: tirx.PrimFunc = func if isinstance(func, tirx.PrimFunc) else self._mod[found[0]]
-        self.trace = Trace()
-        self._decomposed: tuple[Any, int] | None = None  # a Decomposition, and how many steps led to it
-
     # ------------------------------------------------------------------ the program
-
-    @property
-    def mod(self) -> ir.IRModule:
-        """A module with the program, and the other functions of the module that was given."""
-        name = str(self._name.name_hint)
-        functions = dict(self._mod.functions.items())
-        functions[self._name] = self.func.with_attr("global_symbol", name)
-        return ir.IRModule(functions, attrs=self._mod.attrs)
 
     def script(self) -> str:
         """The program as text."""
         return script(self.func)
-
-    def copy(self) -> Schedule:
-        """A schedule at the same point that goes its own way."""
-        made = Schedule(self._mod)
-        made.func, made.trace, made._decomposed = self.func, self.trace, self._decomposed
-        return made
 
     def lower(self) -> s_tir.Schedule:
         """A stock schedule of the program at stage II: loops over positions."""
@@ -86,43 +59,11 @@ class Schedule:
         sch.work_on(next(iter(mod.functions)).name_hint)
         return sch
 
-    @property
-    def decomposition(self) -> Any:
-        """The decomposition this program comes from, with the steps since; None if there was none.
-
-        It tells how the parameters come from those of the program before: ``sparsetir.build(sch)`` makes a kernel that
-        is called like that one.
-        """
-        if self._decomposed is None:
-            return None
-        return replace(self._decomposed[0], func=self.func)
-
     def __repr__(self) -> str:
         names = ", ".join(p.iteration.name for p in Editor(self.func).facts.places)
         return f"Schedule of {self._name.name_hint} ({names}) after {len(self.trace)} steps"
 
     # ------------------------------------------------------------------ steps
-
-    def take(self, step: Step) -> Any:
-        """Apply one step and add it to the trace; returns what its primitive tells."""
-        is_decomposing = step.primitive == "decompose"
-        made = step.run(self._to_decompose() if is_decomposing else self.func)
-        self.func = made.func
-        self.trace = Trace((*self.trace.steps, step))
-        if is_decomposing:
-            self._decomposed = (made.result, len(self.trace))
-        return made.result
-
-    def _to_decompose(self) -> Any:
-        """The program, or the decomposition it is: its pieces can be decomposed again."""
-        if self._decomposed is None:
-            return self.func
-        found, count = self._decomposed
-        if count != len(self.trace):
-            raise ScheduleError(
-                "this program was decomposed and changed since; decompose its pieces before other steps"
-            )
-        return found
 
     def _do(self, primitive: str, *arguments: Any, **options: Any) -> Any:
         given = {k: plain(v) for k, v in options.items() if v is not None and v is not False}

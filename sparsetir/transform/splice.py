@@ -11,9 +11,9 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir import op
+from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.ir import Axis, SparseBuffer, cast, decode_axis
 from sparsetir.lower.rewriting import substitute
-from sparsetir.transform.rule import FormatRewriteRule
 
 Rename = Callable[[str], str]
 

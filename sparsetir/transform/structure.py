@@ -11,12 +11,12 @@ from tvm import tirx
 from tvm.ir import Var
 
 from sparsetir import op
-from sparsetir.call.effects import analyse
+from sparsetir.effects import analyse
 from sparsetir.errors import VerifyError
+from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.ir import Axis, Program, SparseBuffer, cast, const
 from sparsetir.lower.rewriting import collect
 from sparsetir.rules import Facts
-from sparsetir.transform.rule import FormatRewriteRule
 from sparsetir.transform.splice import Spliced, make_buffer, splice
 from sparsetir.transform.tidy import names_of
 

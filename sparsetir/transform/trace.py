@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
-from tvm import ir
+from tvm import ir, tirx
 
 from sparsetir.errors import ScheduleError, SparseTIRError
+from sparsetir.lower import as_module
 from sparsetir.transform.annotate import annotate, set_search
 from sparsetir.transform.editing import Edit
 from sparsetir.transform.fuse import sparse_fuse
@@ -138,9 +139,7 @@ class Trace:
         ScheduleError
             A step is not legal for this function.
         """
-        from sparsetir.transform.schedule import Schedule
-
-        sch = Schedule(func)
+        sch = Scheduled(func)
         for step in self.steps:
             try:
                 sch.take(step)
@@ -186,6 +185,78 @@ class Trace:
             raise
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise ScheduleError(f"expected formats as to_json writes them, found: {error}") from error
+
+
+# ---------------------------------------------------------------------------------------------- programs
+
+Own = TypeVar("Own", bound="Scheduled")
+
+
+class Scheduled:
+    """A program and the steps that led to it.
+
+    Parameters
+    ----------
+    func : PrimFunc or IRModule with one PrimFunc
+        The program before the first step; it is not changed.
+    """
+
+    def __init__(self, func: tirx.PrimFunc | ir.IRModule) -> None:
+        self._mod = as_module(func)
+        found = [gv for gv, f in self._mod.functions.items() if isinstance(f, tirx.PrimFunc)]
+        if len(found) != 1:
+            names = ", ".join(gv.name_hint for gv in found)
+            raise ScheduleError(f"a schedule is of one PrimFunc, found {len(found)} ({names}); pass mod['name']")
+        self._name = found[0]
+        self.func: tirx.PrimFunc = func if isinstance(func, tirx.PrimFunc) else self._mod[found[0]]
+        self.trace = Trace()
+        self._decomposed: tuple[Any, int] | None = None  # a Decomposition, and how many steps led to it
+
+    @property
+    def mod(self) -> ir.IRModule:
+        """A module with the program, and the other functions of the module that was given."""
+        name = str(self._name.name_hint)
+        functions = dict(self._mod.functions.items())
+        functions[self._name] = self.func.with_attr("global_symbol", name)
+        return ir.IRModule(functions, attrs=self._mod.attrs)
+
+    def copy(self: Own) -> Own:
+        """A schedule at the same point that goes its own way."""
+        made = type(self)(self._mod)
+        made.func, made.trace, made._decomposed = self.func, self.trace, self._decomposed
+        return made
+
+    @property
+    def decomposition(self) -> Any:
+        """The decomposition this program comes from, with the steps since; None if there was none.
+
+        It tells how the parameters come from those of the program before: ``sparsetir.build(sch)`` makes a kernel that
+        is called like that one.
+        """
+        if self._decomposed is None:
+            return None
+        return replace(self._decomposed[0], func=self.func)
+
+    def take(self, step: Step) -> Any:
+        """Apply one step and add it to the trace; returns what its primitive tells."""
+        is_decomposing = step.primitive == "decompose"
+        made = step.run(self._to_decompose() if is_decomposing else self.func)
+        self.func = made.func
+        self.trace = Trace((*self.trace.steps, step))
+        if is_decomposing:
+            self._decomposed = (made.result, len(self.trace))
+        return made.result
+
+    def _to_decompose(self) -> Any:
+        """The program, or the decomposition it is: its pieces can be decomposed again."""
+        if self._decomposed is None:
+            return self.func
+        found, count = self._decomposed
+        if count != len(self.trace):
+            raise ScheduleError(
+                "this program was decomposed and changed since; decompose its pieces before other steps"
+            )
+        return found
 
 
 # ---------------------------------------------------------------------------------------------- values
@@ -254,4 +325,4 @@ def _decoded(value: Any) -> Any:
     return {k: _decoded(v) for k, v in value.items()}
 
 
-__all__ = ["PRIMITIVES", "Step", "Trace"]
+__all__ = ["PRIMITIVES", "Scheduled", "Step", "Trace"]
