@@ -10,9 +10,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.error import InternalError
-from tvm.runtime import DataType
 
-from sparsetir.lower.rewriting import collect
 from sparsetir.lower.rows.balance_nonzeros import INDPTR
 from sparsetir.schedules.blocks import tile_block
 from sparsetir.schedules.carry import split_rows
@@ -24,6 +22,7 @@ from sparsetir.schedules.maps import tile_map
 from sparsetir.schedules.panels import tile_panels
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import independent_blocks, share_block, share_rows, tile_row
+from sparsetir.schedules.suit import usual
 from sparsetir.schedules.sums import tile_sum
 
 __all__ = [
@@ -44,7 +43,6 @@ __all__ = [
     "tile_panels",
     "tile_row",
     "tile_sum",
-    "untuned",
 ]
 
 CHOICES = "sparsetir.choices"  # of a function, where nothing else is said when it is built
@@ -72,18 +70,11 @@ def leaves(func: tirx.PrimFunc) -> list[str]:
     return found
 
 
-def untuned(func: tirx.PrimFunc, target: Any) -> Choices:
-    """What `schedule` takes where nothing is given, for a program's results and a target's registers."""
-    written = {s.buffer for s in collect(func.body, tirx.BufferStore)}
-    bits = max((int(DataType(str(b.ty.dtype)).bits) for b in written), default=32)
-    return Choices(tile=Registers.of(target).tile(bits))
-
-
 def _try(
     sch: s_tir.Schedule,
     func_name: str,
     name: str,
-    choices: Choices | None,
+    choices: Choices,
     registers: Registers,
     *,
     reorders: bool,
@@ -130,7 +121,7 @@ def schedule(
     mod : IRModule
         Lowered to stage II; functions that are not of the dialect are left alone.
     choices : Choices, optional
-        Tile, chunks, unroll and prefetch; the defaults suit most matrices.
+        By default those a function brings along, or `suit.usual`.
     registers : Registers, optional
         Of the target; by default 16 of 256 bits.
     reorders : bool
@@ -153,9 +144,9 @@ def _steps(mod: ir.IRModule, choices: Choices | None, registers: Registers, *, r
     for gv, func in mod.functions.items():
         if not isinstance(func, tirx.PrimFunc) or func.attrs is None or INDPTR not in func.attrs:
             continue
-        own, where = choices or _noted(func), gv.name_hint
+        own, where = choices or _noted(func) or usual(func, registers), gv.name_hint
         for name in independent_blocks(func):
-            share = partial(_share, func_name=where, name=name, choices=own or Choices(), reorders=reorders)
+            share = partial(_share, func_name=where, name=name, choices=own, reorders=reorders)
             steps.append((f"rows of {name}", [share]))
         for name in leaves(func):
             one = partial(_try, func_name=where, name=name, choices=own, registers=registers, reorders=reorders)

@@ -36,7 +36,7 @@ OTHERS = 4  # registers with other uses than running sums
 
 
 def tile_block(
-    sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers, *, reorders: bool = True
+    sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True
 ) -> bool:
     """Annotate the loops over a block below a ragged sum; False (and no change) where the sketch does not fit.
 

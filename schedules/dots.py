@@ -41,9 +41,7 @@ LEAST_BITS = 32  # of a sum: 16-bit floats are summed in float32
 LEAST_LANES = 2
 
 
-def tile_dot(
-    sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers, *, reorders: bool = True
-) -> bool:
+def tile_dot(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True) -> bool:
     """Annotate the innermost loop of a reduction block; False (and no change) where the sketch does not fit.
 
     args: the schedule, an innermost block, the tile and how many results ahead gathered rows are fetched, the target's
@@ -70,12 +68,12 @@ def tile_dot(
     lanes = tile_of(extent, (1 if is_ragged else VECTORS) * registers.bits // bits)
     if lanes < LEAST_LANES:
         return False
-    tile = 0 if is_ragged else held(extent, registers.tile(bits) if choices is None else choices.tile, registers, bits)
+    tile = 0 if is_ragged else held(extent, choices.tile, registers, bits)
     lanes = min(lanes, tile) if tile >= LEAST_LANES else lanes
     sch.annotate(loop, DOT, lanes)
     if tile >= lanes and len(sch.get_loops(block)) > 1:
         sch.annotate(loop, HELD, tile)
-    if choices is not None and choices.prefetch and len(sch.get_loops(block)) > 1 and not is_ragged:
+    if choices.prefetch and len(sch.get_loops(block)) > 1 and not is_ragged:
         sch.annotate(sch.get_loops(block)[-2], PREFETCH, choices.prefetch)
     return True
 

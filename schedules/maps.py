@@ -35,7 +35,7 @@ from sparsetir.schedules.rows import SPATIAL
 
 
 def tile_map(
-    sch: s_tir.Schedule, block: Any, _choices: Choices | None, registers: Registers, *, reorders: bool = True
+    sch: s_tir.Schedule, block: Any, _choices: Choices, registers: Registers, *, reorders: bool = True
 ) -> bool:
     """Annotate the innermost loop of a block that maps elements; False (and no change) where the sketch does not fit.
 

@@ -40,7 +40,7 @@ UNTUNED = 128  # columns of a panel that has to be
 
 
 def tile_panels(
-    sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers, *, reorders: bool = True
+    sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True
 ) -> bool:
     """Tile one reduction block and mark its panels; False (and no change) where the sketch does not fit.
 
@@ -53,11 +53,11 @@ def tile_panels(
         return False
     dimension, at = found
     column = store.indices[dimension]
-    wanted = choices.panel if choices is not None else 0
+    wanted = choices.panel
     is_moved = dimension < len(store.indices) - 1 or _is_column_major(store, column, sch.get(block))
     if not is_moved and not (wanted and _is_gathered(store, column)):
         return False
-    if wanted and choices is not None and choices.tile > wanted:
+    if wanted and choices.tile > wanted:
         choices = replace(choices, tile=wanted)  # a panel is no narrower than a tile
     outer = tile_loop(sch, block, at, choices, registers)
     if outer is None:

@@ -9,8 +9,6 @@ from typing import Any
 
 from tvm.target import codegen
 
-UNTUNED = 8  # registers with a row's results: enough to hide the latency of the multiply-add units
-
 
 @dataclass(frozen=True)
 class Registers:
@@ -36,10 +34,6 @@ class Registers:
     def of(cls, target: Any) -> Registers:
         """Those of an LLVM target."""
         return _registers(target)
-
-    def tile(self, bits: int) -> int:
-        """Elements of `bits` bits that an untuned row kernel holds."""
-        return UNTUNED * self.bits // max(bits, 32)
 
     def most_rows(self, vectors: int) -> int:
         """Rows that can be held beside each other, so many registers each, with the operand's and a factor."""

@@ -87,9 +87,7 @@ def tile_of(extent: Any, wanted: int) -> int:
     return tile
 
 
-def tile_row(
-    sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers, *, reorders: bool = True
-) -> bool:
+def tile_row(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True) -> bool:
     """Tile one reduction block; False (and no change) where the sketch does not fit.
 
     args: the schedule, an innermost block with an initialisation, tile, unroll and prefetch, the target's registers.
@@ -100,7 +98,7 @@ def tile_row(
     return at is not None and tile_loop(sch, block, at, choices, registers) is not None
 
 
-def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices | None, registers: Registers) -> Any:
+def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices, registers: Registers) -> Any:
     """Tile the loop of a block at a position from the end: the loop over tiles; None (and no change) if it is short."""
     node = sch.get(block)
     loops = sch.get_loops(block)
@@ -116,7 +114,6 @@ def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices | None,
     rows = [lp for lp in spatial if lp in shared and _is_short(sch.get(lp)) and CHUNKS not in sch.get(lp).annotations]
     others = [lp for lp in spatial if lp not in rows]
     bits = _width(node.body)
-    choices = choices or Choices(tile=registers.tile(bits))
     is_long = tile_of(sch.get(vector).extent, choices.tile) * bits >= PAIR * registers.bits
     groups, rows = _grouped(sch, rows, registers.most_rows(PAIR if is_long else 1))
     held = math.prod(int(sch.get(lp).extent) for lp in rows)

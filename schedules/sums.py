@@ -31,15 +31,13 @@ from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import REDUCE
 
 
-def tile_sum(
-    sch: s_tir.Schedule, block: Any, choices: Choices | None, registers: Registers, *, reorders: bool = True
-) -> bool:
+def tile_sum(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True) -> bool:
     """Annotate the innermost loop of a ragged reduction; False (and no change) where the sketch does not fit.
 
     args: the schedule, an innermost block, the number of lanes, whether sums may be taken in another order.
     rewrite: see the module's before and after.
     """
-    node, lanes = sch.get(block), 0 if choices is None else choices.lanes
+    node, lanes = sch.get(block), choices.lanes
     store = node.body
     if not (lanes and reorders) or not isinstance(store, tirx.BufferStore) or not node.iter_vars:
         return False

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from tvm import tirx
 
 import sparsetir
-from sparsetir import untuned
+from sparsetir import usage
 from sparsetir.bench import suite
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import decode
@@ -19,7 +19,7 @@ from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
 from sparsetir.lower.rewriting import collect
 from sparsetir.lower.rows.balance_nonzeros import CARRY, INDPTR
 from sparsetir.lower.rows.split_merge_path import SplitMergePath, refusal
-from sparsetir.schedules import Choices, schedule
+from sparsetir.schedules import Choices, schedule, suit
 
 CHUNKS = (1, 2, 3, 7, 16, 64)
 FAMILIES = suite.families()
@@ -254,19 +254,19 @@ def test_longer_rows_are_found(seed: int) -> None:
     indptr = drawn(np.random.default_rng(seed), "float32").indptr
     longest = int(np.diff(indptr).max())
     for length in {1, longest // 2, longest - 1, longest, longest + 1} - {0, -1}:
-        assert untuned.has_longer_row(indptr, length) is (longest > length)
+        assert usage.has_longer_row(indptr, length) is (longest > length)
 
 
 def test_only_clearly_longer_rows_are_split() -> None:
-    pointers = untuned.row_pointers(decode(sparsetir.ops.spmm()))
+    pointers = usage.row_pointers(decode(sparsetir.ops.spmm()))
     assert pointers == ["indptr"]
     lengths = np.full(1000, 10)
     for longest, threads, wanted in [(10, 2, False), (9000, 2, False), (40000, 2, True), (40000, 1, False)]:
         lengths[7] = longest
         indptr = np.concatenate(([0], np.cumsum(lengths)))
-        assert untuned.suits_carry(pointers, {"indptr": indptr}, threads) is wanted
-    assert not untuned.suits_carry(pointers, {"indptr": np.zeros(1, np.int64)}, 2)
-    assert not untuned.suits_carry(pointers, {"indptr": np.zeros(9, np.int64)}, 2)
+        assert suit.suits_carry(pointers, {"indptr": indptr}, threads) is wanted
+    assert not suit.suits_carry(pointers, {"indptr": np.zeros(1, np.int64)}, 2)
+    assert not suit.suits_carry(pointers, {"indptr": np.zeros(9, np.int64)}, 2)
 
 
 def test_untuned_kernels_split_a_giant_row(monkeypatch: pytest.MonkeyPatch) -> None:

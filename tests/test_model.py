@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from sparsetir import formats, ops, untuned
+from sparsetir import formats, ops
 from sparsetir.bench import suite
 from sparsetir.errors import ArgumentError, TuningError
 from sparsetir.formats.pattern import pattern
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.schedules import Choices
+from sparsetir.schedules import Choices, suit
 from sparsetir.tuning import Candidate, Database, Key, Record, collect, evaluate, pretrain, tune_sparse
 from sparsetir.tuning import session as sessions
 from sparsetir.tuning.analytic import Structure, terms
@@ -511,7 +511,7 @@ def test_a_collection_goes_on_where_it_was(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_every_format_of_a_search_begins_with_what_suits_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(untuned, "SHARE", 0.0)  # every result is large
+    monkeypatch.setattr(suit, "SHARE", 0.0)  # every result is large
     A = sp.random_array((60, 50), density=0.2, format="csr", dtype="float32", rng=np.random.default_rng(0))
     session = sessions.Session(ops.spmm(), {"A": A, "B": np.ones((50, 16), np.float32)}, None)
     try:

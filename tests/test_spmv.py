@@ -15,7 +15,7 @@ from tvm.script import tirx as tir
 
 import sparsetir
 from fences import fenced
-from sparsetir import untuned
+from sparsetir import usage
 from sparsetir.bench import suite
 from sparsetir.errors import ScheduleError
 from sparsetir.formats.special import SELL
@@ -25,7 +25,7 @@ from sparsetir.lower import as_module
 from sparsetir.lower.host.promote_to_stack import MOST_BYTES, PromoteToStack
 from sparsetir.lower.rewriting import collect
 from sparsetir.lower.vector.sum_ragged import SUM, SumRagged
-from sparsetir.schedules import Choices
+from sparsetir.schedules import Choices, suit
 
 VECTORIZED = tirx.ForKind.VECTORIZED
 KERNELS: dict[Any, Any] = {}
@@ -309,13 +309,13 @@ def test_kernels_take_no_memory_from_the_runtime() -> None:
 )
 def test_lanes_where_rows_differ_in_length(lengths: list[int], wanted: int) -> None:
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    assert untuned.suitable_lanes(["indptr"], {"indptr": indptr}) == wanted
+    assert suit.suitable_lanes(["indptr"], {"indptr": indptr}) == wanted
 
 
 def test_only_sums_along_rows_want_lanes() -> None:
-    assert untuned.ragged_sums(decode(sparsetir.ops.spmv())) == ["indptr"]
-    assert untuned.ragged_sums(decode(sparsetir.ops.spmm())) == []
-    assert untuned.ragged_sums(decode(sparsetir.ops.sddmm())) == []
+    assert usage.ragged_sums(decode(sparsetir.ops.spmv())) == ["indptr"]
+    assert usage.ragged_sums(decode(sparsetir.ops.spmm())) == []
+    assert usage.ragged_sums(decode(sparsetir.ops.sddmm())) == []
 
 
 def test_an_untuned_kernel_takes_them() -> None:

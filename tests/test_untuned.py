@@ -15,11 +15,11 @@ import scipy.sparse as sp
 
 import sparsetir
 from corpus import BY_NAME
-from sparsetir import untuned
+from sparsetir import usage
 from sparsetir.errors import ArgumentError
 from sparsetir.ir import decode
 from sparsetir.machine import last_cache, private_cache
-from sparsetir.schedules import Choices
+from sparsetir.schedules import Choices, suit
 
 
 def scattered(rows: int, columns: int, nnz: int) -> Any:
@@ -43,12 +43,12 @@ def banded(rows: int) -> Any:
     ],
 )
 def test_gathers_of_ready_programs(name: str, wanted: list[tuple[str, str, int]]) -> None:
-    found = untuned.gathers(decode(getattr(sparsetir.ops, name)()))
+    found = usage.gathers(decode(getattr(sparsetir.ops, name)()))
     assert [(g.indices, g.operand, g.dimension) for g in found] == wanted
 
 
 def test_only_scattered_rows_of_large_operands_are_prefetched() -> None:
-    gathers = untuned.gathers(decode(sparsetir.ops.spmm()))
+    gathers = usage.gathers(decode(sparsetir.ops.spmm()))
     rows = 5 * private_cache() // 256 + 1
     large = np.zeros((rows, 64), np.float32)
     for matrix, operand, wanted in [
@@ -58,20 +58,20 @@ def test_only_scattered_rows_of_large_operands_are_prefetched() -> None:
         (scattered(rows, rows, 5 * rows), large[:, :8], 0),  # a row is shorter than a cache line
         (sp.csr_array((rows, rows), dtype=np.float32), large, 0),
     ]:
-        assert untuned.suitable_prefetch(gathers, {"indices": matrix.indices, "b": operand}) == wanted
+        assert suit.suitable_prefetch(gathers, {"indices": matrix.indices, "b": operand}) == wanted
 
 
 @pytest.mark.parametrize(("feat", "ahead"), [(16, 32), (32, 32), (64, 16), (100, 8), (128, 8), (1024, 8)])
 def test_short_rows_are_fetched_further_ahead(feat: int, ahead: int) -> None:
-    gathers = untuned.gathers(decode(sparsetir.ops.spmm()))
+    gathers = usage.gathers(decode(sparsetir.ops.spmm()))
     rows = 5 * private_cache() // (4 * feat) + 1
     matrix, operand = scattered(rows, rows, 5 * rows), np.zeros((rows, feat), np.float32)
-    assert untuned.suitable_prefetch(gathers, {"indices": matrix.indices, "b": operand}) == ahead
+    assert suit.suitable_prefetch(gathers, {"indices": matrix.indices, "b": operand}) == ahead
 
 
 def test_panels_of_what_is_used_often_enough() -> None:
     program = decode(sparsetir.ops.spmm())
-    gathers, pointers = untuned.gathers(program), untuned.row_pointers(program)
+    gathers, pointers = usage.gathers(program), usage.row_pointers(program)
     whole, own = last_cache(), private_cache()
     for rows, length, features, wanted in [
         (own // 256, 128, 128, 64),  # used so often that it pays though the operand is near
@@ -89,12 +89,12 @@ def test_panels_of_what_is_used_often_enough() -> None:
             "indices": np.broadcast_to(np.int32(0), rows * length),
             "b": np.broadcast_to(np.float32(0), (rows, features)),
         }
-        assert untuned.suitable_panel(gathers, pointers, arrays) == wanted, (rows, length, features)
+        assert suit.suitable_panel(gathers, pointers, arrays) == wanted, (rows, length, features)
 
 
 def test_long_rows_of_dots_with_what_the_last_cache_holds_are_read_half_by_half() -> None:
     program = decode(sparsetir.ops.sddmm())
-    gathers, pointers, sums = untuned.gathers(program), untuned.row_pointers(program), untuned.dense_sums(program)
+    gathers, pointers, sums = usage.gathers(program), usage.row_pointers(program), usage.dense_sums(program)
     rows, halves = 3 * private_cache() // 512, {"tile": 64, "prefetch": 16}
     for held, length, features, wanted in [
         (rows, 16, 128, halves),
@@ -111,11 +111,11 @@ def test_long_rows_of_dots_with_what_the_last_cache_holds_are_read_half_by_half(
             "x": np.broadcast_to(np.float32(0), (held, features)),
             "y": np.broadcast_to(np.float32(0), (held, features)),
         }
-        found = untuned.suitable_halves(gathers, pointers, sums, arrays)
+        found = suit.suitable_halves(gathers, pointers, sums, arrays)
         assert found == wanted, (held, length, features)
         arrays["indices"] = np.zeros_like(matrix.indices)
-        assert untuned.suitable_halves(gathers, pointers, sums, arrays) == {}
-    assert untuned.dense_sums(decode(sparsetir.ops.spmm())) == []
+        assert suit.suitable_halves(gathers, pointers, sums, arrays) == {}
+    assert usage.dense_sums(decode(sparsetir.ops.spmm())) == []
 
 
 def test_rows_of_several_heads_are_not_read_in_halves() -> None:
@@ -126,18 +126,18 @@ def test_rows_of_several_heads_are_not_read_in_halves() -> None:
         "indices": scattered(rows, rows, 64 * rows).indices,
         "y": np.broadcast_to(np.float32(0), (rows, 4, 32)),
     }
-    gathers = [untuned.Gather("indices", "y", 0)]
-    assert untuned.suitable_halves(gathers, ["indptr"], [("y", 2)], arrays) == {}
+    gathers = [usage.Gather("indices", "y", 0)]
+    assert suit.suitable_halves(gathers, ["indptr"], [("y", 2)], arrays) == {}
     arrays["y"] = arrays["y"].reshape(rows, 1, 128)
-    assert untuned.suitable_halves(gathers, ["indptr"], [("y", 2)], arrays) == {"tile": 64, "prefetch": 16}
-    others = [*gathers, untuned.Gather("indices", "values", 0)]  # rows of which no sum is taken
-    assert untuned.suitable_halves(others, ["indptr"], [("y", 2)], arrays) == {}
+    assert suit.suitable_halves(gathers, ["indptr"], [("y", 2)], arrays) == {"tile": 64, "prefetch": 16}
+    others = [*gathers, usage.Gather("indices", "values", 0)]  # rows of which no sum is taken
+    assert suit.suitable_halves(others, ["indptr"], [("y", 2)], arrays) == {}
 
 
 def test_only_results_that_take_much_of_the_last_cache_are_streamed() -> None:
     rows = last_cache() // 4 // 256 + 1
-    assert untuned.suits_streaming([np.empty((rows, 64), np.float32)])
-    assert not untuned.suits_streaming([np.empty((rows // 2, 64), np.float32), np.empty(rows * 64, np.float32)])
+    assert suit.suits_streaming([np.empty((rows, 64), np.float32)])
+    assert not suit.suits_streaming([np.empty((rows // 2, 64), np.float32), np.empty(rows * 64, np.float32)])
 
 
 def test_arrays_that_share_memory_are_found_after_others_that_did_not() -> None:
@@ -159,8 +159,8 @@ def test_arrays_that_share_memory_are_found_after_others_that_did_not() -> None:
 
 @pytest.mark.parametrize("length", [1, 7, 1000, 10**6])
 def test_share_of_new_of_known_arrays(length: int) -> None:
-    assert untuned.share_of_new(np.arange(length), 64) == 1
-    assert untuned.share_of_new(np.zeros(length, np.int64), 64) == pytest.approx(1 / min(length, 64))
+    assert usage.share_of_new(np.arange(length), 64) == 1
+    assert usage.share_of_new(np.zeros(length, np.int64), 64) == pytest.approx(1 / min(length, 64))
 
 
 def test_results_stay_as_they_are_when_other_code_takes_over() -> None:
@@ -244,8 +244,8 @@ def test_sums_of_numbers_are_known(name: str, wanted: bool) -> None:
 def test_choices_that_are_refused_leave_the_kernel_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     A, B = scattered(30, 40, 200), np.ones((40, 8), np.float32)
     kernel = sparsetir.build(sparsetir.ops.spmm())
-    monkeypatch.setattr(untuned.Suited, "changes", lambda *_args: {"tile": 3})  # no power of two
-    monkeypatch.setattr("sparsetir.call.kernel.SMALL_ELEMENTS", 0)
+    monkeypatch.setattr(suit, "changes", lambda *_args, **_named: {"tile": 3})  # no power of two
+    monkeypatch.setattr(suit, "SMALL_ELEMENTS", 0)
     bound = kernel.bind(A=A)
     for _ in range(3):
         np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-5)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,7 +15,7 @@ from sparsetir.compile.build import single
 from sparsetir.errors import ArgumentError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern
-from sparsetir.schedules import untuned as usual_choices
+from sparsetir.schedules import Registers, suit
 from sparsetir.threads import get_num_threads
 from sparsetir.tuning import features
 from sparsetir.tuning.candidate import Candidate
@@ -181,8 +180,8 @@ class Session:
     @cached_property
     def usual(self) -> Candidate:
         """What the untuned kernel does for these arguments."""
-        base = usual_choices(self.func, self.kernel.compiled.target)
-        return Candidate(replace(base, **self.kernel.suitable(self.workload.args)))
+        base = suit.usual(self.func, Registers.of(self.kernel.compiled.target))
+        return Candidate(base.changed(**self.kernel.suitable(self.workload.args)))
 
     def conversion(self, format: Format | None) -> float:
         """Seconds that storing the sparse argument in a format took."""

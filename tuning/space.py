@@ -17,23 +17,12 @@ from sparsetir.compile.build import scheduled
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.ir import Program, const
-from sparsetir.schedules import Choices
+from sparsetir.schedules import Choices, suit
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.knobs import Config
 
 Values = Mapping[str, tuple[Any, ...]]
 
-# Measured before anything is searched, each a change of what `start` gives; what changes nothing is left out.
-PORTFOLIO: tuple[dict[str, int], ...] = (
-    {},
-    {"prefetch": 8},
-    {"prefetch": 0},
-    {"lanes": 4},
-    {"panel": 64, "prefetch": 8},
-    {"panel": 0},
-    {"tile": 32},
-    {"stream": 1, "prefetch": 8},
-)
 OTHER_FORMAT = 0.15  # chance that a mutation changes the format
 MOST_DRAWS = 64
 
@@ -86,13 +75,13 @@ class Space:
         yield from (Candidate(start(values, self.base), f) for f, values in self._supposed() if f is not None)
 
     def portfolio(self, format: Format | None) -> list[Candidate]:
-        """The entries of `PORTFOLIO` that lie in a format's space, without repetition."""
+        """The entries of `suit.PORTFOLIO` that lie in a format's space, without repetition."""
         values = self.values(format)
         return [] if values is None else self._portfolio(values, format)
 
     def _portfolio(self, values: Values, format: Format | None) -> list[Candidate]:
         base = start(values, self.base)
-        entries = PORTFOLIO if isinstance(base, Choices) else ({},)  # the names of knobs mean nothing
+        entries = suit.PORTFOLIO if isinstance(base, Choices) else ({},)  # the names of knobs mean nothing
         inside = [{n: v for n, v in entry.items() if v in values.get(n, ())} for entry in entries]
         return [Candidate(choices, format) for choices in dict.fromkeys(base.changed(**entry) for entry in inside)]
 

@@ -7,7 +7,7 @@ Nothing depends on a matrix but its pattern; a program, format and set of choice
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import tvm_ffi
@@ -20,7 +20,7 @@ from sparsetir.compile.build import make_target, scheduled
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.lower import TO_STAGE_2, as_module, run
-from sparsetir.schedules import Choices, untuned
+from sparsetir.schedules import Choices, Registers, suit
 from sparsetir.tuning.formats import dense_rows, promising
 from sparsetir.tuning.operands import Case
 
@@ -29,21 +29,6 @@ BURST = 0.03  # seconds of calls
 REFINED = 2  # formats that are tried with several choices
 FINALISTS = 4  # options that are measured again, in turn
 REST = 0.02  # seconds between turns
-CHANGES: tuple[dict[str, int], ...] = (
-    {"prefetch": 8},
-    {"prefetch": 16, "unroll": 2},
-    {"unroll": 4},
-    {"chunks": 0},
-    {"stream": 1},
-    {"stream": 1, "prefetch": 8},
-    {"panel": 64},
-    {"panel": 128},
-    {"panel": 64, "prefetch": 8},
-    {"carry": 1},
-    {"lanes": 4},
-    {"lanes": 8},
-)
-FOR_FORMATS: tuple[dict[str, int], ...] = ({"prefetch": 8}, {"panel": 64}, {"stream": 1}, {"unroll": 4})
 
 
 @dataclass(frozen=True)
@@ -60,25 +45,18 @@ class Option:
 
 def options(case: Case) -> Iterator[Option]:
     """What is tried for a case at first: the program as it is with several choices, and other formats untuned."""
-    base = untuned(case.program, make_target(None, case.program))
+    base = suit.usual(case.program, Registers.of(make_target(None, case.program)))
     yield Option(None, None)
-    yield from different(case.program, [Option(None, replace(base, **changes)) for changes in (*CHANGES, *tiles(base))])
+    yield from different(case.program, [Option(None, choices) for choices in suit.sweep(base)])
     for format in promising(sparsetir.pattern(case.sparse), most=MOST_VALUES, feat=dense_rows(case.inputs)):
         yield Option(format, None)
-
-
-def tiles(base: Choices) -> list[dict[str, int]]:
-    """Changes of the tile."""
-    wide, narrow = {"tile": 2 * base.tile}, {"tile": max(base.tile // 2, 8)}
-    return [wide, narrow, {**wide, "prefetch": 8}, {**narrow, "prefetch": 8}]
 
 
 def refined(case: Case, format: Format) -> Iterator[Option]:
     """A format that did well with several choices."""
     parts = sparsetir.decompose_format(case.program, {next(iter(case.inputs)): format})
-    base = untuned(parts.func, make_target(None, parts.func))
-    found = [Option(format, replace(base, **changes)) for changes in (*FOR_FORMATS, *tiles(base)[:2])]
-    yield from different(parts.func, found)
+    base = suit.usual(parts.func, Registers.of(make_target(None, parts.func)))
+    yield from different(parts.func, [Option(format, choices) for choices in suit.sweep(base, over_format=True)])
 
 
 def different(func: tirx.PrimFunc, tried: Sequence[Option]) -> Iterator[Option]:

@@ -37,7 +37,7 @@ from sparsetir.interop.sources import Compressed, open_source
 from sparsetir.ir import Program
 from sparsetir.machine import last_cache, private_cache
 from sparsetir.transform.decompose import decompose_format
-from sparsetir.untuned import ragged_sums
+from sparsetir.usage import ragged_sums
 
 SAMPLED, WINDOWS = 1 << 16, 16  # entries that are looked at, and in how many places
 SQUARES = (4, 3, 2)  # rows and columns of blocks

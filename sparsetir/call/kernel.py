@@ -19,18 +19,16 @@ from sparsetir.call.plans import Caller, Plan, Run, Seen, Unfit, fits, look, rem
 from sparsetir.call.signature import Arguments, Signature
 from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
+from sparsetir.schedules import suit
 from sparsetir.shown import shown_signature
 from sparsetir.spare import Spare
-from sparsetir.threads import get_num_threads
-from sparsetir.untuned import Suited
+from sparsetir.usage import Usage
 
 Fit = Callable[[], Callable[..., Any]]
 
-SMALL_ELEMENTS, SMALL_SUMS = 1 << 13, 1 << 16  # of all arrays; where rows are summed into one number each
-GATHERED = 4  # elements of such sums that take as long as one that is gathered through an index
 HOT_CALLS, FEW_CALLS = 32, 4  # of one plan, before other code is compiled for it
 # What completion leaves out: for other modules of this package.
-HIDDEN = "calls compiled finite fitting function is_small plans suitable suited sums_numbers".split()
+HIDDEN = "calls compiled finite fitting function is_small plans suitable sums_numbers usage".split()
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class Kernel:
         self.signature = Signature(decode(func), compiled.searched)
         self.function: Callable[..., Any] = compiled.function
         self.plans: dict[Any, Plan | None] = {}
-        self.suited = Suited.of(self.signature.program)
+        self.usage = Usage.of(self.signature.program)
 
     @property
     def target(self) -> Any:
@@ -143,8 +141,7 @@ class Kernel:
     def fitting(self, args: Arguments, *, is_bound: bool = False) -> tuple[Fit | None, int]:
         """What makes a function that suits these arguments better, and after how many calls it pays.
 
-        Waking a second thread takes longer than a small product; `sparsetir.untuned` knows what large ones want. None
-        where nothing is better, or a schedule was asked for.
+        `sparsetir.schedules.suit` decides what does. None where nothing is better, or a schedule was asked for.
         """
         if self.compiled.schedule is not None:
             return None, 0
@@ -157,16 +154,11 @@ class Kernel:
     def suitable(self, args: Arguments) -> dict[str, int]:
         """The choices that suit these arguments better than the usual ones."""
         written = [args.arrays[name] for name in self.signature.effects.written]
-        is_small = self.is_small(args)
-        changes = self.suited.changes(args.arrays, written, 1 if is_small else get_num_threads())
-        return {**changes, "chunks": 0} if is_small else changes
+        return suit.changes(self.usage, args.arrays, written, is_small=self.is_small(args))
 
     def is_small(self, args: Arguments) -> bool:
         """Whether waking a second thread takes longer than the work."""
-        if not self.sums_numbers(args):
-            return sum(array.size for array in args.arrays.values()) <= SMALL_ELEMENTS
-        work = sum(array.size * (GATHERED if array.dtype.kind in "iu" else 1) for array in args.arrays.values())
-        return work <= SMALL_SUMS
+        return suit.is_small(args.arrays, sums_numbers=self.sums_numbers(args))
 
     def sums_numbers(self, args: Arguments) -> bool:
         """Whether each entry is used for one number, in a sum: not for a row of them, and not looked for in another."""

@@ -12,7 +12,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from types import FunctionType
@@ -102,10 +101,10 @@ class Compiled:
         """
         if self.schedule is not None:
             return self.function
-        from sparsetir.schedules import untuned
+        from sparsetir.schedules import Registers, suit
 
         try:
-            choices = replace(untuned(self.func, self.target), **changes)
+            choices = suit.usual(self.func, Registers.of(self.target)).changed(**changes)
             return compile_cached(self.func, self.target, choices).function
         except SparseTIRError:
             return self.function

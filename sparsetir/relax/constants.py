@@ -7,7 +7,6 @@ conversion for nothing.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,11 +25,10 @@ from sparsetir.errors import LoweringError, SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.ir import decode
 from sparsetir.relax.programs import Program
-from sparsetir.schedules import CHOICES, Choices, untuned
-from sparsetir.threads import get_num_threads
+from sparsetir.schedules import CHOICES, Choices, Registers, suit
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning import tune_sparse
-from sparsetir.untuned import Suited
+from sparsetir.usage import Usage
 
 
 @dataclass(frozen=True)
@@ -148,15 +146,14 @@ def _suited(program: Program, matrix: sp.csr_array, shapes: Mapping[str, tuple[i
 
 def _untuned(func: tirx.PrimFunc, given: Mapping[str, Any], shapes: Mapping[str, Any], options: Options) -> Choices:
     """The choices of the rules."""
-    base = untuned(func, make_target(options.target, func))
+    base = suit.usual(func, Registers.of(make_target(options.target, func)))
     if not shapes:
         return base
     arrays = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
     dtype = next(array.dtype for array in arrays.values() if array.dtype.kind == "f")
     for name, shape in shapes.items():
         arrays[f"{name.lower()}_data"] = np.broadcast_to(np.zeros(1, dtype), shape)
-    changes = Suited.of(decode(func)).changes(arrays, [], get_num_threads())
-    return dataclasses.replace(base, **changes)
+    return base.changed(**suit.changes(Usage.of(decode(func)), arrays))
 
 
 def _recorded(
