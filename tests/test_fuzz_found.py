@@ -291,3 +291,26 @@ def test_a_copy_of_another_array_is_no_copy_of_the_cached_one() -> None:
     sch.cache_write(sch.get_sblock("clear"), 0, "global")
     with pytest.raises(ScheduleError, match="stores to the cache a_global below loop i, which may have no step"):
         sparsetir.build(sch)
+
+
+AT_A_PADDED_PLACE = """
+@T.prim_func
+def least(a: T.handle, b: T.handle, p: T.handle, i: T.handle, k: T.handle, n: T.int32, z: T.int32, m: T.int32):
+    I = T.sparse_variable(None, (n, z), (p, i))
+    K = T.singleton(I, m, k)
+    D = T.dense_fixed(n)
+    E = T.dense_fixed(m)
+    A = T.match_sparse_buffer(a, (D, E), "float32")
+    B = T.match_sparse_buffer(b, (I, K), "float32")
+    with T.sp_iter([I, K], "SS", "least") as [x, y]:
+        A[x, y] = T.min(A[x, y], B[x, y])
+"""
+
+
+def test_an_element_at_an_absent_coordinate_is_not_cached() -> None:
+    sch = s_tir.Schedule(sparsetir.lower(sparsetir.parse(AT_A_PADDED_PLACE), stage=2))
+    sch.blockize(sch.get_loops(sch.get_sblock("least"))[-1])
+    block = sch.get_sblock("least")
+    sch.cache_inplace(block, [str(r.source.name) for r in sch.get(block).reads].index("a"), "global")
+    with pytest.raises(ScheduleError, match=r"copies elements that may not exist: they are read only where .*k\["):
+        sparsetir.build(sch)

@@ -34,7 +34,7 @@ from sparsetir.errors import ScheduleError
 from sparsetir.ir import const
 from sparsetir.lower.checks.sites import Site, caches, common, sites
 from sparsetir.lower.checks.steps import Atoms, equal, row_length, uncast
-from sparsetir.lower.rewriting import collect, mentions, same
+from sparsetir.lower.rewriting import collect, mentions, same, substitute
 from sparsetir.lower.rows.balance_nonzeros import INDPTR
 
 
@@ -94,6 +94,17 @@ def _holds(condition: ir.Expr, known: list[ir.Expr]) -> bool:
     return any(same(condition, other) for other in known)
 
 
+def _decides_on(condition: ir.Expr, copy: Site, reader: Site) -> bool:
+    """Whether a condition of a reader compares a coordinate at which the copy stands: an absent one is in no range."""
+    depth = sum(isinstance(n, s_tir.SBlockRealize) for n in copy.path[: common(copy.path, reader.path)])
+    first = {n.loop_var: const(0, str(n.loop_var.ty.dtype)) for n in _own_loops(copy, [reader])}
+    places = [uncast(substitute(copy.outwards(i, len(copy.blocks), depth), first)) for i in copy.value.indices]
+    compared = (getattr(condition, side, None) for side in "ab")
+    sides = [uncast(side) for side in compared if side is not None]
+    simplify = sym.Analyzer().simplify
+    return any(same(simplify(place), simplify(side)) for place in places for side in sides if collect(side, Var))
+
+
 def _own_loops(copy: Site, readers: list[Site]) -> list[tirx.For]:
     """The loops around the copy and none of its readers."""
     shared = max(common(copy.path, reader.path) for reader in readers)
@@ -106,7 +117,8 @@ def guards_of(copy: Site, readers: list[Site]) -> list[ir.Expr]:
     guards = [c for c in every[0] if _visible(c, copy, readers[0]) and all(_holds(c, other) for other in every)]
     known, loops = _outwards(copy, copy), _own_loops(copy, readers)
     missing = [c for conditions in every for c in conditions if not _holds(c, [*known, *guards])]
-    if missing and not _always_in_range(copy, [loop.loop_var for loop in loops]):
+    is_bare = any(_decides_on(c, copy, reader) for reader in readers for c in missing)
+    if is_bare or (missing and not _always_in_range(copy, [loop.loop_var for loop in loops])):
         message = f"block {copy.block} copies elements that may not exist: they are read only where {missing[-1]}"
         raise ScheduleError(f"{message}; place the copy at a loop inside, or do not cache {copy.value.source.name}")
     is_needed = any(collect(loop.extent, ir.TensorLoad) for loop in loops) or not all(_holds(c, known) for c in guards)
