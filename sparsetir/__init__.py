@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from sparsetir.call.saving import load
     from sparsetir.call.signature import unchecked
     from sparsetir.compile.build import build
+    from sparsetir.compile.pipeline import lower
     from sparsetir.errors import SparseTIRError
     from sparsetir.files import read
     from sparsetir.formats.pattern import Pattern, pattern
     from sparsetir.formats.tensor import SparseTensor
     from sparsetir.interop import CooTensor
     from sparsetir.interpret import interpret
-    from sparsetir.lower import lower
     from sparsetir.schedules import Choices
     from sparsetir.script.printer import parse, script
     from sparsetir.threads import get_num_threads, set_num_threads
@@ -81,7 +81,7 @@ _PUBLIC = {
     "interpret": "sparsetir.interpret",
     "ir": "sparsetir.ir",
     "load": "sparsetir.call.saving",
-    "lower": "sparsetir.lower",
+    "lower": "sparsetir.compile.pipeline",
     "ops": "sparsetir.ops",
     "parse": "sparsetir.script.printer",
     "pattern": "sparsetir.formats.pattern",

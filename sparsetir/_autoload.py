@@ -36,6 +36,6 @@ def ensure() -> None:
 
 
 def _pipeline() -> tuple[Any, Any, Any]:
-    from sparsetir.compile.build import pipeline
+    from sparsetir.compile.pipeline import pipeline
 
     return pipeline()

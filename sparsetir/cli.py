@@ -506,8 +506,8 @@ def run_info(_args: argparse.Namespace) -> int:
     """``sparsetir info``."""
     import sparsetir
     from sparsetir.bench.roofline import levels
-    from sparsetir.compile.build import native_target
     from sparsetir.compile.disk_cache import cache_folder
+    from sparsetir.compile.target import native_target
     from sparsetir.threads import get_num_threads
     from sparsetir.tuning.database import machine_name
 

@@ -17,7 +17,7 @@ from tvm.script import relax as R
 from tvm.script import sparsetir as T
 
 import sparsetir.relax as srelax
-from sparsetir.compile.build import native_target
+from sparsetir.compile.target import native_target
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module
 from sparsetir.lower import run as run_passes
 from sparsetir.lower.rewriting import collect

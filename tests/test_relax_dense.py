@@ -15,7 +15,7 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 import sparsetir.relax as srelax
-from sparsetir.compile.build import native_target
+from sparsetir.compile.target import native_target
 from sparsetir.relax.build import lowered
 from sparsetir.relax.operators import constant
 

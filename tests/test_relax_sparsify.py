@@ -16,7 +16,7 @@ from tvm import relax, tirx
 
 import sparsetir.relax as srelax
 from sparsetir import ops
-from sparsetir.compile.build import native_target
+from sparsetir.compile.target import native_target
 from sparsetir.errors import ArgumentError
 from sparsetir.relax.build import lowered
 from sparsetir.relax.sparsify import Times, is_blocked, timed

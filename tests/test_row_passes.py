@@ -16,7 +16,7 @@ from tvm.script import tirx as tir
 import sparsetir
 from fences import fenced
 from sparsetir import formats
-from sparsetir.compile.build import native_target
+from sparsetir.compile.target import native_target
 from sparsetir.lower import as_module
 from sparsetir.lower.rewriting import collect
 from sparsetir.lower.rows.fuse_loops import FuseLoops

@@ -14,8 +14,8 @@ from tvm import tirx
 
 import sparsetir
 from sparsetir import formats, ops
+from sparsetir.compile.pipeline import lower
 from sparsetir.errors import ArgumentError, ScheduleError, VerifyError
-from sparsetir.lower import lower
 from sparsetir.schedules import Choices
 from tests.decomposing import compiled, parsed
 

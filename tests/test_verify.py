@@ -15,8 +15,8 @@ from tvm.script import sparsetir as T
 
 from corpus import CASES, Case
 from sparsetir import op
+from sparsetir.compile.pipeline import lower
 from sparsetir.errors import VerifyError
-from sparsetir.lower import lower
 from sparsetir.script.printer import parse
 from sparsetir.verify import STAGE_1, STAGE_2, STAGE_3, check, verify
 

@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from sparsetir import sizes
-from sparsetir.compile.build import scheduled
+from sparsetir.compile.pipeline import scheduled
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.ir import Program, const

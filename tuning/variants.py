@@ -15,11 +15,12 @@ from tvm import tirx
 
 from sparsetir.call.composed import ComposedKernel
 from sparsetir.call.kernel import Kernel
-from sparsetir.compile.build import Compiled, lowered, make_target
+from sparsetir.compile.build import Compiled
+from sparsetir.compile.pipeline import lowered, to_stage_2
+from sparsetir.compile.target import make_target
 from sparsetir.errors import SparseTIRError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.ir import decode
-from sparsetir.lower import TO_STAGE_2, as_module, run
 from sparsetir.schedules import Choices
 from sparsetir.threads import get_num_threads
 from sparsetir.transform.decompose import decompose_format
@@ -47,7 +48,7 @@ class FormatVariant:
 
     def __init__(self, func: tirx.PrimFunc, target: Any, template: Template | None = None) -> None:
         self.func, self.target, self.template = func, make_target(target, func), template
-        self.second = run(TO_STAGE_2, as_module(func))
+        self.second = to_stage_2(func)
         self.names = [str(param.name) for param in func.params]
 
     def open_choices(self, feat: int | None) -> Values:

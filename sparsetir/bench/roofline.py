@@ -141,7 +141,7 @@ def compiled(source: str, lanes: int) -> Callable[..., None]:
     """One of the two kernels, for a width of registers."""
     import tvm
 
-    from sparsetir.compile.build import native_target
+    from sparsetir.compile.target import native_target
 
     get_num_threads()  # sets up TVM's thread pool before the first parallel loop starts it
     func = tvm.script.from_source(source.format(sums=SUMS, lanes=lanes))

@@ -16,10 +16,10 @@ from tvm import tirx
 import sparsetir
 from sparsetir.bench.inputs import say
 from sparsetir.bench.timing import burst, interleave
-from sparsetir.compile.build import make_target, scheduled
+from sparsetir.compile.pipeline import scheduled, to_stage_2
+from sparsetir.compile.target import make_target
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format
-from sparsetir.lower import TO_STAGE_2, as_module, run
 from sparsetir.schedules import Choices, Registers, suit
 from sparsetir.tuning.formats import dense_rows, promising
 from sparsetir.tuning.operands import Case
@@ -61,7 +61,7 @@ def refined(case: Case, format: Format) -> Iterator[Option]:
 
 def different(func: tirx.PrimFunc, tried: Sequence[Option]) -> Iterator[Option]:
     """Those whose loops differ from the untuned ones and from each other's."""
-    second, target = run(TO_STAGE_2, as_module(func)), make_target(None, func)
+    second, target = to_stage_2(func), make_target(None, func)
     seen = [scheduled(second, None, target)]
     for option in tried:
         loops = scheduled(second, option.choices, target)

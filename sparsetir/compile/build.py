@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -27,12 +27,12 @@ from sparsetir import op
 from sparsetir.call.kernel import Kernel
 from sparsetir.compile import disk_cache
 from sparsetir.compile.disk_cache import cache_folder
+from sparsetir.compile.pipeline import lowered, machine_code, scheduled, to_stage_2, to_stage_3
+from sparsetir.compile.target import make_target
 from sparsetir.doubtful import warn_of_doubtful
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ScheduleError, SparseTIRError, VerifyError
-from sparsetir.ir import accesses, decode
-from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
-from sparsetir.lower.rewriting import collect
-from sparsetir.lower.rows.balance_nonzeros import INDPTR
+from sparsetir.ir import decode
+from sparsetir.lower import as_module
 from sparsetir.rules import stores
 from sparsetir.scalars import as_whole
 from sparsetir.threads import get_num_threads
@@ -47,10 +47,7 @@ Buildable: TypeAlias = "tirx.PrimFunc | ir.IRModule | s_tir.Schedule | Schedule 
 # Crossing TVM, where Ctrl-C mostly comes upon a build, it would become a RuntimeError that is taken for a failed one.
 tvm_ffi.register_error(KeyboardInterrupt)
 
-SLOW_GATHERS = "znver"  # how the names of processors begin whose gathers are slow
 EXIT_SECONDS = 5.0
-REASSOCIATE = "fast-math-reassoc"
-FREE_SUMS = "sparsetir.free_sums"  # of a function that leaves the order of all its sums open, not of reductions only
 
 
 class Compiled:
@@ -69,14 +66,14 @@ class Compiled:
     @cached_property
     def second(self) -> ir.IRModule:
         """The scheduled stage-II module."""
-        return scheduled(run(TO_STAGE_2, as_module(self.func)), self.schedule, self.target)
+        return scheduled(to_stage_2(self.func), self.schedule, self.target)
 
     @cached_property
     def stages(self) -> dict[int, ir.IRModule]:
         """The scheduled stage-II module and the stage-III module."""
         if callable(self.schedule):
-            return {2: self.second, 3: run(TO_STAGE_3, self.second)}
-        return lowered(run(TO_STAGE_2, as_module(self.func)), self.schedule, self.target)
+            return {2: self.second, 3: to_stage_3(self.second)}
+        return lowered(to_stage_2(self.func), self.schedule, self.target)
 
     def stage(self, stage: int) -> tirx.PrimFunc:
         """The function at stage 2 or 3."""
@@ -136,40 +133,6 @@ class Compiled:
         return str(self.library.mod.inspect_source(kind))
 
 
-def machine_code(third: ir.IRModule, target: Any) -> Any:
-    """Compile a stage-III module."""
-    with separate_storage(third):
-        return tvm.compile(third, target=target, tir_pipeline="s_tir")
-
-
-def separate_storage(third: ir.IRModule) -> tvm.transform.PassContext:
-    """The settings for a stage-III module: the current ones, but TVM must not let several arrays share memory.
-
-    LLVM keeps a tile in registers only if narrower tiles for the last columns do not lie in the same array. Nor must
-    TVM shrink an array to the place that a search finds: it would ask for the place before the search.
-    """
-    now = tvm.transform.PassContext.current()
-    config = {**now.config, "tirx.disable_storage_rewrite": True}
-    return tvm.transform.PassContext(
-        opt_level=now.opt_level,
-        required_pass=list(now.required_pass),
-        disabled_pass=[*now.disabled_pass, *(["s_tir.CompactBufferAllocation"] if _has_found_scratch(third) else [])],
-        config=config,  # and no instruments: TVM begins them anew where contexts are nested, which loses what they saw
-    )
-
-
-def _has_found_scratch(third: ir.IRModule) -> bool:
-    """Whether a local array is subscripted by what another one holds."""
-    functions = [f for f in third.functions.values() if isinstance(f, tirx.PrimFunc)]
-    local = {a.buffer for f in functions for a in collect(f.body, tirx.AllocBuffer)}
-    for func in functions:
-        for buffer, indices, _ in accesses(func.body):
-            loads = [x.source for i in indices for x in collect(i, ir.TensorLoad)] if buffer in local else []
-            if any(source in local and not source.same_as(buffer) for source in loads):
-                return True
-    return False
-
-
 def _not_loaded(*_args: Any) -> None:
     raise VerifyError("this function is not compiled yet")
 
@@ -184,145 +147,6 @@ def searched_arrays(func: tirx.PrimFunc) -> set[str]:
 
     tvm_ffi.structural_walk(func, (ir.Call, on_call))
     return found
-
-
-def scheduled(mod: ir.IRModule, schedule: Any, target: Any = None) -> ir.IRModule:
-    """The stage-II module after a schedule: choices of the sketches, a stock schedule, or a function of one."""
-    from sparsetir import schedules
-
-    names = [gv.name_hint for gv in mod.functions]
-    if isinstance(schedule, s_tir.Schedule):
-        return _same_params(mod, _renamed(schedule.mod, names))
-    if callable(schedule):
-        sch = s_tir.Schedule(mod)
-        sch.work_on(names[0])
-        return _same_params(mod, (schedule(sch) or sch).mod)
-    if schedule is not None and not isinstance(schedule, schedules.Choices):
-        expected = "sparsetir.Choices, a template, a tvm.s_tir.Schedule or a function of one"
-        raise ArgumentTypeError(f"a schedule is {expected}; found {type(schedule).__name__}")
-    registers = schedules.Registers.of(target or native_target())
-    # The sketches reorder nothing but reductions, which the dialect leaves open; LLVM's leave covers every sum.
-    return schedules.schedule(mod, schedule, registers=registers, reorders=True).mod
-
-
-def lowered(mod: ir.IRModule, schedule: Any, target: Any = None) -> dict[int, ir.IRModule]:
-    """The stage-II module after a schedule and its loops: the sketches never keep a program from having some."""
-    from sparsetir import schedules
-
-    try:
-        second = scheduled(mod, schedule, target)
-        return {2: second, 3: run(TO_STAGE_3, second)}
-    except Exception:
-        if not (schedule is None or isinstance(schedule, schedules.Choices)) or schedules.is_strict():
-            raise
-    registers = schedules.Registers.of(target or native_target())
-    lowers = partial(run, TO_STAGE_3)
-    second = schedules.legal_schedule(mod, schedule, lowers, registers=registers, reorders=True)
-    return {2: second, 3: lowers(second)}
-
-
-def _same_params(before: ir.IRModule, after: ir.IRModule) -> ir.IRModule:
-    """The scheduled module, once its parameters are laid out as those of the program: callers pass them as they are."""
-    for gv, func in after.functions.items():
-        old = next((f for v, f in before.functions.items() if v.name_hint == gv.name_hint), None)
-        for was, now in zip(getattr(old, "params", []), getattr(func, "params", []), strict=False):
-            if _layout(was) != _layout(now):
-                found = f"the schedule changes parameter {was.name} from {_layout(was)} to {_layout(now)}"
-                raise ScheduleError(f"{found}, but callers pass it as the program declares it: transform a copy of it")
-    return after
-
-
-def _layout(param: Any) -> str:
-    """Shape and type of a parameter."""
-    if not tirx.is_buffer_var(param):
-        return str(param.ty)
-    return f"({', '.join(str(extent) for extent in param.ty.shape)}) {param.ty.dtype}"
-
-
-def _renamed(mod: ir.IRModule, names: list[str]) -> ir.IRModule:
-    """The module of a schedule, its function called as in the program: a schedule of a PrimFunc calls it main."""
-    held = [gv.name_hint for gv in mod.functions]
-    if len(held) != 1 or len(names) != 1 or held == names:
-        return mod
-    return ir.IRModule({names[0]: mod[held[0]].with_attr("global_symbol", names[0])})
-
-
-# ---------------------------------------------------------------------------------------------- target
-
-
-@cache
-def native_target() -> Any:
-    """The LLVM target of this machine.
-
-    AMD's vector gathers are slower than as many loads, which LLVM 22 does not know (llvm/llvm-project, issue 91370 and
-    pull request 198850): it is told to prefer loads.
-    """
-    found = tvm.target.Target.from_device(tvm.cpu())
-    if not str(found.attrs.get("mcpu", "")).startswith(SLOW_GATHERS):
-        return found
-    config = dict(found.export())
-    return tvm.target.Target({**config, "mattr": [*config.get("mattr", []), "+prefer-no-gather"]})
-
-
-def make_target(target: Any, func: tirx.PrimFunc) -> Any:
-    """`target` (None: this machine) with the floating-point freedom the program allows."""
-    chosen = native_target() if target is None else _parsed_target(target)
-    if str(chosen.kind.name) != "llvm":
-        raise ArgumentError(f"kernels are compiled for CPUs: expected an llvm target, found {chosen.kind.name!r}")
-    _check_machine(chosen)
-    if not may_reassociate(func):
-        return chosen
-    config = dict(chosen.export())
-    config[REASSOCIATE] = True
-    return tvm.target.Target(config)
-
-
-def _parsed_target(target: Any) -> Any:
-    try:
-        return tvm.target.Target(target)
-    except Exception as error:  # TVM raises several classes
-        why = str(error).strip().splitlines()[-1]
-        expected = 'an LLVM target such as "llvm" or {"kind": "llvm", "mcpu": "znver4"}'
-        raise ArgumentError(f"target must be {expected}, found {target!r}: {why}") from None
-
-
-def _check_machine(target: Any) -> None:
-    """Raise for another machine's target: a kernel is called in this process."""
-    wanted, here = _architecture(target), _architecture(native_target())
-    if wanted and here and wanted != here:
-        found = f"the target is for {wanted}, this machine is {here}"
-        raise ArgumentError(f"{found}, and a kernel runs where it is built: build and export it on the other machine")
-
-
-def _architecture(target: Any) -> str:
-    return str(target.attrs.get("mtriple", "")).partition("-")[0]
-
-
-def may_reassociate(func: tirx.PrimFunc) -> bool:
-    """Whether every sum of the program is a reduction, whose order the dialect leaves open, or it says that it may."""
-    if func.attrs is not None and FREE_SUMS in func.attrs:
-        return True
-    program = decode(func)
-    if not any("R" in it.kinds for it in program.iterations):
-        return False
-    free = [True]
-
-    def on_store(store: tirx.BufferStore) -> None:
-        value = store.value
-        terms = [value.b] if isinstance(value, tirx.Add) else [value]
-        for term in terms:
-            if str(store.buffer.ty.dtype).startswith(("float", "bfloat")) and _has_sum(term):
-                free[0] = False
-
-    tvm_ffi.structural_walk(func.body, (tirx.BufferStore, on_store))
-    return free[0]
-
-
-def _has_sum(term: Any) -> bool:
-    found: list[Any] = []
-    check = lambda x: found.append(x) if str(x.ty.dtype).startswith(("float", "bfloat")) else None  # noqa: E731
-    tvm_ffi.structural_walk(term, [(tirx.Add, check), (tirx.Sub, check)])
-    return bool(found)
 
 
 # ---------------------------------------------------------------------------------------------- cache
@@ -549,20 +373,3 @@ def single(func: Any) -> tirx.PrimFunc:
         func = found[0]
     mod = as_module(func)
     return next(iter(mod.functions.values()))
-
-
-def pipeline() -> tuple[Any, Any, Any]:
-    """The passes named ``tir_pipeline="sparsetir"``: ``tvm.compile`` and ``relax.build`` take stage-I functions."""
-    stock, host, device = tvm.s_tir.pipeline.default_s_tir_pipeline()
-
-    @tvm.transform.module_pass(opt_level=0, name="sparsetir.Pipeline")
-    def lower_all(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
-        second = run(TO_STAGE_2, mod)
-        ours = any(f.attrs is not None and INDPTR in f.attrs for f in second.functions.values())
-        if not ours:
-            return stock(second)
-        third = lowered(second, None, tvm.target.Target.current(allow_none=True))[3]
-        with separate_storage(third):
-            return stock(third)
-
-    return lower_all, host, device

@@ -27,8 +27,8 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.compile.build import machine_code
 from sparsetir.compile.disk_cache import writing
+from sparsetir.compile.pipeline import machine_code
 from sparsetir.errors import ArgumentError, LoweringError, SparseTIRError
 
 if TYPE_CHECKING:

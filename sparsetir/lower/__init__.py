@@ -55,8 +55,6 @@ from sparsetir.lower.vector.vectorize_dots import VectorizeDots
 from sparsetir.lower.vector.vectorize_maps import VectorizeMaps
 from sparsetir.lower.vector.vectorize_masked import VectorizeMasked
 from sparsetir.lower.vector.version_loops import VersionLoops
-from sparsetir.specialize import with_sizes
-from sparsetir.verify import verify
 
 TO_STAGE_2 = [
     NameScratch,  # scratch called as in the program
@@ -136,37 +134,3 @@ def run(passes: list[Any], mod: ir.IRModule) -> ir.IRModule:
     """Apply `passes` in order."""
     with own_errors():
         return tvm.transform.Sequential(passes)(mod)
-
-
-def lower(func: Any, stage: int = 3, **sizes: int) -> Any:
-    """Lower a stage-I function or module.
-
-    Parameters
-    ----------
-    func : PrimFunc or IRModule
-        A program of the dialect; functions that are none pass through unchanged.
-    stage : {2, 3}
-        2: nested blocks over positions, ready for the stock ``tvm.s_tir.Schedule``.
-        3: flat loops over one-dimensional arrays, nothing of the dialect left.
-    **sizes
-        Sizes of a function that are known.
-
-    Returns
-    -------
-    PrimFunc or IRModule
-        What was given, lowered.
-
-    Raises
-    ------
-    VerifyError
-        The program breaks a rule of stage I, or `stage` is neither 2 nor 3.
-    """
-    if stage not in (2, 3):
-        raise VerifyError(f"stage must be 2 or 3, found {stage!r}; stage 1 is the function itself")
-    if sizes:
-        func = with_sizes(func, sizes)
-    mod = run(TO_STAGE_2, as_module(func))
-    if stage == 3:
-        mod = run(TO_STAGE_3, mod)
-    verify(mod, stage=stage)
-    return mod if isinstance(func, ir.IRModule) else next(iter(mod.functions.values()))

@@ -12,7 +12,7 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax.frontend.nn import Parameter
 
-from sparsetir.compile.build import make_target, may_reassociate, native_target
+from sparsetir.compile.target import make_target, may_reassociate, native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, own_errors
 from sparsetir.relax.dense import ScheduleDense, is_ours
 from sparsetir.relax.legalize import LowerSparse

@@ -20,7 +20,7 @@ from tvm import ir, tirx
 from sparsetir import ops
 from sparsetir.call.composed import ComposedKernel
 from sparsetir.call.converting import suited
-from sparsetir.compile.build import make_target
+from sparsetir.compile.target import make_target
 from sparsetir.errors import LoweringError, SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.ir import decode

@@ -15,7 +15,7 @@ import tvm
 from tvm import ir, relax, s_tir, tirx
 from tvm.error import InternalError
 
-from sparsetir.compile.build import native_target
+from sparsetir.compile.target import native_target
 from sparsetir.ir import is_sp_iter
 from sparsetir.lower.rewriting import collect
 from sparsetir.relax import programs

@@ -26,7 +26,7 @@ from tvm import ir, relax
 from tvm.relax.transform.legalize_ops.common import register_legalize
 from tvm.runtime import DataType
 
-from sparsetir.compile.build import native_target
+from sparsetir.compile.target import native_target
 from sparsetir.relax import checks, dense, programs
 from sparsetir.relax.attention import attention
 from sparsetir.relax.constants import Options, chosen, csr_of

@@ -29,7 +29,7 @@ import tvm
 from tvm import ir, relax
 
 import sparsetir
-from sparsetir.compile.build import native_target
+from sparsetir.compile.target import native_target
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.relax import dense, programs

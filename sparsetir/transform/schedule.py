@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import s_tir
 
-from sparsetir.lower import as_module, lower
+from sparsetir.compile.pipeline import to_stage_2
 from sparsetir.script.printer import script
 from sparsetir.transform.editing import Editor, label
 from sparsetir.transform.trace import Scheduled, Step, plain
@@ -54,7 +54,7 @@ class Schedule(Scheduled):
 
     def lower(self) -> s_tir.Schedule:
         """A stock schedule of the program at stage II: loops over positions."""
-        mod = lower(as_module(self.mod[self._name]), stage=2)
+        mod = to_stage_2(self.mod[self._name])
         sch = s_tir.Schedule(mod)
         sch.work_on(next(iter(mod.functions)).name_hint)
         return sch

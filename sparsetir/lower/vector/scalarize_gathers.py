@@ -17,7 +17,7 @@ after::
 A gather is as many loads as it has lanes, and a core can do two or three at once; LLVM would load the indices as a
 vector besides and take them out of it again one by one. Half a load for each index (a quarter for 16 bits) and a shift
 are less work than either. The first index of a word is in its lowest bits. Instructions that gather whole vectors are
-no faster: see `sparsetir.compile.build.native_target`.
+no faster: see `sparsetir.compile.target.native_target`.
 """
 
 from __future__ import annotations
