@@ -36,10 +36,11 @@ from sparsetir._autoload import ensure as _ensure_dialect
 if TYPE_CHECKING:
     from sparsetir import errors, formats, ir, ops, relax
     from sparsetir.alignment import aligned
-    from sparsetir.call.kernel import BoundKernel, Kernel
+    from sparsetir.build import build
+    from sparsetir.call.bound import BoundKernel
+    from sparsetir.call.kernel import Kernel
     from sparsetir.call.saving import load
     from sparsetir.call.signature import unchecked
-    from sparsetir.compile.build import build
     from sparsetir.compile.pipeline import lower
     from sparsetir.errors import SparseTIRError
     from sparsetir.files import read
@@ -60,7 +61,7 @@ __version__ = "0.1.0"
 
 # Public name -> where it lives; a module stands for itself.
 _PUBLIC = {
-    "BoundKernel": "sparsetir.call.kernel",
+    "BoundKernel": "sparsetir.call.bound",
     "Choices": "sparsetir.schedules",
     "CooTensor": "sparsetir.interop",
     "Decomposition": "sparsetir.transform.decompose",
@@ -73,7 +74,7 @@ _PUBLIC = {
     "TuneResult": "sparsetir.tuning",
     "aligned": "sparsetir.alignment",
     "autotune": "sparsetir.tuning",
-    "build": "sparsetir.compile.build",
+    "build": "sparsetir.build",
     "decompose_format": "sparsetir.transform.decompose",
     "errors": "sparsetir.errors",
     "formats": "sparsetir.formats",

@@ -488,7 +488,7 @@ def loaded(path: Path) -> dict[str, Any]:
 
 def text_of(func: Any, stage: str) -> str:
     """A program at a stage."""
-    from sparsetir.compile.build import build
+    from sparsetir.build import build
     from sparsetir.script.printer import script
 
     if stage == "1":

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,8 +153,8 @@ def _walks(used: Axis, own: Axis) -> bool:
     return dense and same(used.length, own.length)
 
 
-def analyse(program: Program) -> Effects:
-    """Reads and writes of a stage-I program's parameters."""
+def analyse(program: Program, covered: Collection[str] = ()) -> Effects:
+    """Reads and writes of a stage-I program's parameters; outputs in `covered` are known to be written everywhere."""
     order = _Order(program)
     order.stmt(program.func.body)
     names = {str(p.name) for p in program.func.params}
@@ -161,4 +162,5 @@ def analyse(program: Program) -> Effects:
     effects.written = [str(p.name) for p in program.func.params if str(p.name) in effects.written]
     effects.read_first &= names
     effects.covered &= names
+    effects.covered |= set(covered) & set(effects.outputs)
     return effects

@@ -32,7 +32,8 @@ import sparsetir
 from corpus import BY_NAME
 from decomposing import FORMATS, OPERANDS, made
 from sparsetir import formats
-from sparsetir.compile.build import Compiled, single
+from sparsetir.call.make import single
+from sparsetir.compile.build import Compiled
 from sparsetir.compile.target import make_target
 from sparsetir.errors import SparseTIRError
 from sparsetir.ir import decode

@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 
 from sparsetir import formats, ops
-from sparsetir.compile.build import build
+from sparsetir.build import build
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.schedules import Choices
 from sparsetir.tuning import Database, Key, Record, pool, tune, tune_sparse

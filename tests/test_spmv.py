@@ -321,7 +321,7 @@ def test_only_sums_along_rows_want_lanes() -> None:
 def test_an_untuned_kernel_takes_them() -> None:
     matrix = of_lengths(np.random.default_rng(2).integers(5, 45, 20_000))
     built = sparsetir.build(sparsetir.ops.spmv())
-    fit, after = built.fitting(built._prepare({"A": matrix, "x": np.ones(80, np.float32)}), is_bound=True)
+    fit, after = built.fitting(built.prepare({"A": matrix, "x": np.ones(80, np.float32)}), is_bound=True)
     assert fit is not None
     assert after == 0
     check(built, matrix)

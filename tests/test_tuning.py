@@ -23,7 +23,8 @@ import scipy.sparse as sp
 from tvm.script import sparsetir as T
 
 from sparsetir import formats, ops
-from sparsetir.compile.build import build, write_cache
+from sparsetir.build import build
+from sparsetir.compile.build import write_cache
 from sparsetir.compile.target import make_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, TuningError
 from sparsetir.formats.pattern import pattern

@@ -197,9 +197,9 @@ def test_what_was_asked_for_is_kept() -> None:
     rows = 2 * private_cache() // 128 + 1
     A, B = scattered(rows, rows, 3 * rows), np.zeros((rows, 64), np.float32)
     kernel = sparsetir.build(sparsetir.ops.spmm(), schedule=Choices(tile=16, chunks=1))
-    assert kernel.fitting(kernel._prepare({"A": A, "B": B})) == (None, 0)
+    assert kernel.fitting(kernel.prepare({"A": A, "B": B})) == (None, 0)
     free = sparsetir.build(sparsetir.ops.spmm())
-    fit, after = free.fitting(free._prepare({"A": A, "B": B}))
+    fit, after = free.fitting(free.prepare({"A": A, "B": B}))
     assert fit is not None
     assert after > 0
 
@@ -225,7 +225,7 @@ def test_one_thread_does_what_is_done_before_another_wakes() -> None:
 
     def is_serial(op: str, matrix: Any, **arguments: Any) -> bool:
         kernel = sparsetir.build(getattr(sparsetir.ops, op)())
-        return kernel.suitable(kernel._prepare({"A": matrix, **arguments})).get("chunks") == 0
+        return kernel.suitable(kernel.prepare({"A": matrix, **arguments})).get("chunks") == 0
 
     assert [is_serial("spmv", A[:rows], x=x) for rows in (1000, 2000)] == [True, False]
     assert [is_serial("spmm", A[:rows], B=X) for rows in (200, 1000)] == [True, False]
@@ -237,7 +237,7 @@ def test_sums_of_numbers_are_known(name: str, wanted: bool) -> None:
     """Not products of ragged matrices, whose entries are used many times, nor functions of entries."""
     case = BY_NAME[name]
     kernel = sparsetir.build(case.make("float32", "int32"))
-    args = kernel._prepare(case.inputs(np.random.default_rng(0), case.kinds[0], "float32", "int32"))
+    args = kernel.prepare(case.inputs(np.random.default_rng(0), case.kinds[0], "float32", "int32"))
     assert kernel.sums_numbers(args) is wanted
 
 

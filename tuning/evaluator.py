@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from tvm import tirx
 
-from sparsetir.compile.build import build
+from sparsetir.call.make import make_kernel
 from sparsetir.errors import TuningError
 from sparsetir.formats.format import Format
 from sparsetir.interop import is_sparse
@@ -80,7 +80,7 @@ class Evaluator:
         is_first: bool = True,
     ) -> None:
         self.func, self.inputs, self.target, self.template = func, dict(inputs), target, template
-        self.kernel = build(func, target)
+        self.kernel = make_kernel(func, target)
         self.workload = Workload(self.kernel, self.inputs)
         self.known: KnownOp | None = recognise(func)
         self.names = [str(p.name) for p in func.params]

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 from tvm import tirx
 
-from sparsetir.call.kernel import Timing
-from sparsetir.compile.build import build, single
+from sparsetir.call.make import make_kernel, single
+from sparsetir.call.timing import Timing
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.format import Format
 from sparsetir.ir import decode
@@ -61,7 +61,7 @@ class Autotuned:
         self.func: tirx.PrimFunc = single(program)
         self.candidates = [candidate(config) for config in configs]
         self.target, self.database = target, Database(None if database is None else Path(database))
-        self.kernel = build(self.func, target)
+        self.kernel = make_kernel(self.func, target)
         known = [p.name for p in self.kernel.signature.params if not p.is_array]
         unknown = [name for name in key if name not in known]
         if unknown:
@@ -86,7 +86,7 @@ class Autotuned:
 
     def result(self, **arguments: Any) -> TuneResult:
         """What was found for the sizes of these arguments; measured if they are new."""
-        sizes = self.kernel._prepare(arguments).sizes
+        sizes = self.kernel.prepare(arguments).sizes
         at = tuple(int(sizes[name]) for name in self.key)
         if at not in self.results:
             self.results[at] = self._measured(arguments)

@@ -13,7 +13,8 @@ from tvm import tirx
 
 import sparsetir
 from sparsetir.call.kernel import Kernel
-from sparsetir.compile.build import _versions, build, single
+from sparsetir.call.make import make_kernel, single
+from sparsetir.compile.build import versions
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.script.printer import script
 from sparsetir.threads import get_num_threads
@@ -35,7 +36,7 @@ def circumstances(kernel: Kernel, template: Template | None = None) -> dict[str,
         "target": str(kernel.target),
         "machine": machine_name(),
         "threads": get_num_threads(),
-        "versions": f"sparsetir {sparsetir.__version__} {digest(_versions())}, tvm {tvm.__version__}",
+        "versions": f"sparsetir {sparsetir.__version__} {digest(versions())}, tvm {tvm.__version__}",
     }
 
 
@@ -67,7 +68,7 @@ def recorded(func: Any, target: Any, schedule: Any, path: str | Path, *, finite:
     if not path.is_file():
         raise ArgumentError(f"there is no database {path}: tune_sparse(..., database={str(path)!r}) makes one")
     program = single(func)
-    plain: Kernel = build(program, target)
+    plain: Kernel = make_kernel(program, target)
     about, records = circumstances(plain, schedule), Database(path)
     ended = {_arguments(key): (key, found) for key, found in compared(records, about["program"]) if _agrees(key, about)}
     best: list[tuple[Key, dict[str, int], Record, Comparison | None]]

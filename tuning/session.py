@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsetir.call.finite import has_nan
 from sparsetir.call.kernel import Kernel
-from sparsetir.compile.build import single
+from sparsetir.call.make import single
 from sparsetir.errors import ArgumentError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import log2
@@ -12,13 +12,15 @@ from typing import Any
 
 from tvm import tirx
 
+from sparsetir.call.bound import Bound, BoundKernel
 from sparsetir.call.composed import ComposedKernel
 from sparsetir.call.finite import Watch, WatchedBound
-from sparsetir.call.kernel import BoundKernel, Kernel, Timing
-from sparsetir.call.plans import Unfit, fits
-from sparsetir.call.saving import save
+from sparsetir.call.kernel import Kernel
+from sparsetir.call.make import make_kernel
+from sparsetir.call.saving import Saved
 from sparsetir.call.signature import Signature
-from sparsetir.compile.build import build
+from sparsetir.call.timing import Timing
+from sparsetir.compile.build import Compiled
 from sparsetir.errors import SparseTIRError
 from sparsetir.interop import is_sparse
 from sparsetir.ir import decode
@@ -96,7 +98,7 @@ class Variant:
         if self.candidate.format is not None:
             chosen = self.candidate.format
             func = decompose_format(func, chosen if self.argument is None else {self.argument: chosen})
-        return build(func, self.target, schedule=schedule)
+        return make_kernel(func, self.target, schedule=schedule)
 
     def fits(self, sizes: Sizes) -> bool:
         """Whether a call with these sizes can use its kernel."""
@@ -108,7 +110,7 @@ class Variant:
         return sum(abs(log2(max(a, 1) / max(b, 1))) for a, b in pairs)
 
 
-class TunedKernel:
+class TunedKernel(Saved):
     """A kernel that takes for each call the best one that is known for its arguments.
 
     One that was tuned for the sizes of the call, else one over the format that was best for other sizes, else the
@@ -129,8 +131,8 @@ class TunedKernel:
         self.plain, self.variants, self.finite = plain, tuple(variants), finite
         self._fixed = sorted({name for v in self.variants for name in (*v.fixed, *v.sizes)})
         self._places = _places(plain.signature)
-        self._is_for_patterns = any(v.pattern is not None for v in self.variants)
-        self._watch = Watch(plain.signature)
+        self.is_for_patterns = any(v.pattern is not None for v in self.variants)
+        self.watch = Watch(plain.signature)
 
     # ------------------------------------------------------------------ what it is
 
@@ -182,7 +184,7 @@ class TunedKernel:
         try:
             if self.finite or not _multiplies_zeros(chosen):
                 return chosen(**arguments)
-            return self._watch.call(chosen, self.plain, arguments, {})
+            return self.watch.call(chosen, self.plain, arguments, {})
         except SparseTIRError:  # the format does not take this matrix, or the arguments are wrong: then that says how
             return self.plain(**arguments)
 
@@ -229,7 +231,7 @@ class TunedKernel:
 
     def pattern(self, arguments: Mapping[str, Any]) -> str | None:
         """The hash of a call's index arrays; None where none is asked for, or not all are given."""
-        if not self._is_for_patterns:
+        if not self.is_for_patterns:
             return None
         given = {n: v for n, v in arguments.items() if is_sparse(v) or n in _index_names(self.signature)}
         args = BoundKernel(self.plain, given).args
@@ -253,9 +255,9 @@ class TunedKernel:
         """LLVM IR or assembly of the best kernel; see `Kernel.source`."""
         return self.best.source(kind)
 
-    def save(self, path: str | Path) -> Path:
-        """Write it to a file; see `Kernel.save`."""
-        return save(self, path)
+    def compiled_parts(self) -> Iterator[Compiled]:
+        for kernel in (self.plain, self.best):
+            yield from kernel.compiled_parts()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.plain, self.variants, self.finite)
@@ -265,29 +267,16 @@ class TunedKernel:
         return self.best.export(path, header=header)
 
 
-class BoundTunedKernel:
+class BoundTunedKernel(Bound):
     """A tuned kernel with some arguments fixed; the kernel for the others' sizes is chosen when they are first seen."""
 
     def __init__(self, kernel: TunedKernel, arguments: dict[str, Any]) -> None:
-        self.kernel, self.fixed = kernel, dict(arguments)
+        super().__init__(kernel, arguments)
         self.checked = BoundKernel(kernel.plain, self.fixed)  # raises for wrong arguments here and not in a call
         self.pattern = kernel.pattern(arguments)
         self.held: dict[tuple[tuple[str, int], ...], Any] = {}
-        self.last: tuple[Any, Callable[[dict[str, Any]], Any] | None] = ((), None)
 
-    def __repr__(self) -> str:
-        return f"{self.kernel!r} with {', '.join(self.fixed)} fixed"
-
-    def __call__(self, *unnamed: Any, **arguments: Any) -> Any:
-        """Run with the open arguments; see `Kernel.__call__`."""
-        if unnamed:
-            raise self.kernel.signature.unnamed(unnamed)
-        key, run = self.last
-        if run is not None and fits(key, arguments):
-            try:
-                return run(arguments)
-            except Unfit:
-                pass
+    def dispatch(self, arguments: dict[str, Any]) -> Any:
         bound = self._bound(arguments)
         found = bound(**arguments)
         self.last = bound.last
@@ -297,17 +286,6 @@ class BoundTunedKernel:
         """Time repeated calls of the compiled function, all arguments ready."""
         return self._bound(arguments).time(seconds=seconds, **arguments)
 
-    def save(self, path: str | Path) -> Path:
-        """Write it to a file with the fixed arguments; see `Kernel.save`."""
-        return save(self, path)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return BoundTunedKernel, (self.kernel, self.fixed)
-
-    def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
-        """Write the best kernel as a C library; see `Kernel.export`."""
-        return self.kernel.export(path, header=header)
-
     def _bound(self, arguments: Mapping[str, Any]) -> Any:
         every = {**self.fixed, **arguments}
         sizes = self.kernel.sizes(every)
@@ -316,7 +294,7 @@ class BoundTunedKernel:
             return self.held[at]
         pattern = self.pattern if self.pattern is not None else self.kernel.pattern(every)
         chosen = self.kernel.suited(sizes, pattern)
-        if self.pattern is None and self.kernel._is_for_patterns:
+        if self.pattern is None and self.kernel.is_for_patterns:
             return self._over(chosen)  # the next call may have another
         if len(self.held) >= MOST_BOUND:
             self.held.pop(next(iter(self.held)))
@@ -333,11 +311,11 @@ class BoundTunedKernel:
             return self.checked
         if self.kernel.finite or not _multiplies_zeros(chosen) or self._is_full(chosen):
             return bound
-        return WatchedBound(bound, lambda: self.checked, self.kernel._watch)
+        return WatchedBound(bound, lambda: self.checked, self.kernel.watch)
 
     def _is_full(self, chosen: Any) -> bool:
         """Whether the bound argument has no zeros between the entries in its format."""
-        names = [name for name in chosen.groups if name in self.fixed]
+        names = [name for name in chosen.converter.groups if name in self.fixed]
         return bool(names) and all(chosen.convert(name, self.fixed[name]).padding == 0 for name in names)
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -188,16 +188,19 @@ class FormatVariants:
         self.stored[format] = stored
         return Ready(form, workload, sizes, stored)
 
+    def _not_compiled(self, func: tirx.PrimFunc, covered: Collection[str]) -> Kernel:
+        return Kernel(func, Compiled(func, make_target(self.target, func), None), covered=covered)
+
     def _converted(self, format: Format) -> tuple[tirx.PrimFunc, Workload, Stored]:
         """The program over a format, and the arguments in it."""
         parts = decompose_format(self.func, {self.name or "": format})
-        composed = ComposedKernel(parts, lambda f: Kernel(f, Compiled(f, make_target(self.target, f), None)))
+        composed = ComposedKernel(parts, self._not_compiled)
         if not composed.has_plain_results:
             raise TuningError("its results would be stored in pieces")
         start = time.perf_counter()
-        given, found = composed._translate(self.inputs)
+        given, found = composed.converter.translate(self.inputs)
         seconds = time.perf_counter() - start
-        workload = Workload(composed.kernel, composed._taken(given), like=self.workload)
+        workload = Workload(composed.kernel, composed.needed(given), like=self.workload)
         tensors = {id(c): c.tensor for c in found.values()}.values()
         arrays = [a for n, a in workload.arrays.items() if n not in self.workload.arrays]
         values = sum(piece.packed.count for tensor in tensors for piece in tensor.pieces)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from sparsetir.alignment import aligned
-from sparsetir.call.kernel import Kernel, _passed
+from sparsetir.call.kernel import Kernel
+from sparsetir.call.passing import argument_list
 
 Function = Callable[..., Any]
 Call = Callable[[], Any]
@@ -36,7 +37,7 @@ class Workload:
         self.signature = kernel.signature
         self.before: dict[str, np.ndarray] = {}
         results = like.written if like is not None else None
-        self.args = kernel._prepare({**inputs, **self._new(kernel, results)})
+        self.args = kernel.prepare({**inputs, **self._new(kernel, results)})
         # Where an operand begins decides more than most choices, and is not the same in two processes.
         arrays, dense = self.args.arrays, {str(b.storage.name) for b in self.signature.buffers.values() if b.is_dense}
         read = (dense & set(arrays)) - set(self.signature.effects.written)
@@ -58,7 +59,8 @@ class Workload:
         """Use other arrays for some of the parameters."""
         self.args = replace(self.args, arrays={**self.args.arrays, **arrays})
         self.before = {name: self.args.arrays[name].copy() for name in self.signature.effects.updated}
-        self.ready = {param.name: _passed(self.args, param) for param in self.signature.params}
+        values = argument_list(self.signature, self.args)
+        self.ready = {param.name: value for param, value in zip(self.signature.params, values, strict=True)}
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:

@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.call.composed import BoundComposedKernel
+from sparsetir.call.bound import BoundKernel
+from sparsetir.call.bound_composed import BoundComposedKernel
 from sparsetir.call.finite import Watch, WatchedBound
-from sparsetir.call.kernel import BoundKernel, Kernel
-from sparsetir.compile.build import build
+from sparsetir.call.kernel import Kernel
+from sparsetir.call.make import make_kernel
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.blocks import BSR
 from sparsetir.formats.diagonals import slice_diagonals
@@ -88,7 +89,7 @@ def bound_over_another(
         return None
     try:
         parts = decompose_format(kernel.func, {name: found.format})
-        other: Any = build(parts, kernel.target)
+        other: Any = make_kernel(parts, kernel.target)
         bound = other.bind(**fixed) if other.has_plain_results else None
     except SparseTIRError:  # the program cannot be written over it
         return None

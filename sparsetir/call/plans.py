@@ -20,6 +20,7 @@ import tvm
 import tvm_ffi
 
 from sparsetir import interop, sizes
+from sparsetir.call.passing import argument_list
 from sparsetir.call.plan_parts import Compressed, Function, Results, Seen, Separation, Unfit, Values, fits, look, shaped
 from sparsetir.call.signature import LARGEST_INT32, Arguments, Signature, checks_are_on, numpy_dtype
 from sparsetir.errors import StructureError
@@ -36,6 +37,17 @@ def remember(plans: dict[Any, Any], key: Any, found: Any, most: int = MOST_PLANS
     if len(plans) >= most:
         plans.clear()
     plans[key] = found
+
+
+def learn(plans: dict[Any, Plan | None], seen: Seen | None, caller: Caller, args: Arguments) -> None:
+    """Keep how later calls like one that was made can be made sooner; None where they cannot."""
+    if seen is None or seen.key in plans or args.copy_back:
+        return
+    try:
+        found = Plan(caller, args, seen.values, argument_list(caller.signature, args))
+    except Unfit:
+        found = None
+    remember(plans, seen.key, found)
 
 
 @dataclass(frozen=True)
@@ -363,4 +375,4 @@ def _ready(value: Any) -> Any:
     return tvm_ffi.from_dlpack(value) if isinstance(value, np.ndarray) else value
 
 
-__all__ = ["Caller", "Plan", "Run", "Seen", "Unfit", "fits", "look", "remember", "shaped"]
+__all__ = ["Caller", "Plan", "Run", "Seen", "Unfit", "fits", "learn", "look", "shaped"]

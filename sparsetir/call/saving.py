@@ -13,16 +13,12 @@ import io
 import json
 import pickle
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import tvm
-from tvm import s_tir, tirx
-
-from sparsetir.call.composed import ComposedKernel
-from sparsetir.call.kernel import Kernel
-from sparsetir.compile.build import SHIPPED, Compiled, compile_cached, content_key, write_one
+from sparsetir.compile.build import SHIPPED, Compiled, content_key
 from sparsetir.compile.disk_cache import writing
 from sparsetir.errors import ArgumentError, FileFormatError, MissingFileError
 
@@ -30,21 +26,32 @@ HEAD = b"SparseTIR kernel 1\n"
 Libraries = dict[str, tuple[bytes, dict[str, Any]]]
 
 
-def save(kernel: Any, path: str | Path) -> Path:
-    """Write a kernel to a file that `load` reads; see `Kernel.save`."""
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise ArgumentError(f"there is no folder {path.parent} to save {path.name} in")
-    held: Libraries = {}
-    for compiled in compiled_in(kernel):
-        with contextlib.suppress(Exception):  # without a linker it is compiled again where it is loaded
-            held[key_of(compiled)] = machine_code(compiled)
-    data = HEAD + pickle.dumps((held, pickle.dumps(kernel)))
-    with writing(path, len(data)), tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        whole = Path(folder) / path.name
-        whole.write_bytes(data)
-        whole.replace(path)
-    return path
+class Saved(ABC):
+    """A kernel of any class, which can be written to a file."""
+
+    @abstractmethod
+    def compiled_parts(self) -> Iterator[Compiled]:
+        """Everything compiled that it holds so far."""
+
+    def save(self, path: str | Path) -> Path:
+        """Write the kernel to a file, machine code included; `sparsetir.load` reads it.
+
+        Arguments that are fixed are written too. Where the processor, the number of threads or the versions differ,
+        the program is compiled again when the file is loaded.
+        """
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise ArgumentError(f"there is no folder {path.parent} to save {path.name} in")
+        held: Libraries = {}
+        for compiled in self.compiled_parts():
+            with contextlib.suppress(Exception):  # without a linker it is compiled again where it is loaded
+                held[key_of(compiled)] = machine_code(compiled)
+        data = HEAD + pickle.dumps((held, pickle.dumps(self)))
+        with writing(path, len(data)), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            whole = Path(folder) / path.name
+            whole.write_bytes(data)
+            whole.replace(path)
+        return path
 
 
 def load(path: str | Path) -> Any:
@@ -92,17 +99,6 @@ def load(path: str | Path) -> Any:
 # ------------------------------------------------------------------------------------------- machine code
 
 
-def compiled_in(kernel: Any) -> Iterator[Any]:
-    """Everything compiled that a kernel holds so far."""
-    if isinstance(kernel, Kernel):
-        yield kernel.compiled
-        return
-    inner = [getattr(kernel, name, None) for name in ("kernel", "plain", "best")]
-    for part in inner:
-        if part is not None:
-            yield from compiled_in(part)
-
-
 def key_of(compiled: Any) -> str:
     """The name of the machine code, as in the caches."""
     schedule = compiled.second if callable(compiled.schedule) else compiled.schedule
@@ -131,41 +127,4 @@ def shipped(held: Libraries) -> Iterator[None]:
             SHIPPED.pop(key, None)
 
 
-# ------------------------------------------------------------------------------------------- pickle
-
-
-def reduced(kernel: Kernel) -> tuple[Any, ...]:
-    """What pickle keeps of a kernel."""
-    compiled = kernel.compiled
-    write_one(compiled)  # for the process that unpickles it
-    schedule, scheduled = compiled.schedule, None
-    if schedule is not None and not isinstance(schedule, _choices()):
-        schedule, scheduled = None, compiled.second
-    return restored, (kernel.func, str(compiled.target), schedule, scheduled, kernel.calls, kernel.finite)
-
-
-def restored(
-    func: tirx.PrimFunc, target: str, schedule: Any, scheduled: Any, calls: int | None, finite: bool
-) -> Kernel:
-    """A kernel out of what pickle kept."""
-    chosen = schedule if scheduled is None else s_tir.Schedule(scheduled)
-    return Kernel(func, compile_cached(func, tvm.target.Target(target), chosen), calls=calls, finite=finite)
-
-
-def recomposed(decomposition: Any, kernel: Kernel | None) -> ComposedKernel:
-    """A composed kernel out of what pickle kept."""
-    return ComposedKernel(decomposition, None if kernel is None else lambda _func: kernel)
-
-
-def rebound(kernel: Any, arguments: dict[str, Any]) -> Any:
-    """A bound kernel out of what pickle kept."""
-    return kernel.bind(**arguments)
-
-
-def _choices() -> type:
-    from sparsetir.schedules import Choices
-
-    return Choices
-
-
-__all__ = ["load", "save"]
+__all__ = ["Saved", "load"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -98,11 +98,20 @@ class Arguments:
 
 
 class Signature:
-    """The parameters of a program and what may be passed for them."""
+    """The parameters of a program and what may be passed for them.
 
-    def __init__(self, program: Program, searched: set[str]) -> None:
+    Parameters
+    ----------
+    program : Program
+    searched : set of str
+        Index arrays in which the compiled function looks coordinates up.
+    covered : collection of str
+        Results of which every element is surely written, although the program does not show it.
+    """
+
+    def __init__(self, program: Program, searched: set[str], covered: Collection[str] = ()) -> None:
         self.program = program
-        self.effects: Effects = analyse(program)
+        self.effects: Effects = analyse(program, covered)
         self.params = [_param(p) for p in program.func.params]
         self.by_name = {p.name: p for p in self.params}
         self.buffers = {b.name: b for b in program.buffers.values() if not b.allocated}

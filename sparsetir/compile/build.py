@@ -11,11 +11,10 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import scipy
@@ -24,26 +23,12 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from sparsetir import op
-from sparsetir.call.kernel import Kernel
 from sparsetir.compile import disk_cache
 from sparsetir.compile.disk_cache import cache_folder
 from sparsetir.compile.pipeline import lowered, machine_code, scheduled, to_stage_2, to_stage_3
-from sparsetir.compile.target import make_target
-from sparsetir.doubtful import warn_of_doubtful
-from sparsetir.errors import ArgumentError, ArgumentTypeError, ScheduleError, SparseTIRError, VerifyError
-from sparsetir.ir import decode
-from sparsetir.lower import as_module
-from sparsetir.rules import stores
-from sparsetir.scalars import as_whole
+from sparsetir.errors import ScheduleError, SparseTIRError, VerifyError
 from sparsetir.threads import get_num_threads
-from sparsetir.upstream import warn_of_other_meanings
-from sparsetir.verify import verify
 
-if TYPE_CHECKING:
-    from sparsetir.transform import Schedule
-    from sparsetir.transform.decompose import Decomposition
-
-Buildable: TypeAlias = "tirx.PrimFunc | ir.IRModule | s_tir.Schedule | Schedule | Decomposition"
 # Crossing TVM, where Ctrl-C mostly comes upon a build, it would become a RuntimeError that is taken for a failed one.
 tvm_ffi.register_error(KeyboardInterrupt)
 
@@ -157,7 +142,7 @@ SHIPPED: dict[str, tuple[bytes, dict[str, Any]]] = {}  # of a file with kernels,
 
 
 @cache
-def _versions() -> str:
+def versions() -> str:
     """What else decides the machine code: versions, and the compiler's own sources."""
     digest = hashlib.sha256()
     here = Path(__file__).parent.parent
@@ -173,7 +158,7 @@ def content_key(func: tirx.PrimFunc, target: Any, schedule: Any) -> str:
     """A name for the machine code of a program, target and schedule, which may be a scheduled module."""
     loops = schedule.mod if isinstance(schedule, s_tir.Schedule) else schedule
     text = loops.script() if isinstance(loops, ir.IRModule) else repr(schedule)
-    parts = [tvm.ir.save_json(func), str(target), text, str(get_num_threads()), _versions()]
+    parts = [tvm.ir.save_json(func), str(target), text, str(get_num_threads()), versions()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
@@ -245,131 +230,3 @@ def _load_quietly(compiled: Compiled, path: Path) -> bool:
     except Exception:  # damaged, or of another version: it is compiled anew
         return False
     return True
-
-
-# ---------------------------------------------------------------------------------------------- entry
-
-
-def build(
-    func: Buildable,
-    target: tvm.target.Target | str | Mapping[str, Any] | None = None,
-    *,
-    schedule: Any = None,
-    calls: int | None = None,
-    database: str | Path | None = None,
-    finite: bool = False,
-) -> Kernel:
-    """Compile a program.
-
-    Parameters
-    ----------
-    func : PrimFunc, IRModule with one PrimFunc, or Schedule
-        The program at stage I; at stage II its buffers are called by parameter name.
-    target : Target, str or dict, optional
-        An LLVM target; this machine by default.
-    schedule : Choices, template, tvm.s_tir.Schedule or callable, optional
-        How to order the loops: the row sketch's choices, a template with values, a stock schedule of the stage-II
-        module, or a function that is given one and changes it. By default the sketches decide.
-    calls : int, optional
-        About how often a bound kernel will be called. Given that, a bound matrix is converted to another format where
-        this pays within so many calls; its values are copied then.
-    database : str or Path, optional
-        Records of `sparsetir.tune_sparse`. The kernel takes for each call what the last search for such arguments ended
-        with: of the same pattern and sizes, else of the same pattern over the format that was best for other sizes,
-        else the untuned kernel. `schedule` may be the template whose knobs were searched.
-    finite : bool
-        A promise that arguments hold neither infinities nor NaN. Without it, results over formats that `calls` or
-        `database` chose and that store zeros between the entries are looked over.
-
-    Returns
-    -------
-    Kernel
-        A `ComposedKernel` of a decomposition, a `TunedKernel` with a database; all are called alike.
-
-    Raises
-    ------
-    VerifyError
-        The program breaks a rule of its stage.
-    ArgumentError
-        The target is not a CPU.
-    ArgumentTypeError
-        `schedule` is something else.
-    """
-    get_num_threads()
-    if database is not None:
-        return _recorded(func, target, schedule, calls, database, finite)
-    calls = as_whole(calls)
-    if calls is not None and (isinstance(calls, bool) or not isinstance(calls, int) or calls < 1):
-        raise ArgumentError(f"calls must be a positive number of calls, found {calls!r}")
-    if not isinstance(func, (tirx.PrimFunc, ir.IRModule, s_tir.Schedule)):
-        func = _transformed(func)
-    if not isinstance(func, (tirx.PrimFunc, ir.IRModule, s_tir.Schedule)):
-        return _composed(func, target, schedule)
-    if isinstance(func, s_tir.Schedule):
-        func, schedule = func.mod, func
-    program = single(func)
-    verify(program)
-    warn_of_other_meanings(decode(program))
-    warn_of_doubtful(decode(program))
-    _check_stores(program)
-    return _kernel(program, target, schedule, calls=calls, finite=finite)
-
-
-def _recorded(func: Any, target: Any, schedule: Any, calls: int | None, database: str | Path, finite: bool) -> Any:
-    from sparsetir.tuning.recorded import recorded
-
-    if calls is not None:
-        raise ArgumentError("calls= goes by rules and database= by measurements: give one of them")
-    if not isinstance(func, (tirx.PrimFunc, ir.IRModule)):
-        found = type(func).__name__
-        raise ArgumentTypeError(f"a database has records of programs as they were tuned, PrimFuncs; found {found}")
-    return recorded(func, target, schedule, database, finite=finite)
-
-
-def _transformed(func: Any) -> Any:
-    """The decomposition or the program that a stage-I schedule or a decomposition stands for."""
-    from sparsetir.transform import Schedule
-    from sparsetir.transform.decompose import Decomposition
-
-    found = (func.decomposition or func.func) if isinstance(func, Schedule) else func
-    if isinstance(found, (tirx.PrimFunc, Decomposition)):
-        return found
-    expected = "build takes a program: a PrimFunc, an IRModule, a schedule or a decomposition"
-    if isinstance(func, FunctionType):
-        how = "call it if it makes one, as in sparsetir.ops.spmm(), or decorate it with @T.prim_func if it is one"
-        raise ArgumentTypeError(f"{expected}; found the function {func.__name__}: {how}")
-    how = ", which is called as it is" if isinstance(getattr(func, "func", None), tirx.PrimFunc) else ""
-    raise ArgumentTypeError(f"{expected}; found {type(func).__name__}{how}")
-
-
-def _check_stores(program: tirx.PrimFunc) -> None:
-    """Raise where a program declares axes and buffers, and stores nothing."""
-    if decode(program).axes and not stores(program.body):
-        name = program.attrs["global_symbol"]
-        how = "store results in a T.sp_iter; what only describes a format goes into a FormatRewriteRule"
-        raise VerifyError(f"program {name} stores nothing: {how}")
-
-
-def _composed(decomposition: Any, target: Any, schedule: Any) -> Any:
-    from sparsetir.call.composed import ComposedKernel
-
-    verify(decomposition.func)
-    # Not `build`: what is unusual about loops over pieces is not the user's doing.
-    return ComposedKernel(decomposition, lambda func: _kernel(single(func), target, schedule))
-
-
-def _kernel(program: tirx.PrimFunc, target: Any, schedule: Any, **facts: Any) -> Kernel:
-    """The kernel of a program that was checked."""
-    return Kernel(program, compile_cached(program, make_target(target, program), schedule), **facts)
-
-
-def single(func: Any) -> tirx.PrimFunc:
-    """The one function of what a user passes."""
-    if isinstance(func, ir.IRModule):
-        found = [f for f in func.functions.values() if isinstance(f, tirx.PrimFunc)]
-        if len(found) != 1:
-            names = ", ".join(gv.name_hint for gv in func.functions)
-            raise VerifyError(f"expected a module with one PrimFunc, found {len(found)} ({names}); build mod['name']")
-        func = found[0]
-    mod = as_module(func)
-    return next(iter(mod.functions.values()))

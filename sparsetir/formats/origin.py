@@ -90,7 +90,11 @@ class Origin:
 
     def values(self) -> Array:
         """The value of each entry: a sum where entries had the same coordinates."""
-        values = self.source.values.reshape(-1)
+        return self.in_order(self.source.values)
+
+    def in_order(self, values: Array) -> Array:
+        """`values` of a source like this one, a value for each entry."""
+        values = values.reshape(-1)
         if self._keeps_order:
             return values
         _, order, first = self._reordered

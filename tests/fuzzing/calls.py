@@ -148,7 +148,7 @@ class Caller:
         #: what a kernel over other formats has no use for
         self.hidden: set[str] = set()
         if groups:
-            known = {*kernel.kernel.signature.by_name, *kernel.sizes}
+            known = {*kernel.kernel.signature.by_name, *kernel.converter.sizes}
             self.hidden = {name for axis in program.axes for name in axis.arrays if name not in known}
 
     def call(self, arrays: dict[str, np.ndarray], note: str) -> Call | None:

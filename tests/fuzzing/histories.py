@@ -102,7 +102,9 @@ class Subject:
 
 def _fresh(kernel: Any) -> Any:
     if isinstance(kernel, ComposedKernel):
-        return ComposedKernel(kernel.decomposition, lambda func: Kernel(func, kernel.kernel.compiled))
+        return ComposedKernel(
+            kernel.decomposition, lambda func, covered: Kernel(func, kernel.kernel.compiled, covered=covered)
+        )
     return Kernel(kernel.func, kernel.compiled)
 
 

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public way to compile a program: by its schedule, by rules for many calls, or by the records of searches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import tvm
+from tvm import ir, s_tir, tirx
+
+from sparsetir.call.converting import bound_over_another
+from sparsetir.call.kernel import Kernel
+from sparsetir.call.make import make_kernel
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.threads import get_num_threads
+from sparsetir.transform import Schedule
+from sparsetir.transform.decompose import Decomposition
+
+Buildable: TypeAlias = "tirx.PrimFunc | ir.IRModule | s_tir.Schedule | Schedule | Decomposition"
+
+
+def build(
+    func: Buildable,
+    target: tvm.target.Target | str | Mapping[str, Any] | None = None,
+    *,
+    schedule: Any = None,
+    calls: int | None = None,
+    database: str | Path | None = None,
+    finite: bool = False,
+) -> Kernel:
+    """Compile a program.
+
+    Parameters
+    ----------
+    func : PrimFunc, IRModule with one PrimFunc, or Schedule
+        The program at stage I; at stage II its buffers are called by parameter name.
+    target : Target, str or dict, optional
+        An LLVM target; this machine by default.
+    schedule : Choices, template, tvm.s_tir.Schedule or callable, optional
+        How to order the loops: the row sketch's choices, a template with values, a stock schedule of the stage-II
+        module, or a function that is given one and changes it. By default the sketches decide.
+    calls : int, optional
+        About how often a bound kernel will be called. Given that, a bound matrix is converted to another format where
+        this pays within so many calls; its values are copied then.
+    database : str or Path, optional
+        Records of `sparsetir.tune_sparse`. The kernel takes for each call what the last search for such arguments ended
+        with: of the same pattern and sizes, else of the same pattern over the format that was best for other sizes,
+        else the untuned kernel. `schedule` may be the template whose knobs were searched.
+    finite : bool
+        A promise that arguments hold neither infinities nor NaN. Without it, results over formats that `calls` or
+        `database` chose and that store zeros between the entries are looked over.
+
+    Returns
+    -------
+    Kernel
+        A `ComposedKernel` of a decomposition, a `TunedKernel` with a database; all are called alike.
+
+    Raises
+    ------
+    VerifyError
+        The program breaks a rule of its stage.
+    ArgumentError
+        The target is not a CPU.
+    ArgumentTypeError
+        `schedule` is something else.
+    """
+    if database is None:
+        convert = None if calls is None else bound_over_another
+        return make_kernel(func, target, schedule=schedule, calls=calls, finite=finite, convert=convert)
+    from sparsetir.tuning.recorded import recorded  # which imports what searches need
+
+    get_num_threads()
+    if calls is not None:
+        raise ArgumentError("calls= goes by rules and database= by measurements: give one of them")
+    if not isinstance(func, (tirx.PrimFunc, ir.IRModule)):
+        found = type(func).__name__
+        raise ArgumentTypeError(f"a database has records of programs as they were tuned, PrimFuncs; found {found}")
+    tuned: Any = recorded(func, target, schedule, database, finite=finite)  # called like any other kernel
+    return tuned
+
+
+__all__ = ["build"]

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The argument list of the compiled function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+
+from sparsetir import interop
+from sparsetir.call.signature import Arguments, Param, Signature
+from sparsetir.errors import ArgumentError
+
+
+def argument_list(signature: Signature, args: Arguments) -> list[Any]:
+    """Arrays and sizes in the order of the parameters."""
+    return [_passed(args, param) for param in signature.params]
+
+
+def _passed(args: Arguments, param: Param) -> Any:
+    if not param.is_array:
+        return args.sizes[param.name]
+    array = args.arrays[param.name]
+    if array.size == 0:
+        # numpy's strides of an empty array are not the compact ones that the compiled checks ask for.
+        return tvm.runtime.empty(array.shape, param.dtype)
+    return _bfloat16(array) if param.dtype == "bfloat16" else interop.writable_alias(array)
+
+
+def _bfloat16(array: np.ndarray) -> Any:
+    """A TVM tensor over a bfloat16 array, which numpy itself cannot hand out."""
+    bits = tvm_ffi.from_dlpack(interop.writable_alias(array.view(np.uint16)))
+    return bits._create_view(array.shape, "bfloat16")
+
+
+def check_overlap(signature: Signature, args: Arguments) -> None:
+    """Raise where an output passed by the caller lies in an input: the loops assume that it does not."""
+    for storage in signature.effects.written:
+        if storage not in args.given:
+            continue
+        for other, array in args.arrays.items():
+            if other != storage and np.may_share_memory(args.arrays[storage], array):
+                name = signature.shown(storage)
+                pair = f"{name} and {signature.shown(other)} share memory"
+                raise ArgumentError(f"{pair}, and {name} is written: pass a separate array")
+
+
+__all__ = ["argument_list", "check_overlap"]
