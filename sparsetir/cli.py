@@ -205,8 +205,8 @@ def count(text: str) -> int:
 def run_tune(args: argparse.Namespace) -> int:
     """``sparsetir tune``."""
     from sparsetir.files import read
+    from sparsetir.harness.operands import make_case
     from sparsetir.tuning import tune_sparse
-    from sparsetir.tuning.operands import make_case
 
     database = args.database or (args.out / "tuning.jsonl" if args.out else None)
     case = make_case(args.op, operand(args.file, read(args.file)), feat=args.feat, seed=args.seed)
@@ -283,10 +283,10 @@ def draw(picture: Callable[[], Path]) -> None:
 def run_demo(args: argparse.Namespace) -> int:
     """``sparsetir demo``."""
     from sparsetir.bench import spy
-    from sparsetir.bench.peers import available
+    from sparsetir.harness.operands import make_case
+    from sparsetir.harness.peers import available
     from sparsetir.script.printer import script
     from sparsetir.tuning import tune_sparse
-    from sparsetir.tuning.operands import make_case
 
     name, sparse = demo_operand(args)
     case = make_case(args.op, sparse, feat=args.feat)
@@ -356,7 +356,7 @@ def shortened(text: str, most: int = LOOPS_SHOWN) -> str:
 def comparison(case: Any, result: Any) -> list[str]:
     """A table of the time of a call: the search's last comparison, and the peers beside its kernel."""
     from sparsetir.bench import missing
-    from sparsetir.tuning.report import aligned
+    from sparsetir.harness.tables import aligned
 
     ours = {"sparsetir, tuned": result.best.seconds, "sparsetir, untuned": result.untuned.seconds}
     if result.best == result.untuned:
@@ -397,7 +397,9 @@ def run_formats(args: argparse.Namespace) -> int:
 
 def run_bench(args: argparse.Namespace) -> int:
     """``sparsetir bench``."""
-    from sparsetir.bench import _optional, command, inputs, kernels, measure
+    from sparsetir.bench import command, kernels, measure
+    from sparsetir.harness import inputs
+    from sparsetir.harness import optional as _optional
 
     if args.plot:
         _optional.require("matplotlib.figure", extra="plot", purpose="--plot")
@@ -508,8 +510,8 @@ def run_info(_args: argparse.Namespace) -> int:
     from sparsetir.bench.roofline import levels
     from sparsetir.compile.disk_cache import cache_folder
     from sparsetir.compile.target import native_target
+    from sparsetir.machine import machine_name
     from sparsetir.threads import get_num_threads
-    from sparsetir.tuning.database import machine_name
 
     rows = [("sparsetir", sparsetir.__version__), ("python", platform.python_version())]
     rows += [(package, version(package)) for package in PACKAGES]

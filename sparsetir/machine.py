@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cores and caches of this machine."""
+"""This machine: its processor, its cores and caches."""
 
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -71,4 +72,18 @@ def last_cache() -> int:
     return max((level.size for level in levels()), default=LAST_BYTES)
 
 
-__all__ = ["CORES", "LINE", "Level", "count_cpus", "last_cache", "levels", "private_cache"]
+@cache
+def machine_name() -> str:
+    """The processor, its number of cores and the operating system."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+        about = dict(line.split(":", 1) for line in lines if ":" in line)
+        values = {key.strip(): value.strip() for key, value in about.items()}
+        numbers = "/".join(values[n] for n in ("cpu family", "model", "stepping") if n in values)
+        model = " ".join(part for part in (values.get("model name", model), numbers) if part)
+    return f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+
+
+__all__ = ["CORES", "LINE", "Level", "count_cpus", "last_cache", "levels", "machine_name", "private_cache"]

@@ -16,7 +16,7 @@ from tvm.script import tirx as tir
 from tvm.target import codegen
 
 import sparsetir
-from sparsetir.bench import suite
+from sparsetir.harness import suite
 from sparsetir.lower import as_module
 from sparsetir.lower.rewriting import collect
 from sparsetir.lower.vector.vector_math import EXP

@@ -15,26 +15,13 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir import bench, formats, machine
-from sparsetir.bench import (
-    _optional,
-    command,
-    inputs,
-    kernels,
-    measure,
-    peers,
-    plot,
-    reference,
-    report,
-    scale,
-    search,
-    suite,
-    sweep,
-    timing,
-)
+from sparsetir.bench import command, kernels, measure, plot, report, scale, search, sweep
 from sparsetir.bench import roofline as roofs
 from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, TuningError
+from sparsetir.harness import inputs, optional, peers, products, suite, timing
+from sparsetir.harness.operands import Case, make_case
+from sparsetir.harness.plot import best_so_far
 from sparsetir.interop import CooTensor
-from sparsetir.tuning.operands import Case, make_case
 
 DTYPES = ("float32", "float64")
 needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="no matplotlib")
@@ -156,7 +143,7 @@ def test_a_missing_peer_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_missing_package_is_an_import_error() -> None:
     with pytest.raises(ImportError, match=r"reading needs no_such_package.*pip install 'sparsetir\[plot\]'"):
-        _optional.require("no_such_package.part", extra="plot", purpose="reading")
+        optional.require("no_such_package.part", extra="plot", purpose="reading")
 
 
 @pytest.mark.parametrize(
@@ -331,7 +318,7 @@ def test_curve_writes_a_picture(history: list, tmp_path: Path) -> None:
 
 
 def test_best_so_far_skips_failures() -> None:
-    found = plot.best_so_far(np.array([np.nan, 3.0, np.nan, 1.0, 2.0]))
+    found = best_so_far(np.array([np.nan, 3.0, np.nan, 1.0, 2.0]))
     np.testing.assert_array_equal(found, [np.nan, 3.0, 3.0, 1.0, 1.0])
 
 
@@ -496,29 +483,29 @@ def case_of(op: str, feat: int = 40) -> Case:
 
 @pytest.mark.parametrize("op", measure.DIMENSIONS)
 def test_every_element_is_compared(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "PART", 500)
+    monkeypatch.setattr(products, "PART", 500)
     case = case_of(op)
     right = kernels.our_call(sparsetir.build(case.program), case)().copy()
-    reference.check(op, lambda: right, case)
+    products.check(op, lambda: right, case)
     rng = np.random.default_rng(0)
     for at in (0, right.size - 1, *rng.integers(0, right.size, 5)):
         wrong = right.copy()
         wrong.flat[at] += 0.01
-        with pytest.raises(reference.WrongResultError, match=f"{op}: our result differs from the reference: found"):
-            reference.check(op, lambda found=wrong: found, case)
+        with pytest.raises(products.WrongResultError, match=f"{op}: our result differs from the reference: found"):
+            products.check(op, lambda found=wrong: found, case)
 
 
 def test_memory_that_is_not_written_is_a_wrong_result() -> None:
     case = case_of("spmm")
-    with pytest.raises(reference.WrongResultError, match="found nan, expected"):
-        reference.check("spmm", lambda: np.full((31, 40), np.nan, "float32"), case)
+    with pytest.raises(products.WrongResultError, match="found nan, expected"):
+        products.check("spmm", lambda: np.full((31, 40), np.nan, "float32"), case)
 
 
 @pytest.mark.parametrize("op", ["spmm", "sddmm"])
 def test_kernels_over_other_formats_are_called_alike(op: str) -> None:
     case = case_of(op)
     parts = sparsetir.decompose_format(case.program, {next(iter(case.inputs)): sparsetir.formats.bsr(2, 2)})
-    reference.check(op, kernels.our_call(sparsetir.build(parts), case), case)
+    products.check(op, kernels.our_call(sparsetir.build(parts), case), case)
 
 
 # --- rows -------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from tvm import tirx
 
 import sparsetir
 from sparsetir import usage
-from sparsetir.bench import suite
 from sparsetir.errors import ScheduleError
+from sparsetir.harness import suite
 from sparsetir.ir import decode
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
 from sparsetir.lower.rewriting import collect

@@ -11,11 +11,11 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir import formats
-from sparsetir.bench.suite import families
 from sparsetir.call import converting
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats import Entries
 from sparsetir.formats.diagonals import slice_diagonals
+from sparsetir.harness.suite import families
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
 

@@ -189,7 +189,7 @@ def test_an_interrupt_of_a_build_is_one() -> None:
 ORPHANS = """
 import sys, time
 import numpy as np, scipy.sparse as sp, sparsetir
-from sparsetir.tuning.pool import Process
+from sparsetir.tuning.workers import Process
 process = Process()
 process.connection.send(("begin", ()))
 process.connection.send_bytes(b"cbuiltins\\neval\\n(S'__import__(\\"time\\").sleep(1000)'\\ntR.")

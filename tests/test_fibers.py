@@ -15,7 +15,7 @@ from tvm.script import tirx as tir
 
 import sparsetir
 from sparsetir import formats, ops
-from sparsetir.bench import suite
+from sparsetir.harness import suite
 from sparsetir.interop import CooTensor
 from sparsetir.lower import TO_STAGE_2, as_module, run
 from sparsetir.lower.rewriting import collect

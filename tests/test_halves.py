@@ -15,7 +15,7 @@ from tvm import tirx
 
 import sparsetir
 from sparsetir import formats, ops
-from sparsetir.bench import suite
+from sparsetir.harness import suite
 from sparsetir.interop import CooTensor
 from sparsetir.lower.rewriting import collect
 from sparsetir.schedules import Choices

@@ -16,15 +16,14 @@ import pytest
 import scipy.sparse as sp
 
 from sparsetir import formats, ops
-from sparsetir.bench import suite
 from sparsetir.errors import ArgumentError, TuningError
 from sparsetir.formats.pattern import pattern
 from sparsetir.formats.tensor import SparseTensor
+from sparsetir.harness import suite
 from sparsetir.schedules import Choices, suit
 from sparsetir.tuning import Candidate, Database, Key, Record, collect, evaluate, pretrain, tune_sparse
 from sparsetir.tuning import session as sessions
 from sparsetir.tuning.analytic import Structure, terms
-from sparsetir.tuning.cases import Case, load
 from sparsetir.tuning.encoding import Encoding, choice_names, matrix_names, pattern_names
 from sparsetir.tuning.estimate import Estimates
 from sparsetir.tuning.evaluate import pairs_in_order, ranking, safe_margin
@@ -35,6 +34,7 @@ from sparsetir.tuning.guess import guess
 from sparsetir.tuning.model import OBJECTIVES, AnalyticModel, CostModel, RandomModel, closeness
 from sparsetir.tuning.nearest import distance, hints, neighbours
 from sparsetir.tuning.pretrained import PATH, pretrained
+from sparsetir.tuning.recordings import Recording, load
 from sparsetir.tuning.replay import replayed
 from sparsetir.tuning.search import BATCH, Search
 from sparsetir.tuning.space import Space, start
@@ -563,7 +563,7 @@ def test_a_second_measurement_is_ranked_like_a_model() -> None:
     made = [Candidate(Choices(tile=8 << n)) for n in range(8)]
     first = {c: 1.0 + n for n, c in enumerate(made)}
     second = {c: 1.0 + (n + 1) % 8 for n, c in enumerate(made)}
-    case = Case("one", first, {}, passes=(first, second))
+    case = Recording("one", first, {}, passes=(first, second))
     (found,) = evaluate.repeated([case])
     assert found.pairs == pytest.approx(1 - 7 / 28)
     assert (found.top_1, found.top_5) == (1 / 8, 1.0)
@@ -655,7 +655,7 @@ def test_searches_over_other_records_are_led_by_models_of_other_families(
     cases = load(recorded)
     over, learnt = cases[:1], []
 
-    def train(given: list[Case], *, rounds: int) -> CostModel:
+    def train(given: list[Recording], *, rounds: int) -> CostModel:
         learnt.append(given)
         return train_one(given, rounds=rounds)
 

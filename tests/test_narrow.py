@@ -15,10 +15,10 @@ from tvm import tirx
 import sparsetir
 from fences import fenced
 from sparsetir import SparseTensor, formats
-from sparsetir.bench.suite import families
 from sparsetir.errors import ArgumentError, LoweringError, StructureError
 from sparsetir.formats.candidates import candidates
 from sparsetir.formats.text import parse
+from sparsetir.harness.suite import families
 from sparsetir.lower.rewriting import collect
 from sparsetir.schedules import Choices
 from sparsetir.script.printer import script

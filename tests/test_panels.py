@@ -15,8 +15,8 @@ from tvm.script import sparsetir as T
 
 import sparsetir
 from scheduling import csr_of_row_lengths
-from sparsetir.bench import suite
 from sparsetir.errors import ScheduleError
+from sparsetir.harness import suite
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
 from sparsetir.lower.rewriting import collect
 from sparsetir.lower.rows.columns import PANEL

@@ -23,7 +23,7 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir import CooTensor, SparseTensor, formats
-from sparsetir.bench import MissingPackageError, portrait, timing
+from sparsetir.bench import MissingPackageError, portrait
 from sparsetir.bench import formats as bench_formats
 from sparsetir.bench.portrait import portrait as draw_portrait
 from sparsetir.cli import main, parser
@@ -32,6 +32,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, V
 from sparsetir.formats import statistics
 from sparsetir.formats.candidates import MOST_VALUES, RULES, candidates, considered
 from sparsetir.formats.pattern import BLOCKS, PARTS, MatrixPattern, Pattern, pattern
+from sparsetir.harness import timing
 from sparsetir.tuning.database import fingerprint as fingerprint_of_arguments
 
 DATA = Path(os.environ.get("SPARSETIR_DATA", ""))

@@ -18,7 +18,18 @@ from sparsetir.errors import ArgumentError
 from sparsetir.schedules import Choices
 from sparsetir.tuning import Candidate, tune_sparse
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.pool import WORKER, WORKERS, LocalWorker, Process, RemoteWorker, how_it_ended, packed, pool_of
+from sparsetir.tuning.pool import packed, pool_of
+from sparsetir.tuning.workers import (
+    WORKER,
+    WORKERS,
+    Job,
+    LocalWorker,
+    Process,
+    RemoteWorker,
+    compile_candidate,
+    how_it_ended,
+    time_candidate,
+)
 
 BLOCKS = formats.bsr(2, 2)
 CANDIDATES = [Candidate(Choices(tile=tile)) for tile in (8, 16)] + [Candidate(Choices(tile=8), BLOCKS)]
@@ -92,11 +103,11 @@ def test_a_format_that_is_refused_says_why(evaluator: Evaluator) -> None:
     pool.close()
 
 
-def disturb(monkeypatch: pytest.MonkeyPatch, number: int, is_meant: Callable[[str, tuple[Any, ...]], bool]) -> None:
+def disturb(monkeypatch: pytest.MonkeyPatch, number: int, is_meant: Callable[[Job, tuple[Any, ...]], bool]) -> None:
     """Send a signal to the worker that gets the first job that is meant."""
     post, sent = RemoteWorker.post, []
 
-    def spoiled(self: RemoteWorker, job: str, *args: Any) -> None:
+    def spoiled(self: RemoteWorker, job: Job, *args: Any) -> None:
         if is_meant(job, args) and not sent:
             assert self.process is not None
             sent.append(job)
@@ -106,11 +117,11 @@ def disturb(monkeypatch: pytest.MonkeyPatch, number: int, is_meant: Callable[[st
     monkeypatch.setattr(RemoteWorker, "post", spoiled)
 
 
-@pytest.mark.parametrize("job", ["compile", "time"])
-def test_a_crash_costs_one_candidate(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch, job: str) -> None:
+@pytest.mark.parametrize("job", [compile_candidate, time_candidate])
+def test_a_crash_costs_one_candidate(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
     pool = pool_of(evaluator, isolate=True)
     assert pool.time(None).seconds
-    disturb(monkeypatch, signal.SIGKILL, lambda asked, args: asked == job and args[0] == CANDIDATES[0])
+    disturb(monkeypatch, signal.SIGKILL, lambda asked, args: asked is job and args[0] == CANDIDATES[0])
     found = dict(pool.measure(CANDIDATES))
     assert found[CANDIDATES[0]].seconds is None
     assert "SIGKILL" in (found[CANDIDATES[0]].error or "")
@@ -122,7 +133,7 @@ def test_a_crash_costs_one_candidate(evaluator: Evaluator, monkeypatch: pytest.M
 def test_a_hang_costs_one_candidate(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = pool_of(evaluator, isolate=True, timeout=2.0)
     assert pool.time(None).seconds
-    disturb(monkeypatch, signal.SIGSTOP, lambda asked, args: asked == "time" and args[0] == CANDIDATES[1])
+    disturb(monkeypatch, signal.SIGSTOP, lambda asked, args: asked is time_candidate and args[0] == CANDIDATES[1])
     found = dict(pool.measure(CANDIDATES))
     assert "took more than" in (found[CANDIDATES[1]].error or "")
     assert found[CANDIDATES[2]].seconds
@@ -131,7 +142,7 @@ def test_a_hang_costs_one_candidate(evaluator: Evaluator, monkeypatch: pytest.Mo
 
 def test_a_search_goes_on_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = arguments()
-    disturb(monkeypatch, signal.SIGSEGV, lambda asked, args: asked == "time" and args[0] is not None)
+    disturb(monkeypatch, signal.SIGSEGV, lambda asked, args: asked is time_candidate and args[0] is not None)
     result = tune_sparse(ops.spmm(), inputs, max_trials=6, isolate=True, progress=False)
     errors = [record.error for record in result.history if record.error is not None]
     assert len(result.history) == 6
@@ -147,7 +158,7 @@ def test_processes_are_used_again(evaluator: Evaluator) -> None:
         running = [w.process for w in pool.workers if isinstance(w, RemoteWorker) and w.process]
         found = {process.process.pid for process in running}
         for worker in pool.workers:
-            worker.post("compile", CANDIDATES[0])
+            worker.post(compile_candidate, CANDIDATES[0])
             worker.result()
         pool.close()
         return found
@@ -161,7 +172,7 @@ def test_what_was_asked_and_not_taken_ends_the_process(evaluator: Evaluator) -> 
     worker = pool.workers[0]
     assert isinstance(worker, RemoteWorker)
     assert worker.process is not None
-    worker.post("compile", CANDIDATES[0])
+    worker.post(compile_candidate, CANDIDATES[0])
     process = worker.process
     pool.close()
     assert process not in Process.idle

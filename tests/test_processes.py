@@ -20,7 +20,7 @@ import sparsetir
 from sparsetir import formats, ops
 from sparsetir.call.signature import checks_are_on
 from sparsetir.errors import ArgumentError
-from sparsetir.tuning.pool import Process
+from sparsetir.tuning.workers import Process
 
 SECONDS = 120  # in which a child that does not hang has answered, however busy the machine is
 A = sp.random_array((4000, 300), density=0.02, format="csr", dtype="float32", rng=np.random.default_rng(0))

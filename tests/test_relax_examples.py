@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparsetir.bench.timing import Timing
+from sparsetir.harness.timing import Timing
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "relax"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "common")

@@ -13,7 +13,7 @@ from tvm import s_tir
 
 import sparsetir
 from sparsetir import SparseTIRError, formats, schedules
-from sparsetir.bench.suite import families
+from sparsetir.harness.suite import families
 from sparsetir.schedules import Choices
 
 FEAT = 40  # a full tile, a narrower one, and none

@@ -16,9 +16,9 @@ from tvm.script import tirx as tir
 import sparsetir
 from fences import fenced
 from sparsetir import usage
-from sparsetir.bench import suite
 from sparsetir.errors import ScheduleError
 from sparsetir.formats.special import SELL
+from sparsetir.harness import suite
 from sparsetir.interop import CooTensor
 from sparsetir.ir import decode
 from sparsetir.lower import as_module

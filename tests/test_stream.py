@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import tvm
 
 import sparsetir
-from sparsetir.bench.suite import families
+from sparsetir.harness.suite import families
 from sparsetir.schedules import Choices
 
 STREAMED = Choices(tile=16, stream=1)

@@ -25,13 +25,14 @@ from sparsetir.lower import as_module
 from sparsetir.schedules import Choices, leaves
 from sparsetir.tuning import Candidate, Database, Key, Record, autotune, features, pool, replay, tune, tune_sparse
 from sparsetir.tuning import session as sessions
-from sparsetir.tuning.cases import Case
 from sparsetir.tuning.encoding import Encoding
 from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.knobs import Config, Knobs, Split, factorisations, powers
 from sparsetir.tuning.model import CostModel, of_width
+from sparsetir.tuning.recordings import Recording
 from sparsetir.tuning.space import Space
 from sparsetir.tuning.templates import Template
+from sparsetir.tuning.workers import WORKER, LocalWorker, RemoteWorker
 
 building = importlib.import_module("sparsetir.compile.build")  # sparsetir.build is the function
 
@@ -501,31 +502,31 @@ def first_worker(template: Template) -> Any:
 
 def test_workers_turn_the_knobs(imported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluator = Evaluator(ops.spmm(), arguments(), None, imported.of_width)
-    workers = pool.pool_of(evaluator, [BLOCKS], isolate=True)
-    assert isinstance(workers.workers[0], pool.RemoteWorker)
-    assert workers.values(None) == evaluator.prepare(None).values == {"tile": ((None, 4), (None, 8))}
-    assert workers.values(BLOCKS) is None
-    assert "Cannot find a block with the name: spmm" in workers.refused[BLOCKS]
+    made = pool.pool_of(evaluator, [BLOCKS], isolate=True)
+    assert isinstance(made.workers[0], RemoteWorker)
+    assert made.values(None) == evaluator.prepare(None).values == {"tile": ((None, 4), (None, 8))}
+    assert made.values(BLOCKS) is None
+    assert "Cannot find a block with the name: spmm" in made.refused[BLOCKS]
     right, wrong = (Candidate(Config.of({"tile": tile})) for tile in ((None, 8), (2, 4)))
-    found = dict(workers.measure([right, wrong]))
+    found = dict(made.measure([right, wrong]))
     assert found[right].seconds
     assert "which makes 8 steps; the loop has 16" in (found[wrong].error or "")
-    workers.close()
+    made.close()
 
     monkeypatch.setattr(imported, "WIDTH", 8)  # another template than the one that a worker would import
-    assert isinstance(first_worker(imported.of_width.with_values()), pool.LocalWorker)
+    assert isinstance(first_worker(imported.of_width.with_values()), LocalWorker)
 
 
 def test_templates_that_a_worker_cannot_import_stay_here(imported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(first_worker(make(4)), pool.LocalWorker)
+    assert isinstance(first_worker(make(4)), LocalWorker)
     folder = str(Path(imported.__file__).parent)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != folder])
     assert pickle.loads(pickle.dumps(imported.of_width)).function is imported.of_width.function
-    assert isinstance(first_worker(imported.of_width), pool.LocalWorker)
+    assert isinstance(first_worker(imported.of_width), LocalWorker)
 
 
 def test_a_search_that_begins_where_a_template_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(pool.WORKER, "1")
+    monkeypatch.setenv(WORKER, "1")
     with pytest.raises(TuningError, match=r"imported the module of a template.*below if __name__"):
         tune_sparse(ops.spmm(), arguments(), schedule=tiled, max_trials=2)
 
@@ -664,7 +665,7 @@ def test_recorded_knobs_are_searched_without_running(recorded: Path) -> None:
 
 def test_a_recorded_search_of_one_format() -> None:
     blocks = [c for c in new_space() if c.format]
-    case = Case("blocks", {c: seconds_of(c) for c in blocks}, {c: np.zeros(1, np.float32) for c in blocks})
+    case = Recording("blocks", {c: seconds_of(c) for c in blocks}, {c: np.zeros(1, np.float32) for c in blocks})
     assert replay.replayed(case, "evolution", 0, len(blocks))[-1] == 1.0
 
 

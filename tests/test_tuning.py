@@ -29,6 +29,9 @@ from sparsetir.compile.target import make_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, TuningError
 from sparsetir.formats.pattern import pattern
 from sparsetir.formats.text import parse
+from sparsetir.harness.operands import make_case
+from sparsetir.harness.products import recognise
+from sparsetir.harness.reference import Reference
 from sparsetir.interop import CooTensor
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
@@ -53,14 +56,13 @@ from sparsetir.tuning.database import fingerprint
 from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.features import Operands, Stored
 from sparsetir.tuning.measure import Measurement
-from sparsetir.tuning.operands import make_case
 from sparsetir.tuning.progress import Progress
-from sparsetir.tuning.reference import Reference, recognise
 from sparsetir.tuning.search import BATCH, STRATEGIES, Search
 from sparsetir.tuning.space import Space
 from sparsetir.tuning.trials import Budget, Log, explore
 from sparsetir.tuning.tune import winner
 from sparsetir.tuning.variants import FormatVariant
+from sparsetir.tuning.workers import LocalWorker
 from sparsetir.tuning.workload import Workload
 
 FEAT = 16
@@ -560,7 +562,7 @@ def test_a_lucky_first_turn_does_not_stay_the_best() -> None:
         time=lambda candidate: Measurement(turns[candidate].pop(0), usual=usual),
         beside=lambda candidate, _seconds: (turns[candidate].pop(0), usual),
     )
-    made = pool.Pool([pool.LocalWorker(evaluator)])
+    made = pool.Pool([LocalWorker(evaluator)])
     made.time(None)
     found = dict(made.measure([lucky, steady]))
     assert {c: m.seconds for c, m in found.items()} == {lucky: 3e-3, steady: 2e-3}

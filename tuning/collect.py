@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.bench import suite
-from sparsetir.bench.inputs import find_files, from_files, say
 from sparsetir.errors import ArgumentError, SparseTIRError
+from sparsetir.harness import suite
+from sparsetir.harness.inputs import find_files, from_files, say
+from sparsetir.harness.operands import DENSE, make_case
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database, Key, Record
-from sparsetir.tuning.operands import DENSE, make_case
 from sparsetir.tuning.search import BATCH
 from sparsetir.tuning.session import Session
 from sparsetir.tuning.trials import Budget, is_untuned

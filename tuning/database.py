@@ -11,11 +11,10 @@ import errno
 import hashlib
 import json
 import os
-import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -145,20 +144,6 @@ def fingerprint(program: Program, arrays: Mapping[str, np.ndarray]) -> str:
     axes = list(program.axes.values())
     buffers = [buffer for axis in axes for buffer in (axis.indptr, axis.indices) if buffer is not None]
     return hash_arrays(" ".join(axis.kind for axis in axes), [arrays[str(buffer.name)] for buffer in buffers])
-
-
-@cache
-def machine_name() -> str:
-    """The processor, its number of cores and the operating system."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text(errors="replace").splitlines()
-        about = dict(line.split(":", 1) for line in lines if ":" in line)
-        values = {key.strip(): value.strip() for key, value in about.items()}
-        numbers = "/".join(values[n] for n in ("cpu family", "model", "stepping") if n in values)
-        model = " ".join(part for part in (values.get("model name", model), numbers) if part)
-    return f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
 
 
 @dataclass

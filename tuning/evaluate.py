@@ -10,10 +10,10 @@ from typing import TypeAlias
 import numpy as np
 
 from sparsetir.tuning.candidate import Candidate
-from sparsetir.tuning.cases import LEAST, Case
 from sparsetir.tuning.model import Model
+from sparsetir.tuning.recordings import LEAST, Recording
 
-Trainer: TypeAlias = Callable[[Sequence[Case]], Model]
+Trainer: TypeAlias = Callable[[Sequence[Recording]], Model]
 
 SLOWER = 1.02  # times the untuned kernel's time from which on a kernel counts as slower
 MARGINS = (1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0)
@@ -25,7 +25,7 @@ class Ranking:
 
     Parameters
     ----------
-    case : Case
+    case : Recording
     pairs : float
         Share of the pairs of candidates, their times not equal, that it puts in the right order.
     top_1, top_5 : float
@@ -38,7 +38,7 @@ class Ranking:
         How many times faster it is.
     """
 
-    case: Case
+    case: Recording
     pairs: float
     top_1: float
     top_5: float
@@ -78,7 +78,7 @@ def _right(scores: np.ndarray, faster: np.ndarray) -> float:
     return float(((right + 0.5 * equal) * faster).sum() / max(faster.sum(), 1))
 
 
-def ranking(model: Model, case: Case) -> Ranking:
+def ranking(model: Model, case: Recording) -> Ranking:
     """How a model ranks a case's candidates that ran."""
     rows, seconds = case.rows()
     scores = model.predict(rows)
@@ -93,7 +93,7 @@ def ranking(model: Model, case: Case) -> Ranking:
     return Ranking(case, pairs_in_order(scores, seconds), float(top[0]), float(top[1]), certain, gain, actual)
 
 
-def repeated(cases: Sequence[Case]) -> list[Ranking]:
+def repeated(cases: Sequence[Recording]) -> list[Ranking]:
     """How a second measurement ranks what was measured first: what noise leaves to be known."""
     found = []
     for case in cases:
@@ -106,7 +106,7 @@ def repeated(cases: Sequence[Case]) -> list[Ranking]:
     return found
 
 
-def folds(cases: Sequence[Case], by: str) -> Iterator[tuple[list[Case], list[Case]]]:
+def folds(cases: Sequence[Recording], by: str) -> Iterator[tuple[list[Recording], list[Recording]]]:
     """For each matrix or family (`by`) the cases of all others, and its own."""
     for name in dict.fromkeys(getattr(case, by) for case in cases):
         yield (
@@ -115,7 +115,7 @@ def folds(cases: Sequence[Case], by: str) -> Iterator[tuple[list[Case], list[Cas
         )
 
 
-def held_out(cases: Sequence[Case], trainer: Trainer, by: str) -> list[Ranking]:
+def held_out(cases: Sequence[Recording], trainer: Trainer, by: str) -> list[Ranking]:
     """How each case is ranked by a model that was trained on all matrices or families (`by`) but its own."""
     found = []
     for others, own in folds(cases, by):

@@ -17,11 +17,12 @@ from tvm import tirx
 from sparsetir.call.make import make_kernel
 from sparsetir.errors import TuningError
 from sparsetir.formats.format import Format
+from sparsetir.harness.products import KnownOp, recognise
+from sparsetir.harness.reference import Reference
 from sparsetir.interop import is_sparse
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.features import Stored
 from sparsetir.tuning.measure import BURST_SECONDS, PACE_SECONDS, Measurement, burst, reason, summary, typical
-from sparsetir.tuning.reference import KnownOp, Reference, recognise
 from sparsetir.tuning.space import Values
 from sparsetir.tuning.templates import Template
 from sparsetir.tuning.variants import FormatVariants

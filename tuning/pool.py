@@ -7,283 +7,51 @@ so that the next one finds TVM warm; a worker whose parent is gone ends by itsel
 
 from __future__ import annotations
 
-import atexit
 import os
 import pickle
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 import tvm
-from tvm import tirx
 
 from sparsetir.errors import TuningError
 from sparsetir.formats.format import Format
-from sparsetir.machine import CORES
-from sparsetir.threads import get_num_threads
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.evaluator import Evaluator, Prepared
 from sparsetir.tuning.features import Stored
 from sparsetir.tuning.measure import Measurement, at_pace, duel
 from sparsetir.tuning.space import Values
+from sparsetir.tuning.workers import (
+    WORKER,
+    WORKERS,
+    LocalWorker,
+    Lost,
+    RemoteWorker,
+    Worker,
+    can_isolate,
+    compile_candidate,
+    prepare,
+    seconds_beside,
+    time_candidate,
+    typical_seconds,
+)
 
-WORKERS = max(1, min(4, CORES))
-# TVM loads torch where it is installed, which takes seconds; arguments of torch are not sent (`SENT`).
-BEGIN = """
-import sys
-sys.modules["torch"] = None
-import tvm
-del sys.modules["torch"]
-from sparsetir.tuning.pool import serve
-serve(int(sys.argv[1]), int(sys.argv[2]))
-"""
-WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
 MOST_BYTES = 1 << 30  # of arguments that are copied to workers
 TURN_SECONDS = 0.005  # of a candidate's second and third turn
 CLOSE = (1.5, 1.2)  # times the best so far: slower candidates get no second turn, or no third
 LONG = 5e-3  # seconds of a call; longer ones see their share of whatever else the machine does
 AHEAD = 2  # formats that are prepared while a batch is compiled
-WATCH_SECONDS = 1.0  # between looks at whether the parent is there
 TIMEOUT = 20.0  # seconds of one compilation or measurement
 ALLOWED = 20.0  # times the seconds of the untuned kernel, if that is more
-PATIENT = 6.0  # times as long for a conversion, or for a worker to begin
 CHEAP = 0.3  # seconds of a conversion that a second worker may repeat in order to share the compilation
 SENT = ("numpy", "scipy", "sparsetir", "builtins", "ml_dtypes")  # whose objects can be sent to a worker
 
 
-class Lost(Exception):
-    """A worker died or took too long."""
-
-
-class Worker(Protocol):
-    """Does jobs, methods of a `Evaluator`, in the order in which they are posted."""
-
-    def post(self, job: str, *args: Any) -> None:
-        """Ask for a job."""
-
-    def result(self) -> tuple[str, tuple[Any, ...], Any]:
-        """The oldest job whose result was not taken, and its result; a `Lost` if it cost a worker its life."""
-
-    @property
-    def pending(self) -> int:
-        """Jobs whose result was not taken."""
-
-    def allow(self, seconds: float) -> None:
-        """Let a job take at least so long."""
-
-    def close(self) -> None:
-        """Forget everything."""
-
-
-class LocalWorker:
-    """A evaluator in this process."""
-
-    def __init__(self, evaluator: Evaluator) -> None:
-        self.evaluator = evaluator
-        self.done: deque[tuple[str, tuple[Any, ...], Any]] = deque()
-
-    @property
-    def pending(self) -> int:
-        return len(self.done)
-
-    def post(self, job: str, *args: Any) -> None:
-        self.done.append((job, args, getattr(self.evaluator, job)(*args)))
-
-    def result(self) -> tuple[str, tuple[Any, ...], Any]:
-        return self.done.popleft()
-
-    def allow(self, seconds: float) -> None:
-        pass
-
-    def close(self) -> None:
-        self.done.clear()
-
-
-class Process:
-    """A Python process that answers jobs."""
-
-    idle: ClassVar[list[Process]] = []
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        self.threads, self.path = get_num_threads(), modules_path()
-        own = {"PYTHONPATH": self.path, "TVM_NUM_THREADS": str(self.threads), WORKER: "1"}
-        environment = {**os.environ, **own}  # the threads that wait sleep soon, see `sparsetir.threads`
-        command = [sys.executable, "-c", BEGIN, str(theirs.fileno()), str(os.getpid())]
-        self.process = subprocess.Popen(
-            command,
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the parent
-        )
-        theirs.close()
-        self.connection: Connection[Any, Any] = Connection(ours.detach())
-
-    @classmethod
-    def take(cls) -> Process:
-        """One that is idle, or a new one."""
-        while cls.idle:
-            found = cls.idle.pop()
-            is_same = (found.threads, found.path) == (get_num_threads(), modules_path())
-            if found.process.poll() is None and is_same:
-                return found
-            found.kill()
-        return cls()
-
-    @classmethod
-    def warm(cls) -> None:
-        """Begin as many as a pool may want, side by side: loading TVM takes each of them a second or more."""
-        while can_isolate() and len(cls.idle) < WORKERS:
-            cls.idle.append(cls())
-
-    def rest(self) -> None:
-        """Keep the process for the next search, if it is still there."""
-        try:
-            self.connection.send(("end", ()))
-        except OSError:
-            self.kill()
-        else:
-            self.idle.append(self)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.connection.close()
-
-
-def can_isolate() -> bool:
-    """Whether this process may begin others."""
-    return os.name == "posix" and bool(sys.executable) and WORKER not in os.environ
-
-
-def modules_path() -> str:
-    """Where a worker looks for modules, such as that of a template."""
-    return os.pathsep.join(entry for entry in sys.path if entry)
-
-
-@atexit.register
-def _dismiss() -> None:
-    while Process.idle:
-        Process.idle.pop().kill()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=Process.idle.clear)  # they are the parent's
-
-
-class RemoteWorker:
-    """A evaluator in a process of its own.
-
-    Parameters
-    ----------
-    payload : bytes
-        What a evaluator is made of, pickled.
-    timeout : float
-        Seconds of one job.
-    """
-
-    def __init__(self, payload: bytes, timeout: float) -> None:
-        self.payload, self.timeout = payload, timeout
-        self.jobs: deque[tuple[str, tuple[Any, ...]]] = deque()
-        self.process: Process | None = None
-        self._start()
-
-    def _start(self) -> None:
-        """Send the evaluator to a process, then every job that waits; its answer is awaited with the first result."""
-        self.process = Process.take()
-        self.has_begun = False
-        try:
-            self.process.connection.send(("begin", ()))
-            self.process.connection.send_bytes(self.payload)
-            for job in self.jobs:
-                self.process.connection.send(job)
-        except OSError as error:
-            raise TuningError(f"a worker process could not be started: {error}") from error
-
-    @property
-    def pending(self) -> int:
-        return len(self.jobs)
-
-    def post(self, job: str, *args: Any) -> None:
-        assert self.process is not None
-        self.jobs.append((job, args))
-        try:
-            self.process.connection.send((job, args))
-        except OSError:
-            pass  # it died; noticed when the result is awaited
-
-    def result(self) -> tuple[str, tuple[Any, ...], Any]:
-        job, args = self.jobs[0]
-        if not self.has_begun:
-            self._await_beginning()
-        try:
-            is_long = job == "prepare" or args[0] is None  # the untuned kernel must be timed
-            found = self._receive(self.timeout * (PATIENT if is_long else 1.0))
-        except Lost as lost:
-            found = lost
-        self.jobs.popleft()
-        if isinstance(found, Lost):
-            self._start()
-        return job, args, found
-
-    def allow(self, seconds: float) -> None:
-        self.timeout = max(self.timeout, seconds)
-
-    def begins(self) -> str | None:
-        """Wait until the evaluator is there; the reason where there can be none."""
-        try:
-            error: str | None = self._receive(self.timeout * PATIENT)
-        except Lost as lost:
-            error = str(lost)
-        self.has_begun = error is None
-        return error
-
-    def _await_beginning(self) -> None:
-        error = self.begins()
-        if error is not None:
-            raise TuningError(f"a worker process could not begin: {error}; try isolate=False")
-
-    def _receive(self, limit: float) -> Any:
-        assert self.process is not None
-        try:
-            if self.process.connection.poll(limit):
-                return self.process.connection.recv()
-            why = f"took more than {limit:g} s"
-        except (EOFError, OSError):
-            why = f"crashed: {how_it_ended(self.process.process.wait())}"
-        self.process.kill()
-        raise Lost(why)
-
-    def close(self) -> None:
-        if self.process is not None and self.has_begun and not self.jobs:
-            self.process.rest()
-        elif self.process is not None:
-            self.process.kill()
-        self.process = None
-
-
-def how_it_ended(code: int) -> str:
-    """The exit code of a process in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    name = signal.Signals(-code).name
-    return f"{name}, as when memory runs out" if name == "SIGKILL" else name
-
-
 class Pool:
-    """Lanes that share the work of a search.
+    """Workers that share the work of a search.
 
     Parameters
     ----------
@@ -303,9 +71,9 @@ class Pool:
     # ------------------------------------------------------------------------------------------ formats
 
     def values(self, format: Format | None) -> Values | None:
-        """The open choices of a format; None where there is no form."""
+        """The open choices of a format; None where it has no variant."""
         if format not in self.known:
-            self._home(format).post("prepare", format)
+            self._home(format).post(prepare, format)
             self._look_ahead(len(self.workers) - 1)
             for worker in self.workers:
                 self._drain(worker)
@@ -316,7 +84,7 @@ class Pool:
         while count > 0 and self.upcoming:
             format = self.upcoming.popleft()
             if format not in self.homes:
-                self._home(format).post("prepare", format)
+                self._home(format).post(prepare, format)
                 count -= 1
 
     @property
@@ -363,7 +131,7 @@ class Pool:
     def _time_again(self, workers: Mapping[Candidate, Any], timed: dict[Candidate, Measurement]) -> None:
         """Another turn for candidates, each some time after its last one, and those of a worker after each other."""
         for candidate, worker in sorted(workers.items(), key=lambda item: self.workers.index(item[1])):
-            worker.post("beside", candidate, TURN_SECONDS)
+            worker.post(seconds_beside, candidate, TURN_SECONDS)
             *_, found = worker.result()
             seconds, untuned = (float("inf"), float("inf")) if isinstance(found, Lost) else found
             timed[candidate] = self._noted(
@@ -378,7 +146,7 @@ class Pool:
                 (self.time(None, each) for each in reversed(self.workers)), key=lambda m: m.seconds or float("inf")
             )
         worker = worker or self.workers[0]
-        worker.post("time", candidate)
+        worker.post(time_candidate, candidate)
         *_, found = worker.result()
         if isinstance(found, Lost):
             return Measurement(error=f"its process {found}")
@@ -405,7 +173,7 @@ class Pool:
         for candidate in batch:
             worker = self._least_busy(candidate.format)
             found[candidate] = worker
-            worker.post("compile", candidate)
+            worker.post(compile_candidate, candidate)
         self._look_ahead(ahead)
         for worker in self.workers:
             for candidate, error in self._drain(worker):
@@ -418,9 +186,9 @@ class Pool:
         compiled = []
         while worker.pending:
             job, (asked, *_), found = worker.result()
-            if job == "prepare":
+            if job is prepare:
                 self.known[asked] = Prepared(error=f"its process {found}") if isinstance(found, Lost) else found
-            elif job == "compile":
+            elif job is compile_candidate:
                 compiled.append((asked, f"its process {found}" if isinstance(found, Lost) else found))
         return compiled
 
@@ -450,13 +218,13 @@ class Pool:
 
 
 def _typical(worker: Worker, candidate: Candidate | None, seconds: float) -> float:
-    worker.post("typical", candidate, seconds)
+    worker.post(typical_seconds, candidate, seconds)
     *_, found = worker.result()
     return float("inf") if isinstance(found, Lost) else float(found)
 
 
 def pool_of(evaluator: Evaluator, upcoming: Iterable[Format] = (), *, isolate: bool, timeout: float = TIMEOUT) -> Pool:
-    """Workers for a evaluator, or this process where they are not wanted or cannot be.
+    """Workers for an evaluator, or this process where they are not wanted or cannot be.
 
     Parameters
     ----------
@@ -499,42 +267,3 @@ def packed(evaluator: Evaluator) -> bytes | None:
         return pickle.dumps((func, evaluator.inputs, evaluator.target, evaluator.template, text), protocol=5)
     except Exception:  # what objects from elsewhere raise is theirs to choose
         return None
-
-
-def serve(descriptor: int, parent: int) -> None:
-    """Answer the jobs that come over a socket until its other end is closed, or the process `parent` is gone."""
-    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
-    connection: Connection[Any, Any] = Connection(descriptor)
-    evaluator: Evaluator | None = None
-    while True:
-        try:
-            job, args = connection.recv()
-            if job == "end":
-                evaluator = None
-            elif job == "begin":
-                evaluator = None
-                evaluator, error = _unpacked(connection.recv_bytes())
-                connection.send(error)
-            else:
-                connection.send(getattr(evaluator, job)(*args))
-        except (EOFError, OSError):
-            return
-
-
-def _end_after(parent: int) -> None:
-    """End this process when its parent has ended, also from within a candidate that hangs."""
-    while os.getppid() == parent:
-        time.sleep(WATCH_SECONDS)
-    os._exit(1)
-
-
-def _unpacked(payload: bytes) -> tuple[Evaluator | None, str | None]:
-    try:
-        program, inputs, target, template, text = pickle.loads(payload)
-        if template is not None and template.text != text:
-            return None, f"{template!r} is another one there"
-        func = tvm.ir.load_json(program)
-        assert isinstance(func, tirx.PrimFunc)
-        return Evaluator(func, inputs, target, template, is_first=False), None
-    except Exception as error:
-        return None, f"{type(error).__name__}: {error}"

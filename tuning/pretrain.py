@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.bench.inputs import say
-from sparsetir.bench.report import markdown
 from sparsetir.errors import SparseTIRError, TuningError
-from sparsetir.tuning.cases import Case, load
+from sparsetir.harness.inputs import say
+from sparsetir.harness.tables import markdown
 from sparsetir.tuning.encoding import choice_names, matrix_names, pattern_names
 from sparsetir.tuning.evaluate import Trainer, by_margin, by_model, by_op, held_out, safe_margin
 from sparsetir.tuning.model import OBJECTIVES, AnalyticModel, CostModel, Model, RandomModel
+from sparsetir.tuning.recordings import Recording, load
 from sparsetir.tuning.replay import BUDGETS, compare
 
 ROUNDS, OBJECTIVE = 240, "regression"
@@ -50,7 +50,7 @@ class Restricted:
         return self.model.predict(features[:, self.columns])
 
 
-def stacked(cases: Sequence[Case]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def stacked(cases: Sequence[Recording]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Features, seconds and case numbers of all trials, those of the untuned kernels too."""
     rows, seconds, numbers = [], [], []
     for number, case in enumerate(cases):
@@ -64,7 +64,7 @@ def stacked(cases: Sequence[Case]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def train(
-    cases: Sequence[Case],
+    cases: Sequence[Recording],
     *,
     objective: str = OBJECTIVE,
     rounds: int = ROUNDS,
@@ -81,7 +81,7 @@ def train(
     return Restricted(CostModel.fit(features[:, columns], seconds, **how), columns)
 
 
-def usable(cases: Sequence[Case]) -> list[Case]:
+def usable(cases: Sequence[Recording]) -> list[Recording]:
     """The cases with one sparse matrix, recorded with the features of this version."""
     names = matrix_names()
     found = [case for case in cases if case.names == names]
@@ -111,7 +111,7 @@ def trainers(rounds: int) -> dict[str, Trainer]:
     }
 
 
-def tables(cases: Sequence[Case], rounds: int) -> Iterator[str]:
+def tables(cases: Sequence[Recording], rounds: int) -> Iterator[str]:
     """The evaluation in Markdown."""
     trials = sum(len(case.seconds) for case in cases)
     matrices, families = ({getattr(case, by) for case in cases} for by in ("matrix", "family"))
@@ -124,12 +124,12 @@ def tables(cases: Sequence[Case], rounds: int) -> Iterator[str]:
         yield markdown(by_margin(chosen)) + "\n"
 
 
-def margin(cases: Sequence[Case], rounds: int) -> float:
+def margin(cases: Sequence[Recording], rounds: int) -> float:
     """How much faster than the untuned kernel a candidate must look to be taken unmeasured, families left out."""
     return safe_margin(held_out(cases, partial(train, rounds=rounds), "family"))
 
 
-def searches(cases: Sequence[Case], over: Sequence[Case], rounds: int, seeds: int) -> str:
+def searches(cases: Sequence[Recording], over: Sequence[Recording], rounds: int, seeds: int) -> str:
     """Searches over recorded trials, with and without a model of the other families' `cases`, in Markdown."""
     families = dict.fromkeys(case.family for case in over)
     models = {name: train([case for case in cases if case.family != name], rounds=rounds) for name in families}

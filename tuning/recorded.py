@@ -16,10 +16,11 @@ from sparsetir.call.kernel import Kernel
 from sparsetir.call.make import make_kernel, single
 from sparsetir.compile.build import versions
 from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.machine import machine_name
 from sparsetir.script.printer import script
 from sparsetir.threads import get_num_threads
 from sparsetir.tuning.comparison import WORTH, Comparison, compared
-from sparsetir.tuning.database import Database, Key, Record, digest, machine_name
+from sparsetir.tuning.database import Database, Key, Record, digest
 from sparsetir.tuning.templates import Template
 from sparsetir.tuning.trials import is_untuned
 from sparsetir.tuning.tuned import TunedKernel, Variant

@@ -15,24 +15,24 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.bench.report import markdown
 from sparsetir.formats.format import Format
+from sparsetir.harness.tables import markdown
 from sparsetir.tuning.candidate import Candidate
-from sparsetir.tuning.cases import Case, load
 from sparsetir.tuning.knobs import Config
 from sparsetir.tuning.model import Model
+from sparsetir.tuning.recordings import Recording, load
 from sparsetir.tuning.search import STRATEGIES, Search
 from sparsetir.tuning.space import Space, Values
 
 BUDGETS, SEEDS = (1, 5, 16, 64), 5
 
-Priors = Callable[[Case], "Model | None"]
+Priors = Callable[[Recording], "Model | None"]
 
 
 class Recorded(Space):
     """The candidates of a case; a draw that was not recorded becomes the most similar one that was."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Recording) -> None:
         self.case = case
         self.listed = list(case.seconds)
         self.width = max(len(c.key) for c in self.listed)
@@ -99,7 +99,7 @@ class Recorded(Space):
         return [c for c in super().steps(candidate) if c in self.case.seconds]
 
 
-def replayed(case: Case, strategy: str, seed: int, trials: int, prior: Model | None = None) -> list[float]:
+def replayed(case: Recording, strategy: str, seed: int, trials: int, prior: Model | None = None) -> list[float]:
     """The share of the best time that a search has reached after each trial."""
     rows = lambda candidates: np.array([case.features[c] for c in candidates])  # noqa: E731
     search = Search(Recorded(case), features=rows, strategy=strategy, seed=seed, prior=prior)
@@ -118,7 +118,11 @@ def replayed(case: Case, strategy: str, seed: int, trials: int, prior: Model | N
 
 
 def compare(
-    cases: Sequence[Case], strategies: Sequence[str], budgets: Sequence[int], seeds: int, prior: Priors | None = None
+    cases: Sequence[Recording],
+    strategies: Sequence[str],
+    budgets: Sequence[int],
+    seeds: int,
+    prior: Priors | None = None,
 ) -> dict[str, Any]:
     """For each strategy and budget the geometric mean of the share of the best, and its 5th percentile.
 
@@ -135,7 +139,7 @@ def compare(
     return found
 
 
-def table(cases: Sequence[Case], strategies: Sequence[str], budgets: Sequence[int], seeds: int) -> str:
+def table(cases: Sequence[Recording], strategies: Sequence[str], budgets: Sequence[int], seeds: int) -> str:
     """`compare` as Markdown."""
     found = compare(cases, strategies, budgets, seeds)
     rows = [[name, *(f"{mean:.3f} ({low:.2f})" for mean, low in results)] for name, results in found.items()]

@@ -13,6 +13,7 @@ from typing import Any
 from sparsetir.call.composed import ComposedKernel
 from sparsetir.call.kernel import Kernel
 from sparsetir.errors import ArgumentError
+from sparsetir.harness.tables import aligned
 from sparsetir.schedules import Choices
 from sparsetir.tuning.comparison import Comparison
 from sparsetir.tuning.database import Key, Record
@@ -180,7 +181,7 @@ class TuneResult:
 
     def plot(self, path: str | Path) -> Path:
         """Draw every trial and the best so far over the time of the search; needs matplotlib."""
-        from sparsetir.bench.plot import curve
+        from sparsetir.harness.plot import curve
 
         sizes = ", ".join(f"{name} = {value}" for name, value in self.key.sizes.items())
         named = {name for name, _ in list(self.formats().items())[:MOST_COLOURS]}
@@ -327,10 +328,3 @@ def _cost(record: Record) -> float | None:
 
 def _ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1e3:.4g}"
-
-
-def aligned(rows: list[list[str]]) -> list[str]:
-    """Rows as text in columns, the first to the left and the others to the right."""
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    first, *rest = widths
-    return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], rest)]).rstrip() for row in rows]

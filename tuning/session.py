@@ -27,7 +27,7 @@ from sparsetir.tuning.knobs import Config
 from sparsetir.tuning.measure import duel, typical
 from sparsetir.tuning.model import CostModel
 from sparsetir.tuning.nearest import hints
-from sparsetir.tuning.pool import TIMEOUT, Process, can_send, pool_of
+from sparsetir.tuning.pool import TIMEOUT, can_send, pool_of
 from sparsetir.tuning.pretrained import prior_for
 from sparsetir.tuning.recorded import circumstances
 from sparsetir.tuning.report import OWN
@@ -37,6 +37,7 @@ from sparsetir.tuning.templates import Template
 from sparsetir.tuning.trials import is_untuned
 from sparsetir.tuning.tuned import TunedKernel, Variant
 from sparsetir.tuning.variants import own_storage
+from sparsetir.tuning.workers import Process
 from sparsetir.tuning.workload import Call
 
 MOST_VALUES = 2.5  # stored for each entry
@@ -219,15 +220,14 @@ class Session:
         """
         if not names:
             return {}
-        from sparsetir.bench import peers
+        from sparsetir.harness import peers
 
         known, (name, *_) = self.evaluator.known, names
         if known is None:
             raise ArgumentError(
                 f"{name} cannot be timed beside {self.kernel.name}, which is no program of sparsetir.ops"
             )
-        # A buffer cannot be called T in a script.
-        operands = [self.evaluator.inputs.get(n, self.evaluator.inputs.get(f"{n}_")) for n in known.operands]
+        operands = known.given(self.evaluator.inputs)
         if any(operand is None for operand in operands):
             wanted, given = ", ".join(known.operands), ", ".join(self.evaluator.inputs)
             raise ArgumentError(f"{name} is timed on the arguments {wanted}; found {given}")

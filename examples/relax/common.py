@@ -17,8 +17,8 @@ import tvm
 from tvm import ir, relax
 
 import sparsetir.relax as srelax
-from sparsetir.bench.timing import Timing, interleave
 from sparsetir.compile.build import native_target
+from sparsetir.harness.timing import Timing, interleave
 
 try:
     import torch

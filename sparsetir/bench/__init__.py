@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from sparsetir.bench._optional import MissingPackageError
-from sparsetir.bench.peers import available, missing, mttkrp, sddmm, set_threads, spmm, spmv
-from sparsetir.bench.plot import curve, density, spy
-from sparsetir.bench.stdlib_matrix import term_document
-from sparsetir.bench.timing import Timing, interleave
+from sparsetir.harness import suite
+from sparsetir.harness.optional import MissingPackageError
+from sparsetir.harness.peers import available, missing, mttkrp, sddmm, set_threads, spmm, spmv
+from sparsetir.harness.plot import curve, density, spy
+from sparsetir.harness.stdlib_matrix import term_document
+from sparsetir.harness.timing import Timing, interleave
 
 __all__ = [
     "MissingPackageError",
@@ -23,5 +24,6 @@ __all__ = [
     "spmm",
     "spmv",
     "spy",
+    "suite",
     "term_document",
 ]

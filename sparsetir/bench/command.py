@@ -8,13 +8,13 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sparsetir.bench import peers
-from sparsetir.bench.inputs import Source, loaded, say
 from sparsetir.bench.kernels import Plan
 from sparsetir.bench.measure import DIMENSIONS, Product, measure, suits
 from sparsetir.bench.report import Report
 from sparsetir.bench.roofline import Roofline, levels, measure_roofline
 from sparsetir.errors import ArgumentError
+from sparsetir.harness import peers
+from sparsetir.harness.inputs import Source, loaded, say
 from sparsetir.threads import get_num_threads, set_num_threads
 
 

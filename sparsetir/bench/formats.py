@@ -20,21 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import sparsetir
-from sparsetir.bench.inputs import find_files, free_memory, from_files, loaded, reason, say
 from sparsetir.bench.kernels import our_call
-from sparsetir.bench.reference import check
-from sparsetir.bench.report import markdown, written
-from sparsetir.bench.timing import NOISY, Timing, interleave
+from sparsetir.bench.report import written
 from sparsetir.errors import ArgumentError, SparseTIRError
 from sparsetir.formats.candidates import MOST_VALUES, Considered, candidates, considered
 from sparsetir.formats.format import Format
 from sparsetir.formats.layouts import CSR
 from sparsetir.formats.pattern import Pattern, pattern
 from sparsetir.formats.tensor import SparseTensor
+from sparsetir.harness.inputs import find_files, free_memory, from_files, loaded, reason, say
+from sparsetir.harness.operands import Case, as_float32, make_case
+from sparsetir.harness.products import check
+from sparsetir.harness.tables import aligned, markdown
+from sparsetir.harness.timing import NOISY, Timing, interleave
+from sparsetir.machine import machine_name
 from sparsetir.threads import get_num_threads
-from sparsetir.tuning.database import machine_name
-from sparsetir.tuning.operands import Case, as_float32, make_case
-from sparsetir.tuning.report import aligned
 
 DONE, FINDING, WRONG_USE = 0, 1, 2
 CONVERSIONS, CONVERTING = 3, 0.5  # a conversion is repeated so often, but not after so many seconds

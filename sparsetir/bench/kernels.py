@@ -12,10 +12,10 @@ import numpy as np
 
 import sparsetir
 from sparsetir.alignment import aligned
-from sparsetir.bench.inputs import reason, say
 from sparsetir.bench.sweep import best_of
 from sparsetir.call.kernel import Kernel
-from sparsetir.tuning.operands import Case
+from sparsetir.harness.inputs import reason, say
+from sparsetir.harness.operands import Case
 
 OUTPUTS = {"spmm": "C", "spmv": "y", "sddmm": "O", "mttkrp": "D"}
 MANY_TRIALS = 10_000

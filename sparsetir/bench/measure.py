@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparsetir.bench import peers
-from sparsetir.bench.inputs import free_memory, reason, say
 from sparsetir.bench.kernels import Plan, kernels, our_call
-from sparsetir.bench.reference import COLUMNS, PART, WrongResultError, check
 from sparsetir.bench.roofline import Bound, Roofline, Work, bound, work_of
-from sparsetir.bench.timing import Timing, interleave
 from sparsetir.errors import ArgumentError
-from sparsetir.tuning.operands import DENSE, Case, make_case
+from sparsetir.harness import peers
+from sparsetir.harness.inputs import free_memory, reason, say
+from sparsetir.harness.operands import DENSE, Case, make_case
+from sparsetir.harness.products import COLUMNS, PART, WrongResultError, check
+from sparsetir.harness.timing import Timing, interleave
 
 Call = Callable[[], Any]
 DIMENSIONS = {"spmm": 2, "spmv": 2, "sddmm": 2, "mttkrp": 3}

@@ -22,7 +22,7 @@ import numpy as np
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir.bench.timing import Timing, interleave
+from sparsetir.harness.timing import Timing, interleave
 
 SMALL = (10, 30)
 CORA = (2708, 10_556)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.bench._optional import require
-from sparsetir.bench.plot import save, shade
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.pattern import MatrixPattern, Pattern
+from sparsetir.harness.optional import require
+from sparsetir.harness.plot import save, shade
 
 SIZE = (16.0, 5.0)  # inches
 BAR = 0.4

@@ -10,15 +10,15 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from sparsetir.bench import peers
-from sparsetir.bench.inputs import say
 from sparsetir.bench.kernels import RATED
 from sparsetir.bench.measure import BEST, Row
 from sparsetir.bench.roofline import Roofline
-from sparsetir.bench.timing import NOISY, Timing
+from sparsetir.harness import peers
+from sparsetir.harness.inputs import say
+from sparsetir.harness.tables import aligned, markdown
+from sparsetir.harness.timing import NOISY, Timing
+from sparsetir.machine import machine_name
 from sparsetir.threads import get_num_threads
-from sparsetir.tuning.database import machine_name
-from sparsetir.tuning.report import aligned
 
 PACKAGES = ("apache-tvm", "numpy", "scipy", "torch", "mkl")
 SUMMARIES: dict[str, Callable[[list[float]], float]] = {"geometric mean": geometric_mean, "smallest": min}
@@ -187,13 +187,6 @@ def two_digits(value: float | None) -> str:
     return ABSENT if value is None else f"{value:.2f}"
 
 
-def markdown(cells: list[list[str]]) -> str:
-    """Cells as a Markdown table, numbers to the right."""
-    heading, *rest = cells
-    rule = ["---", *("---:" for _ in heading[1:])]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [heading, rule, *rest])
-
-
 def written(path: Path, text: str) -> None:
     """Write a file, and its folder if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,4 +194,4 @@ def written(path: Path, text: str) -> None:
     say(f"wrote {path}")
 
 
-__all__ = ["Report", "markdown", "written"]
+__all__ = ["Report", "written"]

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.bench.inputs import free_memory
 from sparsetir.errors import ArgumentError
+from sparsetir.harness.inputs import free_memory
 from sparsetir.machine import Level, levels
 from sparsetir.threads import get_num_threads
 
@@ -310,7 +310,7 @@ def work_of(op: str, inputs: Mapping[str, Any]) -> Work:
     ----------
     op : {"spmm", "spmv", "sddmm", "mttkrp"}
     inputs : mapping of str to array
-        As of `sparsetir.tuning.operands.make_case`: the sparse operand first.
+        As of `sparsetir.harness.operands.make_case`: the sparse operand first.
 
     Returns
     -------

@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 import sparsetir
-from sparsetir.bench import suite
-from sparsetir.bench.inputs import say
-from sparsetir.bench.report import markdown
 from sparsetir.errors import ArgumentError
+from sparsetir.harness import suite
+from sparsetir.harness.inputs import say
+from sparsetir.harness.tables import markdown
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 SIZES = "1e5,1e6,1e7,1e8"

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 
 import sparsetir
-from sparsetir.bench.inputs import Source, find_files, from_files, from_suite, loaded, reason, say
 from sparsetir.bench.kernels import CALLS, MANY_TRIALS, our_call
 from sparsetir.bench.measure import Product, parse_products, suits
-from sparsetir.bench.report import markdown
 from sparsetir.bench.sweep import best_of
-from sparsetir.bench.timing import interleave
 from sparsetir.errors import SparseTIRError
+from sparsetir.harness.inputs import Source, find_files, from_files, from_suite, loaded, reason, say
+from sparsetir.harness.operands import Case, make_case
+from sparsetir.harness.tables import markdown
+from sparsetir.harness.timing import interleave
 from sparsetir.tuning.measure import lower_quartile
-from sparsetir.tuning.operands import Case, make_case
 from sparsetir.tuning.report import TuneResult
 
 EARLY = 10.0  # seconds after which a search is looked at

@@ -14,15 +14,15 @@ import tvm_ffi
 from tvm import tirx
 
 import sparsetir
-from sparsetir.bench.inputs import say
-from sparsetir.bench.timing import burst, interleave
 from sparsetir.compile.pipeline import scheduled, to_stage_2
 from sparsetir.compile.target import make_target
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format
+from sparsetir.harness.inputs import say
+from sparsetir.harness.operands import Case
+from sparsetir.harness.timing import burst, interleave
 from sparsetir.schedules import Choices, Registers, suit
 from sparsetir.tuning.formats import dense_rows, promising
-from sparsetir.tuning.operands import Case
 
 MOST_VALUES = 2.5  # stored for each entry
 BURST = 0.03  # seconds of calls

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.bench._optional import MissingPackageError
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
+from sparsetir.harness.optional import MissingPackageError
 
 BASE_ZERO = 0
 NON_TRANSPOSE = 10

@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.bench import mkl
-from sparsetir.bench._optional import MissingPackageError, require
 from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.harness import mkl
+from sparsetir.harness.optional import MissingPackageError, require
 
 Call = Callable[[], np.ndarray]
 GATHERED_FLOATS = 1 << 20

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparsetir.bench import suite
 from sparsetir.errors import ArgumentError, FileFormatError, SparseTIRError
 from sparsetir.files import READERS, read
+from sparsetir.harness import suite
 from sparsetir.unpacking import UNPACKERS
 
 

@@ -22,7 +22,7 @@ LEAST = 8  # trials of a case
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class Recording:
     """The recorded trials of one program on one matrix.
 
     Parameters
@@ -69,7 +69,7 @@ class Case:
         return np.array([self.features[c] for c in ran]), np.array([self.seconds[c] for c in ran])
 
 
-def load(path: Path, *, spread: float = float("inf")) -> list[Case]:
+def load(path: Path, *, spread: float = float("inf")) -> list[Recording]:
     """The cases of a database, those of at least `LEAST` trials.
 
     Of several measurements of one candidate the geometric mean counts. Records that say which matrix they are of belong
@@ -107,16 +107,16 @@ def load(path: Path, *, spread: float = float("inf")) -> list[Case]:
             case["untuned"] = case["untuned"] or (seconds, row)
         else:
             case["trials"].setdefault(record.candidate, ([], row))[0].append(seconds)
-    cases = [_case(name, held) for name, held in found.items() if len(held["trials"]) >= LEAST]
+    cases = [_recording(name, held) for name, held in found.items() if len(held["trials"]) >= LEAST]
     cases = [case for case in cases if np.isfinite(case.best)]
     if not cases:
         raise TuningError(f"expected records of at least {LEAST} trials of one case in {path}; found none")
     return cases
 
 
-def _case(name: str, held: dict[str, Any]) -> Case:
+def _recording(name: str, held: dict[str, Any]) -> Recording:
     trials = held["trials"]
-    return Case(
+    return Recording(
         name,
         {c: _mean(seconds) for c, (seconds, _) in trials.items()},
         dict(zip(trials, of_width([row for _, row in trials.values()], len(held["names"])), strict=True)),
@@ -139,4 +139,4 @@ def ran(seconds: Sequence[float]) -> list[float]:
     return [value for value in seconds if np.isfinite(value)]
 
 
-__all__ = ["LEAST", "Case", "load"]
+__all__ = ["LEAST", "Recording", "load"]

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers of a search: processes, which may crash or hang without harm to the caller, or this one.
+
+A process whose parent is gone ends by itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import tvm
+from tvm import tirx
+
+from sparsetir.errors import TuningError
+from sparsetir.formats.format import Format
+from sparsetir.machine import CORES
+from sparsetir.threads import get_num_threads
+from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.evaluator import Evaluator, Prepared
+from sparsetir.tuning.measure import Measurement
+
+WORKERS = max(1, min(4, CORES))
+# TVM loads torch where it is installed, which takes seconds; arguments of torch are not sent (`SENT`).
+BEGIN = """
+import sys
+sys.modules["torch"] = None
+import tvm
+del sys.modules["torch"]
+from sparsetir.tuning.workers import serve
+serve(int(sys.argv[1]), int(sys.argv[2]))
+"""
+WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
+WATCH_SECONDS = 1.0  # between looks at whether the parent is there
+PATIENT = 6.0  # times as long for a conversion, or for a worker to begin
+
+Job: TypeAlias = "Callable[..., Any]"
+
+# ---------------------------------------------------------------- jobs: functions of an evaluator, sent by their names
+
+
+def prepare(evaluator: Evaluator, format: Format | None) -> Prepared:
+    """See `Evaluator.prepare`."""
+    return evaluator.prepare(format)
+
+
+def compile_candidate(evaluator: Evaluator, candidate: Candidate) -> str | None:
+    """See `Evaluator.compile`."""
+    return evaluator.compile(candidate)
+
+
+def time_candidate(evaluator: Evaluator, candidate: Candidate | None) -> Measurement:
+    """See `Evaluator.time`."""
+    return evaluator.time(candidate)
+
+
+def typical_seconds(evaluator: Evaluator, candidate: Candidate | None, seconds: float) -> float:
+    """See `Evaluator.typical`."""
+    return evaluator.typical(candidate, seconds)
+
+
+def seconds_beside(evaluator: Evaluator, candidate: Candidate, seconds: float) -> tuple[float, float]:
+    """See `Evaluator.beside`."""
+    return evaluator.beside(candidate, seconds)
+
+
+# ------------------------------------------------------------------------------------------------------------- workers
+
+
+class Lost(Exception):
+    """A worker died or took too long."""
+
+
+class Worker(Protocol):
+    """Does jobs, functions of an `Evaluator`, in the order in which they are posted."""
+
+    def post(self, job: Job, *args: Any) -> None:
+        """Ask for a job."""
+
+    def result(self) -> tuple[Job, tuple[Any, ...], Any]:
+        """The oldest job whose result was not taken, and its result; a `Lost` if it cost a worker its life."""
+
+    @property
+    def pending(self) -> int:
+        """Jobs whose result was not taken."""
+
+    def allow(self, seconds: float) -> None:
+        """Let a job take at least so long."""
+
+    def close(self) -> None:
+        """Forget everything."""
+
+
+class LocalWorker:
+    """An evaluator in this process."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.evaluator = evaluator
+        self.done: deque[tuple[Job, tuple[Any, ...], Any]] = deque()
+
+    @property
+    def pending(self) -> int:
+        return len(self.done)
+
+    def post(self, job: Job, *args: Any) -> None:
+        self.done.append((job, args, job(self.evaluator, *args)))
+
+    def result(self) -> tuple[Job, tuple[Any, ...], Any]:
+        return self.done.popleft()
+
+    def allow(self, seconds: float) -> None:
+        pass
+
+    def close(self) -> None:
+        self.done.clear()
+
+
+class Process:
+    """A Python process that answers jobs."""
+
+    idle: ClassVar[list[Process]] = []
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.threads, self.path = get_num_threads(), modules_path()
+        own = {"PYTHONPATH": self.path, "TVM_NUM_THREADS": str(self.threads), WORKER: "1"}
+        environment = {**os.environ, **own}  # the threads that wait sleep soon, see `sparsetir.threads`
+        command = [sys.executable, "-c", BEGIN, str(theirs.fileno()), str(os.getpid())]
+        self.process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the parent
+        )
+        theirs.close()
+        self.connection: Connection[Any, Any] = Connection(ours.detach())
+
+    @classmethod
+    def take(cls) -> Process:
+        """One that is idle, or a new one."""
+        while cls.idle:
+            found = cls.idle.pop()
+            is_same = (found.threads, found.path) == (get_num_threads(), modules_path())
+            if found.process.poll() is None and is_same:
+                return found
+            found.kill()
+        return cls()
+
+    @classmethod
+    def warm(cls) -> None:
+        """Begin as many as a pool may want, side by side: loading TVM takes each of them a second or more."""
+        while can_isolate() and len(cls.idle) < WORKERS:
+            cls.idle.append(cls())
+
+    def rest(self) -> None:
+        """Keep the process for the next search, if it is still there."""
+        try:
+            self.connection.send((end, ()))
+        except OSError:
+            self.kill()
+        else:
+            self.idle.append(self)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+
+
+def can_isolate() -> bool:
+    """Whether this process may begin others."""
+    return os.name == "posix" and bool(sys.executable) and WORKER not in os.environ
+
+
+def modules_path() -> str:
+    """Where a worker looks for modules, such as that of a template."""
+    return os.pathsep.join(entry for entry in sys.path if entry)
+
+
+@atexit.register
+def _dismiss() -> None:
+    while Process.idle:
+        Process.idle.pop().kill()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=Process.idle.clear)  # they are the parent's
+
+
+class RemoteWorker:
+    """An evaluator in a process of its own.
+
+    Parameters
+    ----------
+    payload : bytes
+        What an evaluator is made of, pickled.
+    timeout : float
+        Seconds of one job.
+    """
+
+    def __init__(self, payload: bytes, timeout: float) -> None:
+        self.payload, self.timeout = payload, timeout
+        self.jobs: deque[tuple[Job, tuple[Any, ...]]] = deque()
+        self.process: Process | None = None
+        self._start()
+
+    def _start(self) -> None:
+        """Send the evaluator to a process, then every job that waits; its answer is awaited with the first result."""
+        self.process = Process.take()
+        self.has_begun = False
+        try:
+            self.process.connection.send((begin, (self.payload,)))
+            for job in self.jobs:
+                self.process.connection.send(job)
+        except OSError as error:
+            raise TuningError(f"a worker process could not be started: {error}") from error
+
+    @property
+    def pending(self) -> int:
+        return len(self.jobs)
+
+    def post(self, job: Job, *args: Any) -> None:
+        assert self.process is not None
+        self.jobs.append((job, args))
+        try:
+            self.process.connection.send((job, args))
+        except OSError:
+            pass  # it died; noticed when the result is awaited
+
+    def result(self) -> tuple[Job, tuple[Any, ...], Any]:
+        job, args = self.jobs[0]
+        if not self.has_begun:
+            self._await_beginning()
+        try:
+            is_long = job is prepare or args[0] is None  # the untuned kernel must be timed
+            found = self._receive(self.timeout * (PATIENT if is_long else 1.0))
+        except Lost as lost:
+            found = lost
+        self.jobs.popleft()
+        if isinstance(found, Lost):
+            self._start()
+        return job, args, found
+
+    def allow(self, seconds: float) -> None:
+        self.timeout = max(self.timeout, seconds)
+
+    def begins(self) -> str | None:
+        """Wait until the evaluator is there; the reason where there can be none."""
+        try:
+            error: str | None = self._receive(self.timeout * PATIENT)
+        except Lost as lost:
+            error = str(lost)
+        self.has_begun = error is None
+        return error
+
+    def _await_beginning(self) -> None:
+        error = self.begins()
+        if error is not None:
+            raise TuningError(f"a worker process could not begin: {error}; try isolate=False")
+
+    def _receive(self, limit: float) -> Any:
+        assert self.process is not None
+        try:
+            if self.process.connection.poll(limit):
+                return self.process.connection.recv()
+            why = f"took more than {limit:g} s"
+        except (EOFError, OSError):
+            why = f"crashed: {how_it_ended(self.process.process.wait())}"
+        self.process.kill()
+        raise Lost(why)
+
+    def close(self) -> None:
+        if self.process is not None and self.has_begun and not self.jobs:
+            self.process.rest()
+        elif self.process is not None:
+            self.process.kill()
+        self.process = None
+
+
+def how_it_ended(code: int) -> str:
+    """The exit code of a process in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    return f"{name}, as when memory runs out" if name == "SIGKILL" else name
+
+
+def serve(descriptor: int, parent: int) -> None:
+    """Answer the jobs that come over a socket until its other end is closed, or the process `parent` is gone."""
+    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+    connection: Connection[Any, Any] = Connection(descriptor)
+    served = Served()
+    while True:
+        try:
+            job, args = connection.recv()
+            if job is end:
+                served.evaluator = None
+            else:
+                connection.send(job(served if job is begin else served.evaluator, *args))
+        except (EOFError, OSError):
+            return
+
+
+def _end_after(parent: int) -> None:
+    """End this process when its parent has ended, also from within a candidate that hangs."""
+    while os.getppid() == parent:
+        time.sleep(WATCH_SECONDS)
+    os._exit(1)
+
+
+class Served:
+    """What a worker process works for: one evaluator after another."""
+
+    evaluator: Evaluator | None = None
+
+
+def begin(served: Served, payload: bytes) -> str | None:
+    """Make the evaluator of a payload; the reason where that cannot be."""
+    served.evaluator = None
+    served.evaluator, error = _unpacked(payload)
+    return error
+
+
+def end(served: Served) -> None:
+    """Let the evaluator go; nobody waits for an answer."""
+
+
+def _unpacked(payload: bytes) -> tuple[Evaluator | None, str | None]:
+    try:
+        program, inputs, target, template, text = pickle.loads(payload)
+        if template is not None and template.text != text:
+            return None, f"{template!r} is another one there"
+        func = tvm.ir.load_json(program)
+        assert isinstance(func, tirx.PrimFunc)
+        return Evaluator(func, inputs, target, template, is_first=False), None
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
