@@ -32,6 +32,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sparsetir._autoload import ensure as _ensure_dialect
+from sparsetir.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sparsetir import errors, formats, ir, ops, relax
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from sparsetir.tuning.templates import template
     from sparsetir.verify import verify
 
-__version__ = "0.1.0"
 
 # Public name -> where it lives; a module stands for itself.
 _PUBLIC = {

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-import sparsetir
 from sparsetir.errors import ArgumentError, TuningError
+from sparsetir.version import __version__
 
 FORMAT = 1
 ROUNDS = 60
@@ -188,7 +188,7 @@ class CostModel:
         """Write the model as JSON; the trees are compressed in it."""
         trees = base64.b64encode(zlib.compress(bytes(self.booster.save_raw("ubj")), 9)).decode()
         shares = {name: round(share, 5) for name, share in self.importance().items()}
-        facts = {"format": FORMAT, "sparsetir": sparsetir.__version__, "objective": self.objective}
+        facts = {"format": FORMAT, "sparsetir": __version__, "objective": self.objective}
         facts |= {"scale": self.scale, "about": self.about, "importance": shares, "names": list(self.names)}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**facts, "trees": trees}, indent=1) + "\n", encoding="utf-8")

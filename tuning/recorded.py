@@ -11,7 +11,6 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-import sparsetir
 from sparsetir.call.kernel import Kernel
 from sparsetir.call.make import make_kernel, single
 from sparsetir.compile.build import versions
@@ -24,6 +23,7 @@ from sparsetir.tuning.database import Database, Key, Record, digest
 from sparsetir.tuning.templates import Template
 from sparsetir.tuning.trials import is_untuned
 from sparsetir.tuning.tuned import TunedKernel, Variant
+from sparsetir.version import __version__
 
 
 def circumstances(kernel: Kernel, template: Template | None = None) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def circumstances(kernel: Kernel, template: Template | None = None) -> dict[str,
         "target": str(kernel.target),
         "machine": machine_name(),
         "threads": get_num_threads(),
-        "versions": f"sparsetir {sparsetir.__version__} {digest(versions())}, tvm {tvm.__version__}",
+        "versions": f"sparsetir {__version__} {digest(versions())}, tvm {tvm.__version__}",
     }
 
 

@@ -19,9 +19,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import sparsetir
 from sparsetir.bench.kernels import our_call
 from sparsetir.bench.report import written
+from sparsetir.build import build
 from sparsetir.errors import ArgumentError, SparseTIRError
 from sparsetir.formats.candidates import MOST_VALUES, Considered, candidates, considered
 from sparsetir.formats.format import Format
@@ -34,7 +34,8 @@ from sparsetir.harness.products import check
 from sparsetir.harness.tables import aligned, markdown
 from sparsetir.harness.timing import NOISY, Timing, interleave
 from sparsetir.machine import machine_name
-from sparsetir.threads import get_num_threads
+from sparsetir.threads import get_num_threads, set_num_threads
+from sparsetir.transform.decompose import decompose_format
 
 DONE, FINDING, WRONG_USE = 0, 1, 2
 CONVERSIONS, CONVERTING = 3, 0.5  # a conversion is repeated so often, but not after so many seconds
@@ -283,7 +284,7 @@ class Products:
 
     def call(self, format: Format) -> Callable[[], Any]:
         """The product over a format, after it was compared with scipy's."""
-        kernel = sparsetir.build(sparsetir.decompose_format(self.case.program, {"A": format}))
+        kernel = build(decompose_format(self.case.program, {"A": format}))
         call = our_call(kernel, self.case)
         check(f"{self.name} as {format!r}", call, self.case)
         return call
@@ -346,7 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> list[Survey]:
     """Every matrix."""
     if args.threads is not None:
-        sparsetir.set_num_threads(args.threads)
+        set_num_threads(args.threads)
     paths = [*args.files, *(find_files(args.data) if args.data else [])]
     if not paths:
         raise ArgumentError("expected files with matrices, or --data FOLDER; found none")

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-import sparsetir
 from sparsetir.alignment import aligned
 from sparsetir.bench.sweep import best_of
+from sparsetir.build import build
 from sparsetir.call.kernel import Kernel
 from sparsetir.harness.inputs import reason, say
 from sparsetir.harness.operands import Case
+from sparsetir.tuning import tune_sparse
 
 OUTPUTS = {"spmm": "C", "spmv": "y", "sddmm": "O", "mttkrp": "D"}
 MANY_TRIALS = 10_000
@@ -55,7 +56,7 @@ Kind = Callable[[Case, Plan], dict[str, Any]]
 
 def untuned(case: Case, _plan: Plan) -> dict[str, Any]:
     """What `sparsetir.build` makes of the program for many calls."""
-    return {"untuned": sparsetir.build(case.program, calls=CALLS)}
+    return {"untuned": build(case.program, calls=CALLS)}
 
 
 def tuned(case: Case, plan: Plan) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def tuned(case: Case, plan: Plan) -> dict[str, Any]:
     if not plan.tune:
         return {}
     budget: dict[str, Any] = {"max_trials": MANY_TRIALS, "max_seconds": plan.tune}
-    result = sparsetir.tune_sparse(case.program, case.inputs, database=plan.database, progress=False, **budget)
+    result = tune_sparse(case.program, case.inputs, database=plan.database, progress=False, **budget)
     return {"tuned": result.kernel}
 
 

@@ -21,8 +21,10 @@ from statistics import median
 import numpy as np
 import scipy.sparse as sp
 
-import sparsetir
+from sparsetir import ops
+from sparsetir.build import build
 from sparsetir.harness.timing import Timing, interleave
+from sparsetir.lower import lower
 
 SMALL = (10, 30)
 CORA = (2708, 10_556)
@@ -77,7 +79,7 @@ def matrix(rows: int, nnz: int) -> sp.csr_array:
 
 def calls(A: sp.csr_array) -> dict[str, Callable[[], object]]:
     """The ways to multiply `A` by one column, from the bare compiled function upwards."""
-    kernel = sparsetir.build(sparsetir.ops.spmm())
+    kernel = build(ops.spmm())
     B, C = np.ones((A.shape[1], 1), "float32"), np.empty((A.shape[0], 1), "float32")
     # The parameters of the program in its order.
     raw = (A.data, B, C, A.indptr, A.indices, *A.shape, A.nnz, 1)
@@ -143,11 +145,11 @@ def process_lines(*, runs: int) -> list[Line]:
 
 def compiler_lines(*, rounds: int) -> list[Line]:
     """Parsing and lowering in a process that has done both before."""
-    program = sparsetir.ops.spmm()
+    program = ops.spmm()
     cases = {
-        "SpMM parsed again": sparsetir.ops.spmm,
-        "SpMM lowered to stage II": lambda: sparsetir.lower(program, stage=2),
-        "SpMM lowered to stage III": lambda: sparsetir.lower(program, stage=3),
+        "SpMM parsed again": ops.spmm,
+        "SpMM lowered to stage II": lambda: lower(program, stage=2),
+        "SpMM lowered to stage III": lambda: lower(program, stage=3),
     }
     return [Line(name, t.median) for name, t in interleave(cases, rounds=rounds, rest=0.0).items()]
 

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-import sparsetir
+from sparsetir import ops
+from sparsetir.build import build
 from sparsetir.errors import ArgumentError
 from sparsetir.harness import suite
 from sparsetir.harness.inputs import say
@@ -48,7 +49,7 @@ def forget_peak() -> None:
 
 def measure(family: str, nnz: int, feat: int) -> dict[str, float]:
     """Seconds of a product and its memory, for one member of a family."""
-    kernel = sparsetir.build(sparsetir.ops.spmm() if feat else sparsetir.ops.spmv())
+    kernel = build(ops.spmm() if feat else ops.spmv())
     A = suite.MATRICES[family](np.random.default_rng(0), nnz)
     dense, out = ("B", "C") if feat else ("x", "y")
     shapes = [(n, feat) if feat else (n,) for n in reversed(A.shape)]

@@ -16,15 +16,16 @@ from typing import Any
 
 import numpy as np
 
-import sparsetir
 from sparsetir.bench.kernels import CALLS, MANY_TRIALS, our_call
 from sparsetir.bench.measure import Product, parse_products, suits
 from sparsetir.bench.sweep import best_of
+from sparsetir.build import build
 from sparsetir.errors import SparseTIRError
 from sparsetir.harness.inputs import Source, find_files, from_files, from_suite, loaded, reason, say
 from sparsetir.harness.operands import Case, make_case
 from sparsetir.harness.tables import markdown
 from sparsetir.harness.timing import interleave
+from sparsetir.tuning import tune_sparse
 from sparsetir.tuning.measure import lower_quartile
 from sparsetir.tuning.report import TuneResult
 
@@ -96,11 +97,11 @@ def reached(result: TuneResult, seconds: float) -> float:
 def measure(name: str, case: Case, *, seconds: float, seeds: int, sweep: bool) -> Row:
     """Search, and time what was found in turn."""
     budget: dict[str, Any] = {"max_trials": MANY_TRIALS, "max_seconds": seconds, "progress": False}
-    results = [sparsetir.tune_sparse(case.program, case.inputs, seed=seed, **budget) for seed in range(seeds)]
-    alone = sparsetir.tune_sparse(case.program, case.inputs, formats=[], **budget)
-    unled = sparsetir.tune_sparse(case.program, case.inputs, strategy="evolution", **budget)
+    results = [tune_sparse(case.program, case.inputs, seed=seed, **budget) for seed in range(seeds)]
+    alone = tune_sparse(case.program, case.inputs, formats=[], **budget)
+    unled = tune_sparse(case.program, case.inputs, strategy="evolution", **budget)
     kernels = {
-        "untuned": sparsetir.build(case.program, calls=CALLS),
+        "untuned": build(case.program, calls=CALLS),
         "schedules": alone.kernel,
         "evolution": unled.kernel,
     }

@@ -13,15 +13,17 @@ from typing import Any
 import tvm_ffi
 from tvm import tirx
 
-import sparsetir
+from sparsetir.build import build
 from sparsetir.compile.pipeline import scheduled, to_stage_2
 from sparsetir.compile.target import make_target
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format
+from sparsetir.formats.pattern import pattern
 from sparsetir.harness.inputs import say
 from sparsetir.harness.operands import Case
 from sparsetir.harness.timing import burst, interleave
 from sparsetir.schedules import Choices, Registers, suit
+from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning.formats import dense_rows, promising
 
 MOST_VALUES = 2.5  # stored for each entry
@@ -48,13 +50,13 @@ def options(case: Case) -> Iterator[Option]:
     base = suit.usual(case.program, Registers.of(make_target(None, case.program)))
     yield Option(None, None)
     yield from different(case.program, [Option(None, choices) for choices in suit.sweep(base)])
-    for format in promising(sparsetir.pattern(case.sparse), most=MOST_VALUES, feat=dense_rows(case.inputs)):
+    for format in promising(pattern(case.sparse), most=MOST_VALUES, feat=dense_rows(case.inputs)):
         yield Option(format, None)
 
 
 def refined(case: Case, format: Format) -> Iterator[Option]:
     """A format that did well with several choices."""
-    parts = sparsetir.decompose_format(case.program, {next(iter(case.inputs)): format})
+    parts = decompose_format(case.program, {next(iter(case.inputs)): format})
     base = suit.usual(parts.func, Registers.of(make_target(None, parts.func)))
     yield from different(parts.func, [Option(format, choices) for choices in suit.sweep(base, over_format=True)])
 
@@ -113,8 +115,8 @@ def kernel_of(case: Case, option: Option) -> Any:
     program = case.program
     if option.format is not None:
         name = next(iter(case.inputs))
-        program = sparsetir.decompose_format(program, {name: option.format})
-    return sparsetir.build(program, schedule=option.choices)
+        program = decompose_format(program, {name: option.format})
+    return build(program, schedule=option.choices)
 
 
 def fastest(call: Callable[[], Any]) -> float:
