@@ -69,10 +69,10 @@ TO_STAGE_3 = [
     CheckForm,  # no variable outside its block
     CheckLoops,  # only kinds of loops that code can be generated for
     GuardDomains,  # no block variable past its domain
-    MarkIndependent,  # what may run in parallel, noted at the loops
+    MarkIndependent,  # loops that may run in parallel, as annotations
     DecomposeInit,  # initialisation above the reduction loops
-    CheckWrites,  # no result behind a loop that may be empty
-    CheckCaches,  # no cache that is read where nothing was stored
+    CheckWrites,  # no result below a loop that may run zero times
+    CheckCaches,  # no cache that is read before it is written
     GuardCopies,  # no copy of an element that does not exist
     s_tir.transform.CanonicalizeLoop(),
     s_tir.transform.LowerInitBlock(),
@@ -84,36 +84,36 @@ TO_STAGE_3 = [
     CheckParallel,  # parallel loops write apart
     BoundLocals,  # fixed sizes for arrays inside loops
     RefuseRagged,  # no scratch as long as a row
-    PackOperands,  # marked column loops -> panels outside the rows, operands packed
-    FuseLoops,  # neighbouring row loops -> parallel chunks of the same rows
-    SplitMergePath,  # annotated rows -> parallel chunks of the same number of entries
-    BalanceNonzeros,  # annotated rows -> parallel chunks of equal work
-    VersionLoops,  # rows whose blocks lie inside without bounds checks
+    PackOperands,  # operand packing: marked column loops -> panels outside the rows
+    FuseLoops,  # loop fusion: neighbouring row loops -> parallel chunks of the same rows
+    SplitMergePath,  # merge-path split: annotated rows -> parallel chunks of the same number of entries, with carry-out
+    BalanceNonzeros,  # load balancing: annotated rows -> parallel chunks of equal work
+    VersionLoops,  # loop versioning: rows whose blocks lie inside without bounds checks
     SumBlocks,  # annotated sums over blocks -> a running sum for each element, in vectors
-    InterchangeLoops,  # tiles of a row around all the sums that it collects
-    PeelRemainders,  # bounds-checked vector tiles -> full tiles, narrower tiles, scalars
-    BlockRegisters,  # rows that annotated sums share -> registers, part by part
+    InterchangeLoops,  # loop interchange: tiles of a row around all the sums that it collects
+    PeelRemainders,  # remainder handling: bounds-checked vector tiles -> full tiles, narrower tiles, scalars
+    BlockRegisters,  # register blocking: rows that annotated sums share -> registers, part by part
     VectorizeDots,  # annotated sums along rows -> vectors, several at once
     VectorizeMaps,  # annotated functions along rows -> arithmetic in vectors
-    FactorInvariants,  # annotated sums -> fixed factors once, and sums of the rest
+    FactorInvariants,  # annotated sums -> loop-invariant factors once, and sums of the rest
     SumRagged,  # annotated sums along ragged rows -> vectors, the end under a mask
     UnrollRagged,  # annotated ragged loops -> unrolled groups and a rest
     InsertPrefetch,  # annotated gather loops -> prefetch ahead
     tirx.transform.ConvertSSA(),
-    PromoteRegisters,  # running values in registers
-    StoreNontemporal,  # annotated rows written past the caches
+    PromoteRegisters,  # register promotion: running values
+    StoreNontemporal,  # annotated rows -> non-temporal stores
     VectorizeMasked,  # padded rows side by side -> vectors under a mask
-    UnswitchLoops,  # guarded terms -> guarded loops
-    ScalarizeLoops,  # vector loops whose lanes differ -> serial loops
+    UnswitchLoops,  # loop unswitching: guarded terms -> guarded loops
+    ScalarizeLoops,  # scalarisation: vector loops whose lanes differ -> serial loops
     ScalarizeGathers,  # gathers of vector loops -> loads of words of indices, and of one element after the other
     HoistScratch,  # scratch of unknown size outside the loops
     PromoteHalves,  # 16-bit floats computed and accumulated in float32
     LowerFind,  # search calls -> loops
     tirx.transform.FlattenBuffer(),
     tirx.transform.StmtSimplify(),
-    WidenIndices,  # small numbers added to subscripts in 64 bits
-    ReplaceAggregates,  # large local arrays of unrolled steps -> small ones
-    PromoteToStack,  # small local arrays on the stack
+    WidenIndices,  # index widening: small numbers added to subscripts in 64 bits
+    ReplaceAggregates,  # scalar replacement of aggregates: large local arrays of unrolled steps -> small ones
+    PromoteToStack,  # stack promotion: small local arrays
     SplitGuards,  # conditions before the loads that rely on them
     GuardDivisions,  # no division by a size of zero
     CheckScratch,  # no scratch that TVM cannot place

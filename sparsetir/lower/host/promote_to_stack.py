@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put small arrays of a thread on the stack, where LLVM turns them into registers.
+"""Stack promotion: small arrays of a thread lie on the stack, where LLVM turns them into registers.
 
 before::
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take a local array that is too large for the stack apart, into one array for each unrolled step.
+"""Scalar replacement of aggregates: a large local array becomes one small array for each unrolled step.
 
 before::
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Add a small number to a subscript in 64 bits: then only the small number moves along a row.
+"""Index widening: a small number is added to a subscript in 64 bits, and only the small number changes along a row.
 
 before::
 

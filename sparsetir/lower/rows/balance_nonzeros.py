@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Share the rows of an annotated loop so that every chunk has the same number of nonzeros.
+"""Nonzero load balancing: the rows of an annotated loop in chunks with the same number of nonzeros.
 
 before::
 

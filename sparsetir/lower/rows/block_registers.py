@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep the row that several sums share in registers.
+"""Register blocking: the row that several sums share is kept in registers.
 
 before::
 

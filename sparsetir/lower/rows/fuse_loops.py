@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run neighbouring row loops over the same rows together, a few rows at a time.
+"""Loop fusion: neighbouring loops over the same rows run together, a few rows at a time.
 
 before::
 

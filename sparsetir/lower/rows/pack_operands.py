@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Go over a panel of columns at a time, with what the rows gather packed beside each other first.
+"""Operand packing: the rows of a panel of columns are copied side by side before they are gathered.
 
 before::
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Share the nonzeros of an annotated loop evenly, splitting rows that reach into several chunks.
+"""Merge-path split with carry-out: every chunk has the same number of nonzeros, rows may reach into several chunks.
 
 before::
 

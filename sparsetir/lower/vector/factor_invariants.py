@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take factors that do not move out of a sum: its terms are summed on their own, and multiplied once.
+"""Factoring out loop-invariant operands: the other factors are summed first, and multiplied once.
 
 before::
 

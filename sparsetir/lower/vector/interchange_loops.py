@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take a loop over tiles of a result's row out of the sums that the row collects: one tile at a time through all.
+"""Loop interchange: a loop over tiles of a result's row goes outside the sums that the row collects.
 
 before::
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take the bounds check out of a tiled vector loop; finish with ever narrower tiles.
+"""Remainder (tail) handling: full vector tiles run without a bounds check, the rest in narrower tiles.
 
 before::
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep a reduction's running values in registers.
+"""Register promotion (scalar replacement): the running values of a reduction are kept in registers.
 
 before::
 

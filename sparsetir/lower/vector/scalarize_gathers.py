@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load the indices of gathered lanes a word at a time, and what they name one by one.
+"""Scalarised gathers: indices are loaded a word at a time, the elements that they name one by one.
 
 before::
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Let the lanes of a vector loop take turns where they do not all do the same.
+"""Scalarisation: a vector loop whose lanes do different things becomes a serial loop.
 
 before::
 

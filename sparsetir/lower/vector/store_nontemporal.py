@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write finished tiles past the caches.
+"""Non-temporal stores: finished tiles are written past the caches.
 
 before::
 

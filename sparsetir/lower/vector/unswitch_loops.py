@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test a slot once, not in every lane: a guarded term becomes a guarded update around the loops it does not depend on.
+"""Loop unswitching: a condition is tested once, outside the loops that it does not depend on.
 
 before::
 

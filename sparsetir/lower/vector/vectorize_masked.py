@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sum padded rows side by side in vectors: what tests each lane becomes a mask.
+"""Masked (predicated) vectorisation: padded rows are summed side by side, the test of each lane is a mask.
 
 before::
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test once a row whether its block sticks out, not at every element.
+"""Loop versioning: rows whose block lies inside the matrix run a copy of the loop without bounds checks.
 
 before::
 
