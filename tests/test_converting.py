@@ -11,9 +11,8 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir import formats
-from sparsetir.call import converting
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.formats import Entries
+from sparsetir.formats import Entries, suit
 from sparsetir.formats.diagonals import slice_diagonals
 from sparsetir.harness.suite import families
 from sparsetir.ir import decode
@@ -37,34 +36,34 @@ def short_rows() -> Any:
 
 @pytest.mark.parametrize(("size", "wanted"), [(1, None), (2, 2), (3, 3), (4, 4)])
 def test_dense_blocks(size: int, wanted: int | None) -> None:
-    found = converting.suited(decode(sparsetir.ops.spmm()), blocks(size), {"B": (240, 32)})
+    found = suit.suited(decode(sparsetir.ops.spmm()), blocks(size), {"B": (240, 32)})
     assert (found and found.format) == (wanted and formats.bsr(wanted, wanted))
 
 
 def test_short_rows_of_a_matrix_times_a_vector() -> None:
     program, A = decode(sparsetir.ops.spmv()), short_rows()
-    found = converting.suited(program, A, {"x": (A.shape[1],)})
+    found = suit.suited(program, A, {"x": (A.shape[1],)})
     assert found is not None
     assert found.format == formats.sell(16, 1024)
-    assert converting.suited(program, families()["uniform"]("small")[:50], {"x": (1250,)}) is None  # too little of it
+    assert suit.suited(program, families()["uniform"]("small")[:50], {"x": (1250,)}) is None  # too little of it
     ends = np.cumsum(np.where(np.arange(40_000) % 10 == 0, 40, 0), dtype=np.int32)
     skewed = sp.csr_array((np.ones(ends[-1], "float32"), np.arange(ends[-1], dtype=np.int32) % 1000, [0, *ends]),
                           shape=(40_000, 1000))  # fmt: skip
     assert skewed.nnz / skewed.shape[0] == 4
-    found = converting.suited(program, skewed, {"x": (1000,)})
+    found = suit.suited(program, skewed, {"x": (1000,)})
     assert found is not None
     assert found.format == formats.sell(8, 1024)  # fuller than slices of 16
     powers = np.random.default_rng(0).zipf(2.2, 40_000).clip(max=1000)
     ends = np.cumsum(powers, dtype=np.int32)
     uneven = sp.csr_array((np.ones(ends[-1], "float32"), np.arange(ends[-1], dtype=np.int32) % 1000, [0, *ends]),
                           shape=(40_000, 1000))  # fmt: skip
-    found = converting.suited(program, uneven, {"x": (1000,)})
+    found = suit.suited(program, uneven, {"x": (1000,)})
     assert found is not None
     assert found.format == formats.sell(8, 8192)  # of rows of like length from further away
-    assert converting.suited(program, families()["giant_row"]("medium"), {"x": (500_000,)}) is None
+    assert suit.suited(program, families()["giant_row"]("medium"), {"x": (500_000,)}) is None
     hub = sp.csr_array((np.ones(70_000, "float32"), np.arange(70_000, dtype=np.int32), [0, 70_000, *[70_000] * 19_999]),
                        shape=(20_000, 70_000))  # fmt: skip
-    assert converting.suited(program, hub, {"x": (70_000,)}) is None
+    assert suit.suited(program, hub, {"x": (70_000,)}) is None
 
 
 @pytest.mark.parametrize(("cache", "wanted"), [(1 << 20, None), (1 << 10, formats.sell(16, 1024))])
@@ -72,18 +71,18 @@ def test_longer_rows_are_summed_side_by_side_where_vectors_are_far(
     cache: int, wanted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     A = sp.random_array((2000, 4000), density=40 / 4000, format="csr", dtype="float32", rng=np.random.default_rng(0))
-    monkeypatch.setattr(converting, "private_cache", lambda: cache)
-    found = converting.suited(decode(sparsetir.ops.spmv()), A, {"x": (4000,)})
+    monkeypatch.setattr(suit, "private_cache", lambda: cache)
+    found = suit.suited(decode(sparsetir.ops.spmv()), A, {"x": (4000,)})
     assert (found and found.format) == wanted
 
 
 @pytest.mark.parametrize("name", ["stencil_2d", "stencil_3d"])
 def test_grids_are_summed_on_diagonals(name: str) -> None:
     program, A = decode(sparsetir.ops.spmv()), families()[name]("medium")
-    found = converting.suited(program, A, {"x": (A.shape[1],)})
+    found = suit.suited(program, A, {"x": (A.shape[1],)})
     assert found is not None
     assert found.format == formats.hdia(16)
-    few = converting.suited(program, A, {"x": (A.shape[1],)}, calls=found.calls - 1)
+    few = suit.suited(program, A, {"x": (A.shape[1],)}, calls=found.calls - 1)
     assert few is not None
     assert few.format == formats.sell(16, 1024)
 
@@ -93,16 +92,16 @@ def test_an_arrow_stays_in_rows() -> None:
     n = 200_000
     arrow = sp.csr_array(sp.vstack([np.ones((1, n), "float32"), sp.eye_array(n, dtype="float32", format="csr")[1:]]))
     assert slice_diagonals(Entries.of_rows(arrow.shape, arrow.indptr, arrow.indices), 16, 0.5)[0] > 0.3
-    assert converting.suited(decode(sparsetir.ops.spmv()), arrow, {"x": (n,)}) is None
+    assert suit.suited(decode(sparsetir.ops.spmv()), arrow, {"x": (n,)}) is None
 
 
 def test_similar_rows_are_looked_for_if_grouping_them_can_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     program, A = decode(sparsetir.ops.spmm()), families()["copied_rows"]("small")
-    found = converting.suited(program, A, {"B": (A.shape[1], 32)})
+    found = suit.suited(program, A, {"B": (A.shape[1], 32)})
     assert found is not None
     assert found.format == formats.row_groups(4)
-    monkeypatch.setattr(converting, "group_gain", lambda _entries: pytest.fail("looked"))
-    assert converting.suited(program, A, {"B": (A.shape[1], 32)}, calls=found.calls - 1) is None
+    monkeypatch.setattr(suit, "group_gain", lambda *_args: pytest.fail("looked"))
+    assert suit.suited(program, A, {"B": (A.shape[1], 32)}, calls=found.calls - 1) is None
 
 
 def test_converting_has_to_pay() -> None:

@@ -18,6 +18,7 @@ import scipy.sparse as sp
 from sparsetir import formats, ops
 from sparsetir.errors import ArgumentError, TuningError
 from sparsetir.formats.pattern import pattern
+from sparsetir.formats.suit import promising
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.harness import suite
 from sparsetir.schedules import Choices, suit
@@ -29,7 +30,6 @@ from sparsetir.tuning.estimate import Estimates
 from sparsetir.tuning.evaluate import pairs_in_order, ranking, safe_margin
 from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.features import Operands, Stored, density, of_pattern
-from sparsetir.tuning.formats import promising
 from sparsetir.tuning.guess import guess
 from sparsetir.tuning.model import OBJECTIVES, AnalyticModel, CostModel, RandomModel, closeness
 from sparsetir.tuning.nearest import distance, hints, neighbours
@@ -212,7 +212,7 @@ def test_estimates_come_near_what_is_stored() -> None:
     for name in ("fem_blocks", "stencil_2d", "bipartite"):
         encoding = encoding_of(suite.generate(name, 3_000))
         held = SparseTensor.from_any(suite.generate(name, 3_000))
-        for format in promising(encoding.described, most=sessions.MOST_VALUES):
+        for format in promising(encoding.described):
             stored = sum(piece.packed.count for piece in held.convert(format).pieces)
             assert 0.6 < encoding.estimates(format).values / stored < 1.6, format
 

@@ -16,13 +16,14 @@ import sparsetir
 from fences import fenced
 from sparsetir import SparseTensor, formats
 from sparsetir.errors import ArgumentError, LoweringError, StructureError
-from sparsetir.formats.candidates import candidates
+from sparsetir.formats import suit
+from sparsetir.formats.suit import candidates
 from sparsetir.formats.text import parse
+from sparsetir.harness.operands import dense_shapes
 from sparsetir.harness.suite import families
 from sparsetir.lower.rewriting import collect
 from sparsetir.schedules import Choices
 from sparsetir.script.printer import script
-from sparsetir.tuning import formats as trying
 
 FORMATS = {"rows": formats.narrow_csr(), "slices": formats.narrow_sell(4, 8), "slices of 8": formats.narrow_sell(8, 64)}
 FORMAT = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
@@ -198,13 +199,13 @@ def test_candidates_where_columns_fit() -> None:
 def test_they_are_for_vectors_and_matrices_beyond_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     A = families()["stencil_2d"]("small")
     described = sparsetir.pattern(A)
-    monkeypatch.setattr(trying, "last_cache", lambda: 8 * A.nnz - 1)
+    monkeypatch.setattr(suit, "last_cache", lambda: 8 * A.nnz - 1)
     x, column, B = np.ones(9), np.ones((9, 1)), np.ones((9, 8))
     for inputs, wanted in (({"A": A, "x": x}, 2), ({"A": A, "B": column}, 2), ({"A": A, "B": B}, 0)):
-        found = trying.promising(described, most=9, feat=trying.dense_rows(inputs))
+        found = suit.promising(described, most=9, feat=suit.dense_rows(dense_shapes(inputs)))
         assert len(set(found) & set(FORMATS.values())) == wanted
-    monkeypatch.setattr(trying, "last_cache", lambda: 8 * A.nnz)
-    assert not set(trying.promising(described, most=9)) & set(FORMATS.values())
+    monkeypatch.setattr(suit, "last_cache", lambda: 8 * A.nnz)
+    assert not set(suit.promising(described, most=9)) & set(FORMATS.values())
 
 
 # ---------------------------------------------------------------- formulas of positions

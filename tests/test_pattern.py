@@ -12,6 +12,7 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,8 @@ from sparsetir.cli import main, parser
 from sparsetir.compile.build import write_cache
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, VerifyError
 from sparsetir.formats import statistics
-from sparsetir.formats.candidates import MOST_VALUES, RULES, candidates, considered
 from sparsetir.formats.pattern import BLOCKS, PARTS, MatrixPattern, Pattern, pattern
+from sparsetir.formats.suit import MOST_VALUES, RULES, candidates, considered
 from sparsetir.harness import timing
 from sparsetir.tuning.database import fingerprint as fingerprint_of_arguments
 
@@ -202,7 +203,7 @@ def test_rows_meet_in_columns_as_counted(stored: np.ndarray) -> None:
 def test_large_matrices_are_counted_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = random(90, 60, 0.2, 5)
     at_once = found_in(stored)
-    monkeypatch.setattr(statistics, "BATCH", 7)
+    monkeypatch.setattr(import_module("sparsetir.formats.blocks"), "BATCH", 7)
     monkeypatch.setattr(statistics, "CHUNK", 5)
     assert found_in(stored) == at_once
 

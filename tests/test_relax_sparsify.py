@@ -18,8 +18,9 @@ import sparsetir.relax as srelax
 from sparsetir import ops
 from sparsetir.compile.target import native_target
 from sparsetir.errors import ArgumentError
+from sparsetir.formats.suit import BLOCKED, SCATTERED, most_dense
 from sparsetir.relax.build import lowered
-from sparsetir.relax.sparsify import Times, is_blocked, timed
+from sparsetir.relax.sparsify import Times, timed
 from sparsetir.tuning import tune_sparse
 
 OUT, IN = 96, 128
@@ -224,8 +225,8 @@ def test_tuned_records_are_used(tmp_path: Path) -> None:
 
 
 def test_blocks_are_seen() -> None:
-    assert is_blocked(sp.csr_array(np.kron(np.eye(8), np.ones((4, 4)))))
-    assert not is_blocked(sp.csr_array(W))
+    assert most_dense(sp.csr_array(np.kron(np.eye(8), np.ones((4, 4))))) == BLOCKED
+    assert most_dense(sp.csr_array(W)) == SCATTERED
 
 
 @pytest.mark.parametrize(

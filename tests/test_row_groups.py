@@ -16,9 +16,9 @@ import tvm_ffi
 import sparsetir
 from sparsetir import SparseTensor, formats
 from sparsetir.errors import ArgumentError, StructureError
-from sparsetir.formats.candidates import candidates
 from sparsetir.formats.format import Entries
 from sparsetir.formats.row_groups import RowGroups, grouped_share, groups_of, signatures
+from sparsetir.formats.suit import candidates
 from sparsetir.harness import suite
 from sparsetir.interop.levels import Level
 from sparsetir.interop.structure import check_level

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, log2
 
+from sparsetir.formats.layouts import CSR
 from sparsetir.formats.pattern import MatrixPattern, Pattern
 from sparsetir.machine import last_cache, private_cache
 from sparsetir.schedules import Choices
 from sparsetir.tuning.candidate import Candidate
-from sparsetir.tuning.estimate import column_parts, columns_of_a_block
 from sparsetir.tuning.features import Operands, Stored
 
 VECTOR, REGISTERS = 64, 32  # bytes of a vector, and how many vectors a core holds
@@ -67,9 +67,10 @@ def terms(candidate: Candidate, stored: Stored, operands: Operands, structure: S
     choices = candidate.choices
     if not isinstance(choices, Choices):
         return {}
-    loops = _Loops(choices, stored, operands, structure, column_parts(candidate.format))
+    format = candidate.format or CSR()
+    loops = _Loops(choices, stored, operands, structure, format.column_parts)
     found = {**loops.shape(), **loops.reuse(), **loops.bytes()}
-    found |= {"block_columns": float(columns_of_a_block(candidate.format)), "column_parts": float(loops.parts)}
+    found |= {"block_columns": float(format.block[1]), "column_parts": float(loops.parts)}
     return found | {"roofline": log2(loops.seconds())}
 
 

@@ -15,6 +15,8 @@ from sparsetir.call.make import single
 from sparsetir.errors import ArgumentError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern
+from sparsetir.formats.suit import dense_rows, promising
+from sparsetir.harness.operands import dense_shapes
 from sparsetir.schedules import Registers, suit
 from sparsetir.threads import get_num_threads
 from sparsetir.tuning import features
@@ -22,7 +24,6 @@ from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database, Key, Record, fingerprint
 from sparsetir.tuning.encoding import Encoding
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.formats import dense_rows, promising
 from sparsetir.tuning.knobs import Config
 from sparsetir.tuning.measure import duel, typical
 from sparsetir.tuning.model import CostModel
@@ -39,8 +40,6 @@ from sparsetir.tuning.tuned import TunedKernel, Variant
 from sparsetir.tuning.variants import own_storage
 from sparsetir.tuning.workers import Process
 from sparsetir.tuning.workload import Call
-
-MOST_VALUES = 2.5  # stored for each entry
 
 
 class Session:
@@ -117,7 +116,7 @@ class Session:
             return list(formats)
         if self.template is not None:  # it is written for the loops of the program as it is
             return []
-        return promising(self.described, most=MOST_VALUES, feat=dense_rows(self.evaluator.inputs))
+        return promising(self.described, feat=dense_rows(dense_shapes(self.evaluator.inputs)))
 
     def _facts(self) -> dict[str, float]:
         """Numbers of the pattern."""

@@ -23,10 +23,10 @@ from sparsetir.bench.kernels import our_call
 from sparsetir.bench.report import written
 from sparsetir.build import build
 from sparsetir.errors import ArgumentError, SparseTIRError
-from sparsetir.formats.candidates import MOST_VALUES, Considered, candidates, considered
 from sparsetir.formats.format import Format
 from sparsetir.formats.layouts import CSR
 from sparsetir.formats.pattern import Pattern, pattern
+from sparsetir.formats.suit import MOST_VALUES, Considered, candidates, considered
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.harness.inputs import find_files, free_memory, from_files, loaded, reason, say
 from sparsetir.harness.operands import Case, as_float32, make_case

@@ -19,14 +19,13 @@ from sparsetir.compile.target import make_target
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import pattern
+from sparsetir.formats.suit import dense_rows, promising
 from sparsetir.harness.inputs import say
-from sparsetir.harness.operands import Case
+from sparsetir.harness.operands import Case, dense_shapes
 from sparsetir.harness.timing import burst, interleave
 from sparsetir.schedules import Choices, Registers, suit
 from sparsetir.transform.decompose import decompose_format
-from sparsetir.tuning.formats import dense_rows, promising
 
-MOST_VALUES = 2.5  # stored for each entry
 BURST = 0.03  # seconds of calls
 REFINED = 2  # formats that are tried with several choices
 FINALISTS = 4  # options that are measured again, in turn
@@ -50,7 +49,7 @@ def options(case: Case) -> Iterator[Option]:
     base = suit.usual(case.program, Registers.of(make_target(None, case.program)))
     yield Option(None, None)
     yield from different(case.program, [Option(None, choices) for choices in suit.sweep(base)])
-    for format in promising(pattern(case.sparse), most=MOST_VALUES, feat=dense_rows(case.inputs)):
+    for format in promising(pattern(case.sparse), feat=dense_rows(dense_shapes(case.inputs))):
         yield Option(format, None)
 
 

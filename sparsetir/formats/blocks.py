@@ -12,6 +12,7 @@ import numpy as np
 
 from sparsetir.formats.arrays import Array, begins, changes, index_dtype
 from sparsetir.formats.description import describe
+from sparsetir.formats.estimate import Estimate
 from sparsetir.formats.format import Entries, Packed, check_positive, register
 from sparsetir.formats.layouts import Layout
 from sparsetir.formats.memory import check_memory, check_values
@@ -19,6 +20,7 @@ from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.interop.sources import Compressed
 
 BATCH = 1 << 16  # entries whose blocks are found at a time
+UNKNOWN = 2.0  # estimated values for each entry, where blocks of that size were not counted
 
 
 @register("bsr")
@@ -115,6 +117,11 @@ class BSR(Layout):
         counts[rows] = held
         return self.arrays(indptr=begins(counts)), {}
 
+    def estimate(self, pattern: Any) -> Estimate:
+        r, c = self.block
+        found = pattern.blocks.get(self.block)
+        return Estimate(UNKNOWN * pattern.nnz if found is None else found.count * r * c, per_index=r * c)
+
     def borrow(self, source: Any, slots: Callable[[], Array]) -> list[tuple[Packed, Array]] | None:
         is_rows = isinstance(source, Compressed) and source.major == 0
         if self.rows_are_compressed or not is_rows or source.block != self.block:
@@ -161,8 +168,8 @@ class _Grid:
         self.rows = occupied[heads] // r
         self._occupied, self._begin, self._heads = occupied, begin, np.append(heads, len(occupied))
 
-    def _batches(self) -> Iterator[_Batch]:
-        return _batches(self._begin[self._heads], self.entries.last, self.shape[1], self.c)
+    def _batches(self) -> Iterator[Batch]:
+        return key_batches(self._begin[self._heads], self.entries.last, self.shape[1], self.c)
 
     def blocks(self) -> tuple[Array, Array]:
         """Columns of the blocks that are not empty, and how many each of `rows` has."""
@@ -210,7 +217,7 @@ def number_blocks(starts: Array, keys: Array, extent: int) -> tuple[Array, Array
         How many there are in each run.
     """
     numbers, total, batches = np.empty(len(keys), index_dtype(len(keys))), 0, []
-    for batch in _batches(starts, keys, extent):
+    for batch in key_batches(starts, keys, extent):
         inside, count = batch.numbered()
         numbers[batch.part] = inside + total
         total += count
@@ -221,11 +228,11 @@ def number_blocks(starts: Array, keys: Array, extent: int) -> tuple[Array, Array
 
 def count_blocks(starts: Array, keys: Array, extent: int) -> Array:
     """How many distinct keys each run has; the arguments are those of `number_blocks`."""
-    return _joined((batch.distinct() for batch in _batches(starts, keys, extent)), keys.dtype)[1]
+    return _joined((batch.distinct() for batch in key_batches(starts, keys, extent)), keys.dtype)[1]
 
 
 @dataclass(frozen=True)
-class _Batch:
+class Batch:
     """Runs `first` to `last`, whose keys lie at `part`; `keys` are theirs plus the number of the run times `extent`."""
 
     first: int
@@ -249,7 +256,7 @@ class _Batch:
         return numbers, int(np.count_nonzero(new))
 
 
-def _batches(starts: Array, keys: Array, extent: int, width: int = 1) -> Iterator[_Batch]:
+def key_batches(starts: Array, keys: Array, extent: int, width: int = 1) -> Iterator[Batch]:
     """Some runs of ``keys // width`` at a time: sorting is fastest in cache."""
     first, starts = 0, starts.astype(np.int64, copy=False)
     while first < len(starts) - 1:
@@ -258,7 +265,7 @@ def _batches(starts: Array, keys: Array, extent: int, width: int = 1) -> Iterato
         part, dtype = slice(int(starts[first]), int(starts[last])), index_dtype((last - first) * extent)
         key = np.repeat(np.arange(last - first, dtype=dtype) * dtype.type(extent), np.diff(starts[first : last + 1]))
         key += (keys[part] // width).astype(dtype, copy=False)
-        yield _Batch(first, last, part, key, extent)
+        yield Batch(first, last, part, key, extent)
         first = last
 
 
@@ -271,4 +278,4 @@ def _joined(found: Iterable[tuple[Array, Array]], dtype: np.dtype[Any]) -> tuple
     return np.concatenate(keys), np.concatenate(held)
 
 
-__all__ = ["BSR", "DBSR", "count_blocks", "number_blocks"]
+__all__ = ["BSR", "DBSR", "Batch", "count_blocks", "key_batches", "number_blocks"]

@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from sparsetir.formats.arrays import CHUNK, Array, index_dtype, take
 from sparsetir.formats.description import describe
+from sparsetir.formats.estimate import Estimate
 from sparsetir.formats.format import Entries, Format, Packed, register
 from sparsetir.formats.layouts import Layout
 from sparsetir.formats.memory import check_memory
 from sparsetir.formats.pieces import lengths_of, row_numbers
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.splits import DensePart
+
+LINES = 1.2  # estimated values for each entry, with dense rows or columns apart
 
 
 @register("dense_rows")
@@ -51,6 +55,9 @@ class DenseRows(DensePart):
     @property
     def main(self) -> Format:
         return WholeRows()
+
+    def estimate(self, pattern: Any) -> Estimate:
+        return Estimate(LINES * pattern.nnz, most=2 * pattern.nnz, pieces=2)
 
     def chosen(self, entries: Entries) -> Array:
         lengths = lengths_of(entries)
@@ -120,6 +127,9 @@ class DenseColumns(DensePart):
     @property
     def main(self) -> Format:
         return WholeColumns()
+
+    def estimate(self, pattern: Any) -> Estimate:
+        return Estimate(LINES * pattern.nnz, most=2 * pattern.nnz, pieces=2)
 
     def chosen(self, entries: Entries) -> Array:
         check_memory(8 * entries.shape[1], f"numbers of {entries.shape[1]} columns")

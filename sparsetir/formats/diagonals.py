@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from sparsetir.errors import ArgumentError, StructureError
 from sparsetir.formats.arrays import Array, begins, index_dtype
 from sparsetir.formats.blocks import number_blocks
 from sparsetir.formats.description import describe
+from sparsetir.formats.estimate import Estimate
 from sparsetir.formats.format import Entries, Packed, register
 from sparsetir.formats.layouts import Layout
 from sparsetir.formats.memory import check_memory
@@ -61,6 +63,9 @@ class DIA(Layout):
         axis_map = {0: ["I"], 1: ["D", "J"]}
         coords = lambda i, d, j: (i, j)  # noqa: E731
         return FormatRewriteRule("dia", description, axis_map, inverse=coords, fills=True, partitions_rows=True)
+
+    def estimate(self, pattern: Any) -> Estimate:
+        return Estimate(pattern.shape[0] * pattern.diagonals, per_index=0)
 
     def packed(self, entries: Entries) -> Packed:
         m, n = entries.shape
@@ -133,6 +138,9 @@ class Band(Layout):
             buffer="I, J",
         )
         return FormatRewriteRule("band", description, {0: ["I"], 1: ["J"]}, fills=True, partitions_rows=True)
+
+    def estimate(self, pattern: Any) -> Estimate:
+        return Estimate(pattern.shape[0] * self.width, per_index=0)
 
     def packed(self, entries: Entries) -> Packed:
         m, n = entries.shape

@@ -13,6 +13,7 @@ import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.formats.arrays import Array, changes, put, take
+from sparsetir.formats.estimate import Estimate
 from sparsetir.formats.memory import check_memory, check_values, fits
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.scalars import as_whole
@@ -185,6 +186,20 @@ class Format:
     def pack(self, entries: Entries) -> list[Packed]:
         """The pieces of a tensor, one for each rule in the same order; a piece may hold nothing."""
         raise NotImplementedError
+
+    def estimate(self, pattern: Any) -> Estimate:
+        """What it would store for a tensor with a `Pattern`, a `MatrixPattern` where it is for matrices only."""
+        return Estimate(pattern.nnz)
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns that share an index and have loops of their own."""
+        return 1, 1
+
+    @property
+    def column_parts(self) -> int:
+        """Ranges of columns that are stored one after the other."""
+        return 1
 
     def fill(self, entries: Entries, values: Array) -> list[tuple[Packed, Array]]:
         """`pack`, and the flat values of each piece; a format that lays both out in one go overrides it."""

@@ -13,6 +13,7 @@ import numpy as np
 from sparsetir.errors import StructureError
 from sparsetir.formats.arrays import begins, counting, index_array, put, spread, stable_argsort, take, transpose
 from sparsetir.formats.description import describe
+from sparsetir.formats.estimate import Estimate
 from sparsetir.formats.format import Array, Entries, Format, Packed, check_idtype, check_positive, register
 from sparsetir.formats.memory import check_memory
 from sparsetir.formats.rule import FormatRewriteRule
@@ -227,6 +228,9 @@ class ELL(Layout):
         sizes = {"m": m, "n": n} if self.width else {"m": m, "n": n, "width": width}
         return Packed({"indices": indices}, sizes, count, slots=slots)
 
+    def estimate(self, pattern: Any) -> Estimate:
+        return Estimate(pattern.shape[0] * (self.width or max(pattern.rows.max, 1)))
+
     def _width(self, entries: Entries) -> int:
         held = np.diff(entries.indptr)
         longest = int(held.max(initial=0))
@@ -262,6 +266,9 @@ class Ragged(Layout):
         axes = "I = dense_fixed(m)\nJ = dense_variable(I, (n, nnz), indptr)"
         text = describe("ragged", self.index_type, arrays="indptr", sizes="m n nnz", axes=axes, buffer="I, J")
         return FormatRewriteRule("ragged", text, {0: ["I"], 1: ["J"]}, fills=True, partitions_rows=True)
+
+    def estimate(self, pattern: Any) -> Estimate:
+        return Estimate(pattern.prefix)
 
     def packed(self, entries: Entries) -> Packed:
         m, n = entries.shape

@@ -8,12 +8,14 @@ place of 12 in float64.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from sparsetir.errors import StructureError
 from sparsetir.formats.arrays import Array
 from sparsetir.formats.description import describe
+from sparsetir.formats.estimate import Estimate
 from sparsetir.formats.format import INT32_END, CapacityError, Entries, Format, Packed, register
 from sparsetir.formats.layouts import Layout
 from sparsetir.formats.memory import check_memory
@@ -137,6 +139,9 @@ class NarrowSELL(SELL):
         return FormatRewriteRule(
             "narrow_sell", description, axis_map, inverse=coords, partitions_rows=True, independent=True
         )
+
+    def estimate(self, pattern: Any) -> Estimate:
+        return Estimate(pattern.sliced)
 
     def packed(self, entries: Entries) -> Packed:
         _check_sums(self, entries.shape[1])

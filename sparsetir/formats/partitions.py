@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from sparsetir.errors import ArgumentTypeError
 from sparsetir.formats.arrays import Array, index_dtype, take
 from sparsetir.formats.description import describe
+from sparsetir.formats.estimate import Estimate
 from sparsetir.formats.format import Entries, Format, Packed, check_idtype, check_positive, make, register
 from sparsetir.formats.layouts import CSR, Layout
 from sparsetir.formats.pieces import subset
@@ -120,6 +122,13 @@ class Columns(Partition):
         each = self.stored(self.each)
         return tuple((f"c{k}", each) for k in range(self.c))
 
+    def estimate(self, pattern: Any) -> Estimate:
+        return Estimate(pattern.nnz, pieces=int(self.c))
+
+    @property
+    def column_parts(self) -> int:
+        return int(self.c)
+
     def share(self, entries: Entries) -> Iterator[Array]:
         return column_ranges(entries, self.c)
 
@@ -181,6 +190,9 @@ class Rows(Partition):
     def parts(self) -> Sequence[tuple[str, Format]]:
         each = RowRange(idtype=self.index_type) if self._has_own_rows else self.stored(self.each)
         return tuple((f"r{k}", each) for k in range(self.p))
+
+    def estimate(self, pattern: Any) -> Estimate:
+        return Estimate(pattern.nnz, pieces=int(self.p))
 
     def ranges(self, entries: Entries) -> list[tuple[int, int]]:
         """Where each range begins and ends."""

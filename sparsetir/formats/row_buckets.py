@@ -7,18 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.arrays import Array, begins, index_dtype, spread
 from sparsetir.formats.description import describe
+from sparsetir.formats.estimate import Estimate
 from sparsetir.formats.format import Entries, Format, Packed, check_idtype, check_positive, register
 from sparsetir.formats.layouts import Layout
 from sparsetir.formats.partitions import Partition, column_ranges
 from sparsetir.formats.pieces import lengths_of, padded
 from sparsetir.formats.rule import FormatRewriteRule
 
+ROUNDED = 1.3  # estimated values for each entry, with row lengths rounded up to powers of two
 WIDTHS = (1, 2, 4, 8, 16, 32)
 
 
@@ -167,6 +170,9 @@ class Buckets(Format):
     def rules(self) -> Sequence[FormatRewriteRule]:
         return [replace(layout.rules[0], partitions_rows=self.empty) for layout in self.layouts]
 
+    def estimate(self, pattern: Any) -> Estimate:
+        return Estimate(ROUNDED * pattern.nnz, most=2 * pattern.nnz, pieces=_widths(pattern))
+
     def pack(self, entries: Entries) -> list[Packed]:
         lengths = lengths_of(entries)
         bucket = np.searchsorted([0, *self.widths[:-1]], lengths) - (not self.empty)
@@ -226,8 +232,20 @@ class Hyb(Partition):
         each = Buckets(self.widths, self.c == 1, idtype=self.index_type)
         return tuple((f"c{k}", each) for k in range(self.c))
 
+    def estimate(self, pattern: Any) -> Estimate:
+        return Estimate(ROUNDED * pattern.nnz, most=2 * pattern.nnz, pieces=self.c * _widths(pattern))
+
+    @property
+    def column_parts(self) -> int:
+        return int(self.c)
+
     def share(self, entries: Entries) -> Iterator[Array]:
         return column_ranges(entries, self.c)
+
+
+def _widths(pattern: Any) -> int:
+    """Different powers of two that row lengths are rounded up to, at most as many as buckets have."""
+    return min(max(sum(map(bool, pattern.rows.histogram[1:])), 1), len(WIDTHS))
 
 
 __all__ = ["WIDTHS", "Buckets", "Hyb", "RowList", "SplitRows", "check_widths"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.formats.arrays import Array, begins, changes, index_dtype, spread, take
 from sparsetir.formats.blocks import count_blocks, number_blocks
 from sparsetir.formats.description import describe
+from sparsetir.formats.estimate import Estimate
 from sparsetir.formats.format import Entries, Format, Packed, check_positive, register
 from sparsetir.formats.layouts import DCSR, Layout
 from sparsetir.formats.memory import check_memory
@@ -144,6 +146,13 @@ class RowGroups(Split):
         is_number = isinstance(self.padding, (int, float, np.number)) and not isinstance(self.padding, bool)
         if not is_number or not self.padding >= 0:
             raise ArgumentError(f"padding of {self.name} must be a number from 0 on, found {self.padding!r}")
+
+    def estimate(self, pattern: Any) -> Estimate:
+        return Estimate(round((1 + self.padding) * pattern.nnz), pieces=2, per_index=self.r)
+
+    @property
+    def block(self) -> tuple[int, int]:
+        return int(self.r), 1
 
     @property
     def main(self) -> Format:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +12,14 @@ from sparsetir.errors import ArgumentError, StructureError
 from sparsetir.formats.arrays import Array, begins, changes, index_dtype, spread
 from sparsetir.formats.blocks import number_blocks
 from sparsetir.formats.description import describe
+from sparsetir.formats.estimate import Estimate
 from sparsetir.formats.format import Entries, Packed, check_positive, register
 from sparsetir.formats.layouts import Layout
 from sparsetir.formats.memory import check_memory
 from sparsetir.formats.pieces import lengths_of, padded, row_chunks, row_numbers, strided
 from sparsetir.formats.rule import FormatRewriteRule
+
+NARROWEST = 8  # rows of the slices that are counted for a pattern
 
 
 @register("sell")
@@ -87,6 +91,9 @@ class SELL(Layout):
         indices = padded(laid.count, entries.shape[1], self.index_type, laid.slots, entries.last)
         arrays = self.arrays(slice_ptr=laid.starts, indices=indices, rows=laid.rows)
         return Packed(arrays, laid.sizes, laid.count, slots=laid.slots)
+
+    def estimate(self, pattern: Any) -> Estimate:
+        return Estimate(pattern.sliced, most=pattern.sliced * max(self.C, NARROWEST) // NARROWEST)
 
     def slices(self, entries: Entries) -> Slices:
         """Which rows lie side by side, and where their entries are."""
@@ -183,6 +190,9 @@ class PaddedCSR(Layout):
         coords = lambda i, g, j: (i, j)  # noqa: E731
         return FormatRewriteRule("padded_csr", description, axis_map, inverse=coords, partitions_rows=True)
 
+    def estimate(self, pattern: Any) -> Estimate:
+        return Estimate(pattern.nnz + (self.t - 1) * (pattern.rows.count - pattern.rows.empty))
+
     def packed(self, entries: Entries) -> Packed:
         (m, n), groups = entries.shape, -(-lengths_of(entries) // self.t)
         indptr = begins(groups)
@@ -252,6 +262,16 @@ class SRBCRS(Layout):
         t, axis_map = self.t, {0: ["RO", "RI"], 1: ["G", "J"]}
         coords = lambda ro, g, j, ri: (ro * t + ri, j)  # noqa: E731
         return FormatRewriteRule("sr_bcrs", description, axis_map, inverse=coords, fills=True)
+
+    def estimate(self, pattern: Any) -> Estimate:
+        found = pattern.blocks.get((self.t, 1))
+        vectors = pattern.nnz if found is None else found.count
+        tiles = min(-(-pattern.shape[0] // self.t), vectors)
+        return Estimate(self.t * (vectors + (self.g - 1) * tiles), per_index=self.t)
+
+    @property
+    def block(self) -> tuple[int, int]:
+        return int(self.t), 1
 
     def packed(self, entries: Entries) -> Packed:
         n, indptr = entries.shape[1], entries.indptr
@@ -328,6 +348,9 @@ class NM(Layout):
         coords = lambda i, g, s: (i, g * wide + s)  # noqa: E731
         placed = lambda i, j: (i, j // wide, j % wide)  # noqa: E731
         return FormatRewriteRule("nm", description, axis_map, inverse=coords, forward=placed, partitions_rows=True)
+
+    def estimate(self, pattern: Any) -> Estimate:
+        return Estimate(pattern.shape[0] * -(-pattern.shape[1] // self.m) * self.n)
 
     def packed(self, entries: Entries) -> Packed:
         rows, columns = entries.shape

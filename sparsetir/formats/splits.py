@@ -14,11 +14,18 @@ from sparsetir.errors import ArgumentError
 from sparsetir.formats.arrays import Array, index_dtype
 from sparsetir.formats.blocks import number_blocks
 from sparsetir.formats.diagonals import DIA, SliceDiagonals, numbered
+from sparsetir.formats.estimate import Estimate
 from sparsetir.formats.format import Entries, Format, Packed, check_positive, make, register
 from sparsetir.formats.memory import check_memory
 from sparsetir.formats.partitions import Partition, within
 from sparsetir.formats.pieces import lengths_of, row_chunks, subset
 from sparsetir.formats.rule import FormatRewriteRule
+
+# Of estimates:
+FULL = 0.75  # how full blocks are, of those that are at least half full
+HALF = 0.5  # how full diagonals of slices are, at least
+SLICED = 1.3  # values for each entry of a rest in slices
+BEYOND = 0.4  # entries of a row beyond the mean length, in standard deviations (of a normal distribution)
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,6 +126,18 @@ class Blocks(DensePart):
     def main(self) -> Format:
         return make("bsr", r=self.r, c=self.c)
 
+    def estimate(self, pattern: Any) -> Estimate:
+        r, c = self.block
+        found, nnz = pattern.blocks.get(self.block), pattern.nnz
+        if found is None:
+            return Estimate(nnz, most=2 * nnz, pieces=2, per_index=r * c)
+        values = nnz * (1 - found.share + found.share / max(found.fill, FULL))
+        return Estimate(values, most=2 * nnz, pieces=2, per_index=r * c)
+
+    @property
+    def block(self) -> tuple[int, int]:
+        return int(self.r), int(self.c or self.r)
+
     def chosen(self, entries: Entries) -> Array:
         r, c, indptr = int(self.r), int(self.c or self.r), entries.indptr
         mask = np.empty(entries.nnz, np.bool_)
@@ -164,6 +183,10 @@ class DiaRest(DensePart):
     @property
     def main(self) -> Format:
         return DIA()
+
+    def estimate(self, pattern: Any) -> Estimate:
+        values, nnz = pattern.shape[0] * pattern.full_diagonals, pattern.nnz
+        return Estimate(values + (1 - pattern.diagonal_share) * nnz, most=values + nnz, pieces=2)
 
     def chosen(self, entries: Entries) -> Array:
         check_memory(8 * sum(entries.shape), f"numbers of {sum(entries.shape)} diagonals")
@@ -230,6 +253,12 @@ class HDIA(DensePart):
     def main(self) -> SliceDiagonals:
         return SliceDiagonals(int(self.C), idtype=self.index_type)
 
+    def estimate(self, pattern: Any) -> Estimate:
+        share, fill, nnz = pattern.slice_diagonal_share, pattern.slice_diagonal_fill, pattern.nnz
+        values = nnz * (share / max(fill, HALF) + (1 - share) * SLICED)
+        most = (round(nnz * share / fill) if fill else 0) + pattern.sliced
+        return Estimate(values, most=most, pieces=2, per_index=int(self.C))
+
     def chosen(self, entries: Entries) -> Array:
         return self.main.dense_enough(entries, self.density)[1]
 
@@ -279,6 +308,10 @@ class EllRest(Split):
     @property
     def main(self) -> Format:
         return make("ell", width=self.width)
+
+    def estimate(self, pattern: Any) -> Estimate:
+        m, width = pattern.shape[0], self.width
+        return Estimate(float(m) * (width + BEYOND * pattern.rows.std), most=m * width + pattern.nnz, pieces=2)
 
     def chosen(self, entries: Entries) -> Array:
         lengths = lengths_of(entries)

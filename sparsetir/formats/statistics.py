@@ -12,9 +12,9 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.formats.arrays import CHUNK, Array, begins, changes, index_dtype, sorting_order, take
+from sparsetir.formats.fill import block_sizes
 from sparsetir.formats.format import Entries
 
-BATCH = 1 << 16  # entries whose blocks are counted at a time: sorting is fastest in cache
 SPARSE_LINES, FEW_LINES = 4, 1 << 12  # rows or columns for each entry from which on only those in use are counted
 
 
@@ -288,24 +288,13 @@ class Lines:
     def blocks(self, r: int, c: int) -> BlockFill:
         """The blocks of `r` rows and `c` columns."""
         count, most, dense = 0, 0, 0
-        for keys in self._block_keys(r, c):
-            keys.sort()
-            held = np.diff(np.append(np.flatnonzero(changes([keys])), len(keys)))
+        columns, extent = self._block_columns(c)
+        keys, width = (self.by_row.indices, c) if columns is None else (columns[self.by_row.indices], 1)
+        for held in block_sizes(self._block_rows(r), keys, extent, width):
             count, most = count + len(held), max(most, int(held.max(initial=0)))
             dense += int(held[2 * held >= r * c].sum())
         nnz = max(self.nnz, 1)
         return BlockFill(r, c, count, self.nnz / max(count * r * c, 1), most, dense / nnz)
-
-    def _block_keys(self, r: int, c: int) -> Iterator[Array]:
-        """A number for the block of each entry, for some rows of blocks at a time."""
-        indices, starts = self.by_row.indices, self._block_rows(r)
-        columns, width = self._block_columns(c)
-        for first, last in batches(starts, BATCH):
-            part, dtype = slice(int(starts[first]), int(starts[last])), index_dtype((last - first) * width)
-            row = np.arange(last - first, dtype=dtype) * dtype.type(width)
-            keys = np.repeat(row, np.diff(starts[first : last + 1]))
-            keys += (indices[part] // c if columns is None else columns[indices[part]]).astype(dtype, copy=False)
-            yield keys
 
     def _block_rows(self, r: int) -> Array:
         """Where the entries of each row of blocks begin, and where they end."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from tvm import tirx
 from sparsetir import ops
 from sparsetir.alignment import aligned
 from sparsetir.errors import ArgumentError
-from sparsetir.interop import CooTensor
+from sparsetir.interop import CooTensor, is_sparse
 from sparsetir.ir import decode
 
 DTYPE = "float32"
@@ -51,6 +52,11 @@ DENSE: dict[str, dict[str, tuple[int, bool]]] = {
     "sddmm": {"X": (0, True), "Y": (1, True)},
     "mttkrp": {"B": (1, True), "C": (2, True)},
 }
+
+
+def dense_shapes(inputs: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    """The shapes of the dense arguments."""
+    return [np.shape(value) for value in inputs.values() if not is_sparse(value)]
 
 
 def make_case(op: str, sparse: Any, *, feat: int = 128, seed: int = 0) -> Case:

@@ -19,10 +19,10 @@ from tvm import ir, tirx
 
 from sparsetir import ops
 from sparsetir.call.composed import ComposedKernel
-from sparsetir.call.converting import suited
 from sparsetir.compile.target import make_target
 from sparsetir.errors import LoweringError, SparseTIRError
 from sparsetir.formats.format import Format
+from sparsetir.formats.suit import suited
 from sparsetir.ir import decode
 from sparsetir.relax.programs import Program
 from sparsetir.schedules import CHOICES, Choices, Registers, suit

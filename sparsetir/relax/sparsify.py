@@ -32,6 +32,7 @@ import sparsetir
 from sparsetir.compile.target import native_target
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.fingerprint import hash_arrays
+from sparsetir.formats.suit import most_dense
 from sparsetir.relax import dense, programs
 from sparsetir.relax.constants import tunable
 from sparsetir.relax.legalize import Uses
@@ -46,8 +47,6 @@ UNKNOWN_ROWS = 64  # of an input whose number of rows comes at run time
 CALLS = 1_000_000  # that conversions are shared among: a model is built once
 SECONDS = 0.1  # of timing a kernel
 RTOL = 1e-3
-# Densities up to which a product is taken to be faster without being timed: of scattered entries, of full 4 x 4 blocks.
-SCATTERED, BLOCKED, BLOCK_FILL = 0.2, 0.45, 0.8
 
 
 @dataclass(frozen=True)
@@ -231,13 +230,6 @@ def whole_product(operator: str, weight: np.ndarray, x: np.ndarray, target: Any)
     return sparsetir.build(program.func, target), arguments
 
 
-def is_blocked(matrix: sp.csr_array) -> bool:
-    """Whether the entries lie in mostly full 4 x 4 blocks."""
-    coo = matrix.tocoo()
-    blocks = np.unique(coo.row.astype(np.int64) // 4 * (matrix.shape[1] // 4 + 1) + coo.col // 4).size
-    return matrix.nnz >= BLOCK_FILL * 16 * max(blocks, 1)
-
-
 @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.SparsifyWeights")
 class SparsifyWeights:
     """A pass that computes with the nonzeros of constant weights where that is faster.
@@ -353,9 +345,8 @@ class SparsifyWeights:
     def _judged(self, name: str, found: Found, matrix: sp.csr_array) -> Layer:
         layer = Layer(name, found.operator, found.weight.shape, found.density, found.rows, True, "")
         if self.decide == "predict":
-            limit = BLOCKED if is_blocked(matrix) else SCATTERED
-            reason = "predicted from the density"
-            return dataclasses.replace(layer, is_sparse=found.density <= limit, reason=reason)
+            is_sparse = found.density <= most_dense(matrix)
+            return dataclasses.replace(layer, is_sparse=is_sparse, reason="predicted from the density")
         times = timed(found.operator, matrix, found.weight, found.rows, self.target)
         held = dataclasses.replace(layer, sparse=times.sparse, dense=times.dense)
         if not times.agree:
