@@ -19,17 +19,19 @@ rows.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import ir, s_tir, tirx
 from tvm.runtime import DataType
 
 from sparsetir.lower.rewriting import collect, mentions
 from sparsetir.lower.vector.sum_blocks import BLOCK
-from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import LEAST_BITS
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import REDUCE, store_of
+
+if TYPE_CHECKING:
+    from sparsetir.schedules.choices import Choices
 
 LEAST = 2  # elements of a block
 OTHERS = 4  # registers with other uses than running sums

@@ -20,12 +20,25 @@ a row does more than sums, maxima or minima of its entries' terms it stays whole
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import s_tir
 
 from sparsetir.lower.rows.balance_nonzeros import CARRY
-from sparsetir.schedules.choices import Choices
+from sparsetir.schedules.choice import Choice
+
+if TYPE_CHECKING:
+    from sparsetir.schedules.choices import Choices
+
+DECLARED = (
+    Choice(
+        "carry",
+        "1 splits rows that reach into several chunks, where sums may be reordered; 0 keeps rows whole.",
+        0,
+        "0 or 1",
+        lambda carry: carry in (0, 1),
+    ),
+)
 
 
 def split_rows(sch: s_tir.Schedule, loop: Any, choices: Choices, *, reorders: bool) -> bool:

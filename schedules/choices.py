@@ -1,75 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The open choices of the row sketch."""
+"""The open choices of all sketches, put together from what the families of loops declare."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from textwrap import fill
+from typing import TYPE_CHECKING
 
 from sparsetir.errors import ScheduleError
 from sparsetir.scalars import as_whole
-from sparsetir.threads import get_num_threads
+from sparsetir.schedules import carry, panels, rows, sums
 
-TILES = (8, 16, 32, 64, 128)
-CHUNKS_PER_THREAD = (1, 2, 4, 8, 16, 32)
-UNROLLS = (1, 2, 4, 8)
-PREFETCHES = (0, 4, 8, 16, 32)
-PANELS = (32, 64, 128, 256)
-LANES = (0, 4, 8)
+DECLARED = (*rows.DECLARED, *carry.DECLARED, *panels.DECLARED, *sums.DECLARED)
+WIDTH, INDENT = 120, " " * 8  # of the documentation
 
 
-@dataclass(frozen=True)
+def _with_fields(cls: type) -> type:
+    """The frozen dataclass with a field for each declared choice."""
+    cls.__annotations__ = {choice.name: "int" for choice in DECLARED}
+    for choice in DECLARED:
+        usual = choice.default
+        setattr(cls, choice.name, field(default_factory=usual) if callable(usual) else usual)
+    meanings = (fill(c.meaning, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT) for c in DECLARED)
+    listed = "\n".join(f"    {c.name} : int\n{text}" for c, text in zip(DECLARED, meanings, strict=True))
+    cls.__doc__ = f"{cls.__doc__}\n\n    Parameters\n    ----------\n{listed}\n    "
+    return dataclass(frozen=True)(cls)
+
+
+@_with_fields
 class Choices:
-    """One point of the row sketch's space.
+    """One point of the sketches' space."""
 
-    Parameters
-    ----------
-    tile : int
-        Elements of a row kept in registers, of the result or of what several sums share; a power of two.
-    chunks : int
-        Parallel pieces with equal numbers of nonzeros; 0 runs on one core. By default one for each thread: TVM gives
-        every thread the same number of pieces.
-    unroll : int
-        Nonzeros per step of the innermost ragged loop.
-    prefetch : int
-        How many nonzeros ahead gathered rows are fetched; 0 leaves it to the hardware.
-    stream : int
-        1 writes results past the caches: for those that are larger than the caches anyway.
-    carry : int
-        1 splits rows that reach into several chunks, where sums may be reordered; 0 keeps rows whole.
-    panel : int
-        Columns, a power of two, of a gathered operand that are packed for all rows before the next; 0 packs only
-        operands whose columns are not their last dimension. Tiles are cut to it.
-    lanes : int
-        Nonzeros of a ragged row that are summed side by side, the last of them under a mask; a power of two. 0 leaves
-        the loop to LLVM.
-    """
+    if TYPE_CHECKING:
 
-    tile: int = 64
-    chunks: int = field(default_factory=get_num_threads)
-    unroll: int = 1
-    prefetch: int = 0
-    stream: int = 0
-    carry: int = 0
-    panel: int = 0
-    lanes: int = 0
+        def __init__(self, **values: int) -> None: ...
+
+        def __getattr__(self, name: str) -> int: ...
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not isinstance(as_whole(value), int):
-                raise ScheduleError(f"{name} must be a whole number, found {value!r}")
-            object.__setattr__(self, name, as_whole(value))
-        if self.tile < 1 or self.tile & (self.tile - 1):
-            raise ScheduleError(f"tile must be a power of two, found {self.tile}")
-        if self.stream not in (0, 1):
-            raise ScheduleError(f"stream must be 0 or 1, found {self.stream}")
-        if self.panel < 0 or self.panel & (self.panel - 1):
-            raise ScheduleError(f"panel must be 0 or a power of two, found {self.panel}")
-        if self.chunks < 0 or self.unroll < 1 or self.prefetch < 0:
-            raise ScheduleError(f"chunks and prefetch must not be negative and unroll at least 1, found {self}")
-        if self.carry not in (0, 1):
-            raise ScheduleError(f"carry must be 0 or 1, found {self.carry!r}")
-        if self.lanes < 0 or self.lanes & (self.lanes - 1) or self.lanes == 1:
-            raise ScheduleError(f"lanes must be 0 or a power of two from 2 on, found {self.lanes}")
+        for choice in DECLARED:
+            found = getattr(self, choice.name)
+            value = as_whole(found)
+            if not isinstance(value, int):
+                raise ScheduleError(f"{choice.name} must be a whole number, found {found!r}")
+            if not choice.allows(value):
+                raise ScheduleError(f"{choice.name} must be {choice.expected}, found {value}")
+            object.__setattr__(self, choice.name, value)
 
     def as_dict(self) -> dict[str, int]:
         """Names and values, for records."""
@@ -77,7 +53,7 @@ class Choices:
 
     def changed(self, **values: int) -> Choices:
         """With other values for some."""
-        return replace(self, **values)
+        return Choices(**{**vars(self), **values})
 
     @staticmethod
     def space(*, threads: int, feat: int | None = None) -> dict[str, tuple[int, ...]]:
@@ -99,14 +75,5 @@ class Choices:
         >>> Choices.space(threads=2, feat=32)["tile"]
         (8, 16, 32)
         """
-        tiles = tuple(tile for tile in TILES if feat is None or tile <= feat) or TILES[:1]
-        chunks = {0, *(threads * pieces for pieces in CHUNKS_PER_THREAD)}
-        return {
-            "tile": tiles,
-            "chunks": tuple(sorted(chunks)),
-            "unroll": UNROLLS,
-            "prefetch": PREFETCHES,
-            "stream": (0, 1),
-            "panel": (0, *(panel for panel in PANELS if feat is None or panel < feat)),
-            "lanes": LANES,
-        }
+        found = {choice.name: choice.worth_trying(threads=threads, feat=feat) for choice in DECLARED}
+        return {name: values for name, values in found.items() if values}

@@ -22,7 +22,7 @@ a maximum always is.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import ir, s_tir, sym, tirx
 from tvm.runtime import DataType
@@ -33,9 +33,11 @@ from sparsetir.lower.rewriting import collect, mentions, substitute
 from sparsetir.lower.rows.block_registers import HELD
 from sparsetir.lower.vector.insert_prefetch import PREFETCH
 from sparsetir.lower.vector.vectorize_dots import COMBINERS, DOT, VECTORS
-from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import REDUCE, tile_of
+
+if TYPE_CHECKING:
+    from sparsetir.schedules.choices import Choices
 
 LEAST_BITS = 32  # of a sum: 16-bit floats are summed in float32
 LEAST_LANES = 2

@@ -19,7 +19,7 @@ instructions for it vectorises by itself.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import ir, s_tir, tirx
 from tvm.runtime import DataType
@@ -28,10 +28,12 @@ from sparsetir import op
 from sparsetir.lower.rewriting import all_same, collect, mentions
 from sparsetir.lower.vector.vector_math import is_exp
 from sparsetir.lower.vector.vectorize_maps import MAP
-from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import is_contiguous
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import SPATIAL
+
+if TYPE_CHECKING:
+    from sparsetir.schedules.choices import Choices
 
 
 def tile_map(

@@ -24,19 +24,34 @@ often, and a panel of it stays in a cache that the whole does not.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import ir, s_tir, tirx
 
 from sparsetir.lower.rewriting import collect
 from sparsetir.lower.rows.balance_nonzeros import PARALLEL_MARK
 from sparsetir.lower.rows.columns import PANEL
-from sparsetir.schedules.choices import Choices
+from sparsetir.schedules.choice import Choice, is_power
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import spatial_loop, store_of, tile_loop
 
+if TYPE_CHECKING:
+    from sparsetir.schedules.choices import Choices
+
 UNTUNED = 128  # columns of a panel that has to be
+PANELS = (32, 64, 128, 256)
+
+DECLARED = (
+    Choice(
+        "panel",
+        "Columns, a power of two, of a gathered operand that are packed for all rows before the next; 0 packs only "
+        "operands whose columns are not their last dimension. Tiles are cut to it.",
+        0,
+        "0 or a power of two",
+        lambda panel: panel == 0 or is_power(panel),
+        lambda _threads, feat: (0, *(panel for panel in PANELS if feat is None or panel < feat)),
+    ),
+)
 
 
 def tile_panels(
@@ -58,7 +73,7 @@ def tile_panels(
     if not is_moved and not (wanted and _is_gathered(store, column)):
         return False
     if wanted and choices.tile > wanted:
-        choices = replace(choices, tile=wanted)  # a panel is no narrower than a tile
+        choices = choices.changed(tile=wanted)  # a panel is no narrower than a tile
     outer = tile_loop(sch, block, at, choices, registers)
     if outer is None:
         return False

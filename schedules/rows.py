@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import ir, s_tir, tirx
 from tvm.runtime import DataType
@@ -38,12 +38,68 @@ from sparsetir.lower.vector.insert_prefetch import PREFETCH
 from sparsetir.lower.vector.store_nontemporal import STREAM
 from sparsetir.lower.vector.unroll_ragged import UNROLL
 from sparsetir.schedules.carry import split_rows
-from sparsetir.schedules.choices import Choices
+from sparsetir.schedules.choice import Choice, is_power
 from sparsetir.schedules.registers import Registers
+from sparsetir.threads import get_num_threads
+
+if TYPE_CHECKING:
+    from sparsetir.schedules.choices import Choices
 
 SPATIAL, REDUCE = 0, 2
 MOST_ROWS = 128
 PAIR = 2  # registers of a row at least, where it is long enough: one broadcast factor then serves two products
+TILES = (8, 16, 32, 64, 128)
+CHUNKS_PER_THREAD = (1, 2, 4, 8, 16, 32)
+
+
+def tiles(_threads: int, feat: int | None) -> tuple[int, ...]:
+    """No wider than an output row."""
+    return tuple(tile for tile in TILES if feat is None or tile <= feat) or TILES[:1]
+
+
+DECLARED = (
+    Choice(
+        "tile",
+        "Elements of a row kept in registers, of the result or of what several sums share; a power of two.",
+        64,
+        "a power of two",
+        is_power,
+        tiles,
+    ),
+    Choice(
+        "chunks",
+        "Parallel pieces with equal numbers of nonzeros; 0 runs on one core. By default one for each thread: TVM gives "
+        "every thread the same number of pieces.",
+        get_num_threads,
+        "0 or more",
+        lambda chunks: chunks >= 0,
+        lambda threads, _feat: (0, *(threads * pieces for pieces in CHUNKS_PER_THREAD)),
+    ),
+    Choice(
+        "unroll",
+        "Nonzeros per step of the innermost ragged loop.",
+        1,
+        "at least 1",
+        lambda unroll: unroll >= 1,
+        (1, 2, 4, 8),
+    ),
+    Choice(
+        "prefetch",
+        "How many nonzeros ahead gathered rows are fetched; 0 leaves it to the hardware.",
+        0,
+        "0 or more",
+        lambda prefetch: prefetch >= 0,
+        (0, 4, 8, 16, 32),
+    ),
+    Choice(
+        "stream",
+        "1 writes results past the caches: for those that are larger than the caches anyway.",
+        0,
+        "0 or 1",
+        lambda stream: stream in (0, 1),
+        (0, 1),
+    ),
+)
 
 
 def spatial_loop(sch: s_tir.Schedule, block: Any, index: Any) -> int | None:

@@ -18,17 +18,32 @@ foresee the end of a loop.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import ir, s_tir, tirx
 from tvm.runtime import DataType
 
 from sparsetir.lower.rewriting import collect
 from sparsetir.lower.vector.sum_ragged import SUM
-from sparsetir.schedules.choices import Choices
+from sparsetir.schedules.choice import Choice, is_power
 from sparsetir.schedules.dots import LEAST_BITS
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import REDUCE
+
+if TYPE_CHECKING:
+    from sparsetir.schedules.choices import Choices
+
+DECLARED = (
+    Choice(
+        "lanes",
+        "Nonzeros of a ragged row that are summed side by side, the last of them under a mask; a power of two. 0 "
+        "leaves the loop to LLVM.",
+        0,
+        "0 or a power of two from 2 on",
+        lambda lanes: lanes == 0 or (is_power(lanes) and lanes > 1),
+        (0, 4, 8),
+    ),
+)
 
 
 def tile_sum(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Registers, *, reorders: bool = True) -> bool:

@@ -35,7 +35,6 @@ from sparsetir.harness.reference import Reference
 from sparsetir.interop import CooTensor
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
-from sparsetir.schedules.choices import LANES
 from sparsetir.tuning import (
     Database,
     Key,
@@ -284,7 +283,8 @@ def test_choices_that_change_nothing_are_left_out() -> None:
 
 def test_lanes_are_open_where_a_row_makes_one_number() -> None:
     target = make_target(None, ops.spmv())
-    assert space.open_choices(FormatVariant(ops.spmv(), None).second, threads=2, target=target)["lanes"] == LANES
+    values = space.open_choices(FormatVariant(ops.spmv(), None).second, threads=2, target=target)
+    assert values["lanes"] == Choices.space(threads=2)["lanes"]
 
 
 def test_free_sizes() -> None:

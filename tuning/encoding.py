@@ -67,7 +67,7 @@ class Encoding:
         values = self.knobs(candidate.format) if self.knobs is not None else None
         found = features.of_candidate(candidate, stored, self.operands, nnz, values)
         found |= terms(candidate, stored, self.operands, self.structure)
-        return {**found, SPECIALISED: float(specialised)}
+        return {**found, SPECIALISED: float(specialised), **features.of_other_choices(candidate.choices)}
 
     def named(self, candidate: Candidate, *, specialised: bool = True) -> dict[str, float]:
         """All numbers by name, rounded to what is worth writing down."""

@@ -28,6 +28,8 @@ KINDS = (
     *("ell_rest", "padded_csr", "nm", "dense_rows", "dense_columns", "dia", "dia_rest", "band", "csf"),
     *("narrow_csr", "narrow_sell", "reordered", "hdia"),
 )
+# The choices among the columns of the shipped model, in its order; the columns of all others come last.
+CHOICES = ("tile", "chunks", "unroll", "prefetch", "stream", "carry", "panel", "lanes")
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,15 @@ def of_candidate(
     facts |= {"feat": log(operands.feat), "width": log(operands.width or operands.feat)}
     if isinstance(choices, Config):
         return {**kinds, **of_knobs(choices, values or {}), **facts}
-    chosen = {name: log(value) for name, value in choices.as_dict().items()}
+    chosen = {name: log(getattr(choices, name)) for name in CHOICES}
     return {**kinds, **chosen, **facts, **_analytic(choices, stored, operands)}
+
+
+def of_other_choices(choices: Choices | Config) -> dict[str, float]:
+    """Numbers of choices that the shipped model does not know."""
+    if isinstance(choices, Config):
+        return {}
+    return {name: log(value) for name, value in choices.as_dict().items() if name not in CHOICES}
 
 
 def of_knobs(config: Config, values: Mapping[str, Any]) -> dict[str, float]:
@@ -198,4 +207,4 @@ def main_buffer(buffers: Mapping[Any, SparseBuffer], arrays: Mapping[str, np.nda
     return max(held, key=lambda b: arrays[str(b.storage.name)].size, default=None)
 
 
-__all__ = ["Operands", "Stored", "density", "main_buffer", "of_candidate", "of_knobs", "of_pattern"]
+__all__ = ["Operands", "Stored", "density", "main_buffer", "of_candidate", "of_knobs", "of_other_choices", "of_pattern"]

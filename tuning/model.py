@@ -201,7 +201,7 @@ class CostModel:
         ----------
         path : Path
         names : sequence of str, optional
-            Names of features that it must have been trained on.
+            Names of features, of which it must have been trained on the first ones.
 
         Raises
         ------
@@ -218,8 +218,9 @@ class CostModel:
             raise TuningError(f"{expected}; found {type(error).__name__}: {error}") from error
         if version != FORMAT:
             raise TuningError(f"{expected}; found format {version!r}")
-        if names is not None and list(names) != facts.get("names"):
-            raise TuningError(f"{path} was trained on other features: {difference(facts.get('names', []), names)}")
+        known = facts.get("names", [])
+        if names is not None and (not known or list(names)[: len(known)] != known):
+            raise TuningError(f"{path} was trained on other features: {difference(known, names)}")
         try:
             booster = xgboost.Booster({"nthread": 1})
             booster.load_model(bytearray(zlib.decompress(base64.b64decode(facts["trees"]))))

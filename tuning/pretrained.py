@@ -31,9 +31,9 @@ def pretrained(path: Path = PATH) -> CostModel | None:
 
 
 def prior_for(encoding: Encoding) -> CostModel | None:
-    """The shipped model; None where a workload has not the features that it was trained on."""
+    """The shipped model; None where a workload's first features are not those that it was trained on."""
     model = pretrained()
-    return model if model is not None and list(model.names) == encoding.names else None
+    return model if model is not None and list(model.names) == encoding.names[: len(model.names)] else None
 
 
 __all__ = ["PATH", "pretrained", "prior_for"]

@@ -180,7 +180,7 @@ def changes_code(
     if other is None:
         return False
     try:
-        changed = scheduled(second, replace(default, **{name: other}), target)
+        changed = scheduled(second, default.changed(**{name: other}), target)
     except SparseTIRError:
         return True
     return not tvm_ffi.structural_equal(usual, changed)
