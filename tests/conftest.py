@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several test files share: golden texts."""
+"""What several test files share: golden texts, and machine code that is made quickly."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import tvm
+
+from each import FULL
+from sparsetir.compile.build import native_target
 
 # Hundreds of programs are compiled here once: none of them belongs in the user's cache.
 os.environ.setdefault("SPARSETIR_CACHE", "off")
@@ -32,3 +36,25 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8")
 
     return compare
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_machine_code(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Most tests judge loops and numbers: LLVM does not optimise what they build for this machine.
+
+    It does in files that judge machine code: ``pytestmark = pytest.mark.optimised``.
+    """
+    if FULL or request.node.get_closest_marker("optimised"):
+        yield
+        return
+    detect = tvm.target.Target.from_device
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tvm.target.Target, "from_device", staticmethod(lambda device: unoptimised(detect(device))))
+        native_target.cache_clear()
+        yield
+    native_target.cache_clear()
+
+
+def unoptimised(target: tvm.target.Target) -> tvm.target.Target:
+    """The target with LLVM's optimisations off: compiled in half the time."""
+    return tvm.target.Target({**target.export(), "opt-level": 0})

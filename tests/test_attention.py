@@ -23,6 +23,8 @@ from sparsetir.lower.vector.vector_math import EXP
 from sparsetir.lower.vector.vectorize_maps import VectorizeMaps
 from sparsetir.schedules import Choices
 
+pytestmark = pytest.mark.optimised
+
 PARALLEL, VECTORIZED = tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED
 CASES = {
     "no rows": sp.csr_array((0, 4)),

@@ -129,9 +129,27 @@ def test_scipy_is_always_there() -> None:
     assert "mkl" not in bench.available("sddmm")
 
 
-def test_threads_can_be_set() -> None:
-    bench.set_threads(1)
-    bench.set_threads(2)
+def test_threads_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every peer that has threads is told, and no other."""
+    told: list[tuple[str, int]] = []
+    torch = SimpleNamespace(set_num_threads=lambda count: told.append(("torch", count)))
+    monkeypatch.setattr(peers, "torch_module", lambda: torch)
+    monkeypatch.setattr(peers.mkl, "set_threads", lambda count: told.append(("mkl", count)))
+    for installed in (["scipy", "torch", "mkl"], ["scipy"]):
+        monkeypatch.setattr(peers, "available", lambda installed=installed: installed)
+        bench.set_threads(3)
+    assert told == [("torch", 3), ("mkl", 3)]
+
+
+def test_peers_use_the_threads_that_were_set() -> None:
+    used = {
+        "torch": lambda: peers.torch_module().get_num_threads(),
+        "mkl": lambda: peers.mkl.library().MKL_Get_Max_Threads(),
+    }
+    installed = [name for name in used if name in peers.available()]
+    for count in (1, 2):
+        bench.set_threads(count)
+        assert {name: used[name]() for name in installed} == dict.fromkeys(installed, count)
 
 
 def test_a_missing_peer_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

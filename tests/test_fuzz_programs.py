@@ -19,6 +19,8 @@ from fuzzing.oracle import Oracle, Unclear
 from fuzzing.programs import Run
 from fuzzing.recipe import MODES, Recipe
 
+pytestmark = pytest.mark.optimised
+
 SEED, PROGRAMS = 1, 35
 #: share of the programs that the package may refuse: stage-II schedules and formats do not serve every one
 MOST_REFUSED = 0.3

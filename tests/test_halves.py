@@ -20,6 +20,8 @@ from sparsetir.interop import CooTensor
 from sparsetir.lower.rewriting import collect
 from sparsetir.schedules import Choices
 
+pytestmark = pytest.mark.optimised
+
 HALVES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 VECTORIZED = tirx.ForKind.VECTORIZED
 LENGTHS = (1, 3, 4, 7, 8, 15, 16, 17, 33, 64, 100)

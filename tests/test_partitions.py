@@ -19,6 +19,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 import sparsetir
+from each import each
 from sparsetir import op
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.formats import make
@@ -113,7 +114,7 @@ FORMATS: dict[str, Format] = {
     "ell and padded rows": make("ell_rest", width=1, rest=make("padded_csr", t=2)),
 }
 WIDE = {name: format.resolve(2, "int64") for name, format in FORMATS.items()}
-MATRIX = pytest.mark.parametrize("matrix", MATRICES.values(), ids=MATRICES)
+MATRIX = each("matrix", MATRICES)
 FORMAT = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 
 
@@ -276,8 +277,8 @@ def check(format: Format, matrix: Any) -> list[Packed]:
 # ---------------------------------------------------------------------------------------------- structure
 
 
-@MATRIX
 @FORMAT
+@MATRIX
 def test_the_axes_hold_the_matrix(format: Format, matrix: Any) -> None:
     check(format, matrix)
 
@@ -299,8 +300,8 @@ def test_the_axes_hold_any_matrix(format: Format, m: int, n: int, density: float
     check(format, random(m, n, density, seed))
 
 
-@MATRIX
 @FORMAT
+@MATRIX
 def test_what_is_done_in_chunks_does_not_depend_on_them(
     format: Format, matrix: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,23 +309,30 @@ def test_what_is_done_in_chunks_does_not_depend_on_them(
     modules = [module for name, module in sys.modules.items() if name.startswith("sparsetir.formats.")]
     chunked = [(m, size) for m in modules for size in ("CHUNK", "BATCH") if hasattr(m, size)]
     assert (sys.modules["sparsetir.formats.pieces"], "CHUNK") in chunked
-    for module, size in chunked:
-        monkeypatch.setattr(module, size, 3)
-    for one, other in zip(whole, check(format, matrix), strict=True):
+    with monkeypatch.context() as patch:
+        for module, size in chunked:
+            patch.setattr(module, size, 3)
+        pieces = check(format, matrix)
+    for one, other in zip(whole, pieces, strict=True):
         assert (one.sizes, one.count) == (other.sizes, other.count)
         for name, array in one.arrays.items():
             np.testing.assert_array_equal(array, other.arrays[name])
         np.testing.assert_array_equal(one.values(matrix.data), other.values(matrix.data))
 
 
-@MATRIX
 @FORMAT
+@MATRIX
 def test_pieces_meet_the_rows_that_the_rules_say(format: Format, matrix: Any) -> None:
-    """All rows once where pieces partition them, all where a piece meets them, and always those with entries."""
+    """All rows once where pieces partition them, all where a piece meets them, and always those with entries.
+
+    The pieces hold every entry once, each in a slot: what every format promises.
+    """
     every = set(range(matrix.shape[0]))
     assert len({rule.partitions_rows for rule in format.rules}) == 1
-    met = []
-    for rule, packed in zip(format.rules, format.pack(entries_of(matrix)), strict=True):
+    met, pieces = [], format.pack(entries_of(matrix))
+    assert sum(packed.size for packed in pieces) == matrix.nnz
+    assert all(packed.size <= packed.count for packed in pieces)
+    for rule, packed in zip(format.rules, pieces, strict=True):
         rows = Walk(rule, packed).rows()
         met.append(rows[rows < matrix.shape[0]])
         assert not rule.meets_rows or set(met[-1].tolist()) == every

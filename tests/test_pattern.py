@@ -8,7 +8,6 @@ import importlib
 import importlib.util
 import json
 import os
-import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
@@ -380,14 +379,11 @@ def test_the_cost_goes_with_the_entries_and_not_with_the_shape(extent: int) -> N
     coords = np.random.default_rng(0).integers(0, extent, (2, 100_000))
     tensor = CooTensor(coords, np.ones(100_000, "float32"), (extent, extent))
     tracemalloc.start()
-    start = time.perf_counter()
     found = pattern(tensor)
-    seconds = time.perf_counter() - start
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert isinstance(found, MatrixPattern)
     assert found.rows.count - found.rows.empty == len(np.unique(coords[0]))
-    assert seconds < 5
     assert peak < 40e6
 
 

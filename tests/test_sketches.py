@@ -12,6 +12,7 @@ import scipy.sparse as sp
 from tvm import s_tir
 
 import sparsetir
+from each import each
 from sparsetir import SparseTIRError, formats, schedules
 from sparsetir.harness.suite import families
 from sparsetir.schedules import Choices
@@ -51,34 +52,46 @@ def kernel(op: str, name: str) -> Any:
     return sparsetir.build(sparsetir.decompose_format(program, {argument: FORMATS[name]}))
 
 
+@cache
+def matrix(family: str) -> Any:
+    return families()[family]("small")
+
+
+@cache
+def product(family: str, feat: int) -> tuple[Any, Any, Any]:
+    """A dense operand, the product in float64, and the sum of the magnitudes of its terms."""
+    A = matrix(family)
+    B = np.random.default_rng(0).standard_normal((A.shape[1], feat), np.float32)
+    return B, A.astype("float64") @ B.astype("float64"), abs(A).astype("float64") @ abs(B).astype("float64")
+
+
 def close(found: Any, want: Any, scale: Any) -> None:
     """Within what float32 sums in another order may differ by."""
     limit = 1e-5 * (1 + np.abs(scale))
     assert (np.abs(found - want) <= limit).all()
 
 
-@pytest.mark.parametrize("family", list(families()))
+FAMILY = each("family", {name: name for name in families()})
+
+
 @pytest.mark.parametrize("name", [*CHOICES, *FORMATS])
+@FAMILY
 def test_spmm(name: str, family: str) -> None:
-    A = families()[family]("small")
-    B = np.random.default_rng(0).standard_normal((A.shape[1], FEAT), np.float32)
-    exact, scale = A.astype("float64") @ B.astype("float64"), abs(A).astype("float64") @ abs(B).astype("float64")
-    close(kernel("spmm", name)(A=A, B=B), exact, scale)
+    B, exact, scale = product(family, FEAT)
+    close(kernel("spmm", name)(A=matrix(family), B=B), exact, scale)
 
 
-@pytest.mark.parametrize("family", list(families()))
 @pytest.mark.parametrize("name", ["untuned", "one core", "carried", "slices", "buckets", "blocks"])
+@FAMILY
 def test_spmv(name: str, family: str) -> None:
-    A = families()[family]("small")
-    x = np.random.default_rng(0).standard_normal(A.shape[1], np.float32)
-    exact, scale = A.astype("float64") @ x.astype("float64"), abs(A).astype("float64") @ abs(x).astype("float64")
-    close(kernel("spmv", name)(A=A, x=x), exact, scale)
+    x, exact, scale = (found[:, 0] for found in product(family, 1))
+    close(kernel("spmv", name)(A=matrix(family), x=x), exact, scale)
 
 
-@pytest.mark.parametrize("family", list(families()))
 @pytest.mark.parametrize("name", ["untuned", "prefetched", "one core", "blocks"])
+@FAMILY
 def test_sddmm(name: str, family: str) -> None:
-    S, rng = families()[family]("small"), np.random.default_rng(0)
+    S, rng = matrix(family), np.random.default_rng(0)
     X, Y = (rng.standard_normal((n, FEAT), np.float32) for n in S.shape)
     rows = np.repeat(np.arange(S.shape[0]), np.diff(S.indptr))
     dots = np.einsum("ek,ek->e", X[rows].astype("float64"), Y[S.indices].astype("float64"))

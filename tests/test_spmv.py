@@ -27,6 +27,8 @@ from sparsetir.lower.rewriting import collect
 from sparsetir.lower.vector.sum_ragged import SUM, SumRagged
 from sparsetir.schedules import Choices, suit
 
+pytestmark = pytest.mark.optimised
+
 VECTORIZED = tirx.ForKind.VECTORIZED
 KERNELS: dict[Any, Any] = {}
 

@@ -16,6 +16,8 @@ import sparsetir
 from sparsetir.harness.suite import families
 from sparsetir.schedules import Choices
 
+pytestmark = pytest.mark.optimised
+
 STREAMED = Choices(tile=16, stream=1)
 
 

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many cases in one test, where setting a test up costs more than a case, and pairs instead of products of families."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations, product
+from typing import Any
+
+FULL = "SPARSETIR_FULL" in os.environ
+
+
+@contextlib.contextmanager
+def on(case: object) -> Iterator[None]:
+    """Say of which case an error is."""
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"on {case!r}: {error}") from error
+
+
+def each(name: str, cases: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """As ``pytest.mark.parametrize`` of one argument, but in one test."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def every(**fixtures: Any) -> None:
+            for title, case in cases.items():
+                with on(title):
+                    test(**fixtures, **{name: case})
+
+        signature = inspect.signature(test)
+        left = [param for param in signature.parameters.values() if param.name != name]
+        every.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+        return every
+
+    return decorate
+
+
+def pairwise(*families: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Few of the product's elements, always the same: each two members of two families are in one of them.
+
+    All of the product if SPARSETIR_FULL is set.
+    """
+    if FULL:
+        return list(product(*families))
+    pairs = [(a, b) for a, b in combinations(range(len(families)), 2)]
+    left = {(a, b, x, y) for a, b in pairs for x in range(len(families[a])) for y in range(len(families[b]))}
+    found = []
+    every = list(product(*(range(len(family)) for family in families)))
+    while left:
+        best = max(every, key=lambda at: sum((a, b, at[a], at[b]) in left for a, b in pairs))
+        left -= {(a, b, best[a], best[b]) for a, b in pairs}
+        found.append(tuple(family[at] for family, at in zip(families, best, strict=True)))
+    return found
