@@ -102,7 +102,7 @@ def _share(sch: s_tir.Schedule, func_name: str, name: str, choices: Choices, *, 
 
 
 def _noted(func: tirx.PrimFunc) -> Choices | None:
-    """The choices that a function brings along."""
+    """The choices noted at a function."""
     found = func.attrs.get(CHOICES)
     return None if found is None else Choices(**{str(name): int(value) for name, value in found.items()})
 
@@ -121,7 +121,7 @@ def schedule(
     mod : IRModule
         Lowered to stage II; functions that are not of the dialect are left alone.
     choices : Choices, optional
-        By default those a function brings along, or `suit.usual`.
+        By default those noted at a function, or `suit.usual`.
     registers : Registers, optional
         Of the target; by default 16 of 256 bits.
     reorders : bool

@@ -96,7 +96,7 @@ def _is_shared_out(sch: s_tir.Schedule, block: Any) -> bool:
 
 
 def _others(load: ir.TensorLoad, column: Any) -> list[Any]:
-    """The subscripts of a load beside the column; none if it has no such."""
+    """The subscripts of a load besides the column; none if it has no such."""
     others = [i for i in load.indices if not i.same_as(column)]
     return others if len(others) == len(load.indices) - 1 else []
 

@@ -36,7 +36,7 @@ class Registers:
         return _registers(target)
 
     def most_rows(self, vectors: int) -> int:
-        """Rows that can be held beside each other, so many registers each, with the operand's and a factor."""
+        """Rows of `vectors` registers each that fit together with the operand's and a factor."""
         return (self.count - 1) // vectors - 1
 
     def lanes(self, rows: int, *, bits: int) -> int:

@@ -205,12 +205,12 @@ def _cache_result(sch: s_tir.Schedule, block: Any, outer: Any) -> None:
 
 
 def _is_short(loop: tirx.For) -> bool:
-    """Whether the rows of a block fit into registers beside each other."""
+    """Whether the rows of a block fit into registers together."""
     return isinstance(loop.extent, tirx.IntImm) and 1 <= int(loop.extent) <= MOST_ROWS
 
 
 def _is_shared(block: s_tir.SBlock, lane: Any, row: Any) -> bool:
-    """Whether an operand along the lanes is the same for every row: the others gain nothing beside each other."""
+    """Whether an operand along the lanes is the same for every row: the others gain nothing side by side."""
     loads = [x for x in collect(block.body, ir.TensorLoad) if mentions(x, [lane])]
     return any(not mentions(x, [row]) for x in loads)
 

@@ -58,7 +58,7 @@ LEAST_BITS = 32  # of an element in a register
 SMALL_ELEMENTS, SMALL_SUMS = 1 << 13, 1 << 16  # of all arrays; where rows are summed into one number each
 GATHERED = 4  # elements of such sums that take as long as one that is gathered through an index
 
-TIMES_CACHE = 4.0  # operands up to so many times the cache are left to the hardware
+TIMES_CACHE = 4.0  # operands up to that many times the cache are left to the hardware
 NEW = 0.4  # of the rows in a window
 PREFETCH = (8, 32)  # entries ahead, at least and at most
 AHEAD = 4096  # bytes of rows between
@@ -266,7 +266,7 @@ def suitable_halves(
 
 
 def sweep(base: Choices, *, over_format: bool = False) -> list[Choices]:
-    """The choices that a coarse sweep tries beside `base`."""
+    """The choices that a coarse sweep tries besides `base`."""
     wide, narrow = {"tile": 2 * base.tile}, {"tile": max(base.tile // 2, 8)}
     tiles = [wide, narrow] if over_format else [wide, narrow, {**wide, "prefetch": 8}, {**narrow, "prefetch": 8}]
     return [base.changed(**changed) for changed in (*(SWEPT_OVER_FORMATS if over_format else SWEPT), *tiles)]

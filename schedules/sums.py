@@ -12,8 +12,8 @@ after::
         y[i] = y[i] + a[indptr[i] + j] * x[indices[indptr[i] + j]]
 
 Wins (on Zen 4) for rows that are longer than one vector, with four lanes, and with eight where they have some dozens of
-entries and ever other lengths; for shorter rows where the lengths of neighbours differ, so that the processor cannot
-foresee the end of a loop.
+entries and varying lengths; for shorter rows where the lengths of neighbours differ, so that the processor
+mispredicts the loop exit.
 """
 
 from __future__ import annotations

@@ -43,14 +43,14 @@ def build(
         module, or a function that is given one and changes it. By default the sketches decide.
     calls : int, optional
         About how often a bound kernel will be called. Given that, a bound matrix is converted to another format where
-        this pays within so many calls; its values are copied then.
+        this pays within that many calls; its values are copied then.
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`. The kernel takes for each call what the last search for such arguments ended
         with: of the same pattern and sizes, else of the same pattern over the format that was best for other sizes,
         else the untuned kernel. `schedule` may be the template whose knobs were searched.
     finite : bool
         A promise that arguments hold neither infinities nor NaN. Without it, results over formats that `calls` or
-        `database` chose and that store zeros between the entries are looked over.
+        `database` chose and that store zeros between the entries are checked for NaN and infinities.
 
     Returns
     -------

@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
         "--strategy", default="guided", help="guided, evolution, annealing, portfolio, random, exhaustive"
     )
     tune.add_argument("--amortize-over", type=positive(float), metavar="CALLS", help="that share a conversion")
-    tune.add_argument("--against", default="", metavar="PEERS", help="scipy,torch,mkl: time these beside the result")
+    tune.add_argument("--against", default="", metavar="PEERS", help="scipy,torch,mkl: time these libraries too")
     tune.add_argument("--schedules-only", action="store_true", help="leave the format as it is")
     tune.add_argument("--seed", type=int, default=0, metavar="N", help="of the search and of the dense operands")
     tune.add_argument("--database", type=Path, metavar="FILE", help="JSON lines: trials in it are not measured again")
@@ -354,7 +354,7 @@ def shortened(text: str, most: int = LOOPS_SHOWN) -> str:
 
 
 def comparison(case: Any, result: Any) -> list[str]:
-    """A table of the time of a call: the search's last comparison, and the peers beside its kernel."""
+    """A table of the time of a call: the search's last comparison, and of the peers interleaved with its kernel."""
     from sparsetir.bench import missing
     from sparsetir.harness.tables import aligned
 

@@ -36,7 +36,7 @@ class Level:
     cores: int = 1
 
     def capacity(self, threads: int) -> int:
-        """Bytes of all that so many threads have together."""
+        """Bytes that `threads` threads have together."""
         return self.size * -(-threads // self.cores)
 
 

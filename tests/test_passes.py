@@ -408,7 +408,7 @@ for i in range((starts[1] - starts[0]) * 8):
         y[v] = T.float32(0)
 """
     )
-    with pytest.raises(ScheduleError, match="block set writes y below loop i, which has no step for an empty row"):
+    with pytest.raises(ScheduleError, match="block set writes y below loop i, which runs zero times for an empty row"):
         applied(func, CheckWrites)
 
 

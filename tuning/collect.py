@@ -90,7 +90,7 @@ class Labelled(Database):
 
 
 def generated(families: str, sizes: Sequence[int], seeds: int) -> Iterator[Source]:
-    """Members of the suite's families: ``"all"`` or names separated by commas, each with about so many entries."""
+    """Members of the suite's families: ``"all"`` or names separated by commas, each with about that many entries."""
     known = [name for name in suite.families() if name != "empty"]
     chosen = known if families == "all" else [name for name in families.split(",") if name]
     unknown = [name for name in chosen if name not in known]

@@ -28,7 +28,7 @@ def winner(times: Mapping[Candidate | None, float]) -> Candidate | None:
 def rescaled(
     times: Mapping[Candidate | None, float], confirmed: Mapping[Candidate | None, float], best: Candidate
 ) -> dict[Candidate | None, float]:
-    """One set of times: those of the confirmation, and of all others as they stood beside the winner.
+    """One set of times: those of the confirmation, and of all others relative to the winner.
 
     Examples
     --------
@@ -49,7 +49,7 @@ class Comparison:
     untuned : float
         Seconds of the untuned kernel.
     records : tuple of Record
-        The candidates with their seconds beside it.
+        The candidates with their seconds, interleaved with it.
     chosen : Candidate or None
         Whose kernel the search returned; None is the untuned one.
     amortize_over : float, optional

@@ -246,7 +246,7 @@ def extent_of(sch: s_tir.Schedule, loop: Any) -> int | str:
 
 
 def _check_length(name: str, factors: Any, parts: int) -> None:
-    """Raise unless these are the steps of so many loops, at most one of them left open."""
+    """Raise unless these are the steps of that many loops, at most one of them left open."""
     fits = isinstance(factors, tuple) and len(factors) == parts and factors.count(None) <= 1
     if not fits or not all(part is None or (isinstance(part, int) and part >= 1) for part in factors):
         expected = f"positive numbers of steps of {parts} loops, one of them None for as many as it takes"

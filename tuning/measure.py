@@ -61,7 +61,7 @@ class Measurement:
 
 
 def at_pace(seconds: float, untuned: float, usual: float) -> float:
-    """Seconds of a call if the untuned kernel, which took `untuned` beside it, had taken its usual time.
+    """Seconds of a call if the untuned kernel, which took `untuned` interleaved with it, had taken its usual time.
 
     A shared machine has slow and fast seconds, and what one process finds in memory may lie worse than what another
     does: both kernels see the same of it.
@@ -121,8 +121,8 @@ def duel(cases: Mapping[Any, Timed], *, seconds: float = 0.02) -> dict[Any, floa
     Returns
     -------
     dict of float
-        For each case the median of its turns, as long as they were beside those of the others: a shared machine is at
-        one pace for seconds and at half of it for the next.
+        For each case the median of its turns, relative to those of the other cases in the same round: a shared machine
+        is at one pace for seconds and at half of it for the next.
     """
     found: dict[Any, list[float]] = {name: [] for name in cases}
     end = time.perf_counter() + DUEL_SECONDS

@@ -37,7 +37,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 # A failed candidate is taught as this many times slower than the slowest that ran.
 FAILED = 2.0
-# Where what is good counts, trials of more than so many times the best are taught as if they took that.
+# Where what is good counts, slower trials are capped at that many times the best.
 WORST = 3.0
 
 
@@ -231,7 +231,7 @@ class CostModel:
 
 
 def of_width(rows: Sequence[np.ndarray] | np.ndarray, width: int) -> np.ndarray:
-    """Rows with so many columns: later ones are dropped, missing ones are not numbers.
+    """Rows with `width` columns: later ones are dropped, missing ones are not numbers.
 
     Columns are added during a search where a format has knobs that those before it had not.
     """

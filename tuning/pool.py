@@ -125,7 +125,7 @@ class Pool:
         yield from timed.items()
 
     def _is_near(self, found: Measurement, times: float) -> bool:
-        """Whether a short burst of other work could decide about a candidate so many times slower than the best."""
+        """Whether a short burst of other work could decide about a candidate `times` as slow as the best."""
         return found.seconds is not None and found.seconds < min(LONG, times * self.best)
 
     def _time_again(self, workers: Mapping[Candidate, Any], timed: dict[Candidate, Measurement]) -> None:

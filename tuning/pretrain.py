@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("space", type=Path, nargs="+", help="files of `python -m sparsetir.tuning.collect`")
     parser.add_argument("--out", type=Path, help="where the model goes")
     parser.add_argument("--evaluate", action="store_true", help="print how matrices that are left out are ranked")
-    parser.add_argument("--searches", type=int, default=0, metavar="SEEDS", help="replay searches with so many seeds")
+    parser.add_argument("--searches", type=int, default=0, metavar="SEEDS", help="replay searches with that many seeds")
     parser.add_argument("--over", type=Path, metavar="FILE", help="searches over these trials instead")
     parser.add_argument("--objective", default=OBJECTIVE, choices=OBJECTIVES)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="trees")

@@ -3,7 +3,7 @@
 
 A case is every record of one key in a database; a search may ask for those candidates and for no others. Record one
 with ``tune_sparse(..., strategy="random", max_trials=200, database="space.jsonl")``; `python -m sparsetir.tuning.replay
-space.jsonl` prints how near to the best of each case the strategies come after so many trials.
+space.jsonl` prints how near to the best of each case the strategies come after a number of trials.
 """
 
 from __future__ import annotations

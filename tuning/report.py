@@ -62,7 +62,7 @@ class TuneResult:
     importance : dict of str to float
         The features that the cost model used, by their share, the most important first.
     peers : dict of str to float
-        Seconds of the libraries that were timed beside the kernel.
+        Seconds of the libraries that were timed side by side with the kernel.
     template : Template or None
         Whose knobs were searched.
     comparison : Comparison or None
@@ -121,7 +121,7 @@ class TuneResult:
         return self._paid(self.untuned.seconds or 0.0)
 
     def break_even_with(self, peer: str) -> float | None:
-        """The same compared with a library that was timed beside the kernel, whose own preparation is not counted."""
+        """The same compared with a library that was timed too, whose own preparation is not counted."""
         if peer not in self.peers:
             raise ArgumentError(f"expected one of {', '.join(self.peers) or 'no library'}; found {peer!r}")
         return self._paid(self.peers[peer])

@@ -98,8 +98,8 @@ def evolution(space: Space, known: Known, score: Score | None, rng: np.random.Ge
 def guided(space: Space, known: Known, score: Score | None, rng: np.random.Generator) -> list[Candidate]:
     """What a pretrained model, corrected by the trials, likes best: of all formats, converted or not, and offspring.
 
-    Beside it the portfolio and every format once, what it likes best first: a model that errs must not keep a search
-    from them for ever.
+    Besides these, the portfolio and every format once, what it likes best first: a model that errs must not keep a
+    search from them for ever.
     """
     if score is None:
         return evolution(space, known, score, rng)
@@ -125,7 +125,7 @@ def _ranked(candidates: Iterable[Candidate], score: Score) -> list[Candidate]:
 def _settled(
     space: Space, ranked: Iterable[Candidate], known: Known, alike: int, count: int = BATCH
 ) -> list[Candidate]:
-    """The first few as they are in the space, so many of each format at most."""
+    """The first few as they are in the space, a few of each format at most."""
     found: list[Candidate] = []
     for candidate in ranked:
         if len(found) == count:

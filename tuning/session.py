@@ -224,7 +224,7 @@ class Session:
         known, (name, *_) = self.evaluator.known, names
         if known is None:
             raise ArgumentError(
-                f"{name} cannot be timed beside {self.kernel.name}, which is no program of sparsetir.ops"
+                f"{name} cannot be timed side by side with {self.kernel.name}, which is no program of sparsetir.ops"
             )
         operands = known.given(self.evaluator.inputs)
         if any(operand is None for operand in operands):

@@ -89,7 +89,7 @@ def tune_sparse(
         How candidates are chosen; "guided" is the evolution led by the shipped cost model, where that knows the
         program's features: not with a `schedule`.
     formats : sequence of Format, optional
-        The formats that are tried beside the program's own; none searches schedules only. By default those that suit
+        The formats that are tried besides the program's own; none searches schedules only. By default those that suit
         the pattern; none with a `schedule`.
     schedule : Template, optional
         A schedule of yours, see `sparsetir.template`: its knobs are searched rather than the sketches' choices.
@@ -112,11 +112,11 @@ def tune_sparse(
     timeout : float
         Seconds that a compilation or a measurement may take in a worker; more if the untuned kernel is slow.
     against : sequence of {"scipy", "torch", "mkl"}
-        Libraries that are timed beside the result, where the program is one of `sparsetir.ops` that they have too:
+        Libraries that are timed side by side with the result, where the program is one of `sparsetir.ops`:
         `TuneResult.break_even_with` tells after how many calls the conversion has paid.
     finite : bool
         A promise that the kernel's arguments will hold neither infinities nor NaN. Without it, results over formats
-        that store zeros between the entries are looked over.
+        that store zeros between the entries are checked for NaN and infinities.
     progress : bool, optional
         Whether to show a progress line on stderr; by default if it is a terminal or in a notebook.
 
@@ -307,7 +307,7 @@ def unmeasured(
 
 
 def chosen_then(ended: Comparison, amortize_over: float | None) -> Record | None:
-    """What a search returned, or would have for so many calls; None for the untuned kernel."""
+    """What a search returned, or would have for that many calls; None for the untuned kernel."""
     if ended.amortize_over == amortize_over:
         return ended.best
     costs: dict[Candidate | None, float] = {r.candidate: full_cost(r, amortize_over) for r in ended.records}

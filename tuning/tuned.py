@@ -124,7 +124,7 @@ class TunedKernel(Saved):
     variants : sequence of Variant
         The best first.
     finite : bool
-        Whether arguments are promised to hold neither infinities nor NaN: results are not looked over then.
+        Whether arguments are promised to hold neither infinities nor NaN: results are not checked then.
     """
 
     def __init__(self, plain: Kernel, variants: Sequence[Variant], *, finite: bool = False) -> None:

@@ -38,9 +38,9 @@ from sparsetir.threads import get_num_threads, set_num_threads
 from sparsetir.transform.decompose import decompose_format
 
 DONE, FINDING, WRONG_USE = 0, 1, 2
-CONVERSIONS, CONVERTING = 3, 0.5  # a conversion is repeated so often, but not after so many seconds
+CONVERSIONS, CONVERTING = 3, 0.5  # a conversion is repeated so often, but not after that many seconds
 ROUNDS = 3
-SLOW = 8.0  # a call so many times slower than csr's has a single turn
+SLOW = 8.0  # a call that many times slower than csr's has a single turn
 ARRAYS_AT_ONCE = 4  # operands, results of both formats, and what the comparison with scipy needs
 HEADING = ("format", "MiB", "padding", "pieces", "convert s")
 TIMED = ("ms", "vs csr", "spread")

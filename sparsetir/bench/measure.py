@@ -168,7 +168,7 @@ def parse_product(text: str) -> Product:
 
 
 def suits(product: Product, sparse: Any) -> bool:
-    """Whether the operation takes something of so many dimensions."""
+    """Whether the operation accepts an operand with that many dimensions."""
     return DIMENSIONS[product.op] == len(sparse.shape)
 
 

@@ -197,7 +197,7 @@ def share(level: Level, threads: int) -> int:
 
 
 def measure_ceilings(threads: int, lanes: int, caches: Sequence[Level], *, seconds: float = SECONDS) -> Ceilings:
-    """Measure what so many threads reach together."""
+    """Measure what `threads` threads reach together."""
     sizes = {level.name: share(level, threads) for level in caches}
     last = max((level.capacity(threads) for level in caches), default=0)
     sizes[DRAM] = int(min(max(LEAST_DRAM, TIMES_LAST * last), free_memory() / 4)) // threads

@@ -39,7 +39,7 @@ def resident(field: str) -> int:
 
 
 def forget_peak() -> None:
-    """Give freed memory back, and let the peak begin anew."""
+    """Give freed memory back, and reset the peak."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good a search is: beside a coarse sweep, schedules alone, one without the shipped model, and other seeds.
+"""How good a search is: compared with a coarse sweep, schedules alone, one without the shipped model, and other seeds.
 
 ``python -m sparsetir.bench.search --data FOLDER --ops spmm:128 --seconds 60`` tunes every case from an empty database
 and then times what was found in turn with the other kernels.

@@ -279,7 +279,7 @@ class Kernel(Saved):
         path : str or Path
             The library, ``.so``. Written completely or not at all.
         header : str or Path, optional
-            Default: beside the library, with suffix ``.h``.
+            Default: next to the library, with suffix ``.h``.
 
         Returns
         -------

@@ -80,7 +80,7 @@ def _torch_array(tensor: Any) -> np.ndarray | None:
 
 
 def _look_at_matrix(value: Any, dims: list[int]) -> tuple[Any, ...] | None:
-    """What of a compressed matrix decides; its dimensions are added to the others."""
+    """Properties of a compressed matrix that decide; its dimensions are added to the others."""
     arrays = data, indptr, indices = value.data, value.indptr, value.indices
     for array in arrays:
         if type(array) is not np.ndarray or not array.flags.carray:
@@ -168,7 +168,7 @@ class Compressed:
 
 
 class Function:
-    """The compiled function, until after so many calls one that suits the arguments better takes over."""
+    """The compiled function, until after some calls one that suits the arguments better replaces it."""
 
     def __init__(self, function: Callable[..., Any], fitting: Callable[[Arguments], tuple[Any, int]]) -> None:
         self.function, self.left = function, 0

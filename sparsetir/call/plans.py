@@ -124,7 +124,7 @@ class Plan:
         self.written = [at for _, at in self.dense if signature.params[at].name in signature.effects.written]
         self.written += [e.values for e in self.sparse if signature.params[e.values].name in signature.effects.written]
         self.filled = sorted(filled)
-        # What every call brings or gets anew is not kept.
+        # What every call passes or receives newly allocated is not kept.
         new = {self.place[n] for n in self.made}
         self.template = [None if at in filled or at in new else _ready(value) for at, value in enumerate(template)]
         self.finish, is_new = _finish(caller, args, arguments, self.place)
@@ -234,7 +234,7 @@ class Plan:
         return known, list(values[len(every) :])
 
     def _made(self, rest: list[int]) -> list[tuple[int, tuple[int, ...], Any, bool]]:
-        """Place, shape and dtype of the results that every call gets anew, and whether all of one is written."""
+        """Place, shape and dtype of the results allocated in every call, and whether all of one is written."""
         signature, made = self.caller.signature, []
         for name in self.made:
             param = signature.by_name[name]

@@ -2,7 +2,7 @@
 """Kernels on disk and in other processes.
 
 A pickled kernel is its program, target, schedule and choices of formats: machine code comes from the cache on disk, or
-is compiled anew. A file that `save` writes holds the machine code too, which is used where processor, threads and
+is compiled again. A file that `save` writes holds the machine code too, which is used where processor, threads and
 versions are those it was made with.
 """
 
@@ -106,7 +106,7 @@ def key_of(compiled: Any) -> str:
 
 
 def machine_code(compiled: Any) -> tuple[bytes, dict[str, Any]]:
-    """A library as bytes, and the facts beside it."""
+    """A library as bytes, and its metadata."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.so"
         if not hasattr(compiled.library, "mod"):  # it came from a library itself

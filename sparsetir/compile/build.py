@@ -165,7 +165,7 @@ def content_key(func: tirx.PrimFunc, target: Any, schedule: Any) -> str:
 def write_cache(*, seconds: float | None = None) -> None:
     """Put the kernels compiled so far on disk. It happens by itself when the process ends, for `EXIT_SECONDS`.
 
-    Not in the background: LLVM does not allow a second thread beside a compilation.
+    Not in the background: LLVM does not allow a second thread during a compilation.
 
     Parameters
     ----------
@@ -227,6 +227,6 @@ def _load_quietly(compiled: Compiled, path: Path) -> bool:
         if not path.exists():
             return False
         compiled.load(path, json.loads(path.with_suffix(".json").read_text()))
-    except Exception:  # damaged, or of another version: it is compiled anew
+    except Exception:  # damaged, or of another version: it is compiled again
         return False
     return True

@@ -100,7 +100,7 @@ def digest(library: Path) -> str:
 
 
 def write(library: Any, path: Path, facts: dict[str, Any]) -> None:
-    """Write a library and the facts beside it; readers see all of them or nothing, also after a power cut.
+    """Write a library and its metadata; readers see all of them or nothing, also after a power cut.
 
     Raises
     ------

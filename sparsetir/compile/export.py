@@ -102,7 +102,7 @@ def export(kernel: Kernel, path: Path, header: Path | None = None, *, notes: Seq
     path : Path
         The library, ``.so``.
     header : Path, optional
-        The header, by default beside the library with suffix ``.h``.
+        The header, by default next to the library with suffix ``.h``.
     notes : sequence of str
         Lines for the header's comment.
 
@@ -468,7 +468,7 @@ def _check_places(path: Path, header: Path) -> None:
 
 
 def _place(files: dict[Path, Path]) -> None:
-    """Move finished files to their places, which are left alone until all are beside them."""
+    """Move finished files to their places, which are left alone until all are complete."""
     with ExitStack() as stack:
         staged = []
         for source, place in files.items():

@@ -81,7 +81,7 @@ def scheduled(mod: ir.IRModule, schedule: Any, target: Any = None) -> ir.IRModul
         expected = "sparsetir.Choices, a template, a tvm.s_tir.Schedule or a function of one"
         raise ArgumentTypeError(f"a schedule is {expected}; found {type(schedule).__name__}")
     registers = schedules.Registers.of(target or native_target())
-    # The sketches reorder nothing but reductions, which the dialect leaves open; LLVM's leave covers every sum.
+    # The sketches reorder nothing but reductions, whose order the dialect leaves open; fast-math flags cover every sum.
     return schedules.schedule(mod, schedule, registers=registers, reorders=True).mod
 
 
@@ -144,7 +144,7 @@ def separate_storage(third: ir.IRModule) -> tvm.transform.PassContext:
         opt_level=now.opt_level,
         required_pass=list(now.required_pass),
         disabled_pass=[*now.disabled_pass, *(["s_tir.CompactBufferAllocation"] if _has_found_scratch(third) else [])],
-        config=config,  # and no instruments: TVM begins them anew where contexts are nested, which loses what they saw
+        config=config,  # and no instruments: TVM restarts them where contexts are nested, which loses what they saw
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large arrays moved and sorted in linear time and with little memory beside them."""
+"""Large arrays moved and sorted in linear time and with little additional memory."""
 
 from __future__ import annotations
 

@@ -237,14 +237,14 @@ class Format:
         return self.idtype or "int32"
 
     def check_count(self, count: int, *, indices: int = 0) -> int:
-        """`count` as an int, once the index type can count so many values and they fit into memory.
+        """`count` as an int, once the index type can represent it and the values fit into memory.
 
         Parameters
         ----------
         count : int
             Values stored, padding included; a byte each at the least.
         indices : int
-            Numbers of the index type that lie beside them.
+            Numbers of the index type stored with them.
 
         Raises
         ------

@@ -9,7 +9,7 @@ from sparsetir.formats.format import Entries
 from sparsetir.formats.row_groups import RowGroups, grouped_share
 from sparsetir.machine import last_cache
 
-# How many times faster sums over full blocks of so many rows and columns are than over rows (AMD Zen 4; `sparsetir
+# How many times faster sums over full r x c blocks are than over rows (AMD Zen 4; `sparsetir
 # bench --ops spmv --sweep` prints what the formats make of a matrix).
 SUMMED = {(3, 3): 1.5, (4, 4): 2.6, (8, 1): 2.7, (16, 1): 3.2, (8, 8): 3.2}
 SUMMED_IN_SLICES = 1.4  # the same for full slices, where rows are short
@@ -37,7 +37,7 @@ def group_gain(entries: Entries, rows: int) -> float:
 
 
 def sum_gain(size: tuple[int, int], fill: float, nnz: int, index: int, value: int) -> float:
-    """How many times faster sums over blocks should be than over rows, for so many entries of so many bytes.
+    """How many times faster sums over blocks should be than over rows, for `nnz` entries of `index` and `value` bytes.
 
     Where they come from memory, not more than there is less to read.
 
@@ -52,9 +52,9 @@ def sum_gain(size: tuple[int, int], fill: float, nnz: int, index: int, value: in
 
 
 def diagonal_gain(share: float, fill: float, nnz: int, index: int, value: int) -> float:
-    """How many times faster sums over diagonals of slices should be than over rows, for entries of so many bytes.
+    """How many times faster sums over diagonals of slices should be than over rows.
 
-    `share` of the entries lie on diagonals that are `fill` full. From memory, as for `sum_gain`, not more than there is
+    `index` and `value` are bytes of an entry. `share` of the entries lie on diagonals that are `fill` full. From memory, as for `sum_gain`, not more than there is
     less to read.
 
     Examples

@@ -21,7 +21,7 @@ class MemoryLimitError(StructureError, MemoryError):
 
 
 def check_memory(nbytes: int, what: str) -> None:
-    """Raise `MemoryLimitError` where `what` takes so many bytes at the least and the memory is smaller."""
+    """Raise `MemoryLimitError` where `what` needs at least `nbytes` and the memory is smaller."""
     if not fits(nbytes):
         found = f"{what} would take {readable(nbytes)} or more"
         raise MemoryLimitError(f"{found}, but there are {readable(memory_size())} of memory")
@@ -33,7 +33,7 @@ def fits(nbytes: int) -> bool:
 
 
 def check_values(count: int, dtype: np.dtype[Any]) -> None:
-    """Raise `MemoryLimitError` where so many values of a dtype do not fit into memory."""
+    """Raise `MemoryLimitError` where that many values of a dtype do not fit into memory."""
     check_memory(count * dtype.itemsize, f"{count} values")
 
 

@@ -101,7 +101,7 @@ class MatrixPattern(Pattern):
         How far entries lie below and above the main diagonal.
     profile : (int, int)
         Slots below the main diagonal from each row's first entry on, and above it from each column's first entry on:
-        what skyline storage needs beside the diagonal.
+        what skyline storage needs besides the diagonal.
     prefix : int
         Slots up to the last entry of each row.
     sliced : int

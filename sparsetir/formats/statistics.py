@@ -82,14 +82,14 @@ class Degrees:
 
 
 def median(values: Array, times: Array) -> float:
-    """The median of ascending values that occur so many times each."""
+    """The median of ascending values with multiplicities."""
     ends = np.cumsum(times)
     middle = [int(ends[-1] - 1) // 2, int(ends[-1]) // 2]
     return float(values[np.searchsorted(ends, middle, side="right")].mean())
 
 
 def gini(values: Array, times: Array) -> float:
-    """The Gini coefficient of ascending values that occur so many times each; 0 where their sum is."""
+    """The Gini coefficient of ascending values with multiplicities; 0 where their sum is."""
     total, count = float(values @ times), float(times.sum())
     if not total:
         return 0.0

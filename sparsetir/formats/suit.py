@@ -139,7 +139,7 @@ def by_block(p: MatrixPattern) -> Iterator[Format]:
 
 
 def by_group(p: MatrixPattern) -> Iterator[Format]:
-    """At most so many of four neighbours in a row."""
+    """The most nonzeros among four neighbours in a row."""
     most = p.blocks[1, 4].most
     if most < 4:
         yield NM(most, 4)
@@ -357,7 +357,7 @@ def suited(
 
 
 def suited_to_sums(entries: Entries, itemsize: int, calls: float) -> Conversion | None:
-    """The format for sums of a row's entries, each of which is a number of so many bytes."""
+    """The format for sums of a row's entries, each of `itemsize` bytes."""
     indptr, indices = entries.indptr, entries.last
     sizes = indices.size, indices.itemsize, itemsize
     fills = {size: block_fill(indptr, indices, *size) for size in SUMMED}

@@ -177,7 +177,7 @@ class SparseTensor:
         descriptor : dict or object
             The descriptor, or an object that has ``__binsparse_descriptor__`` and ``__binsparse__``.
         arrays : dict of str to array
-            The arrays by the specification's names, beside a descriptor.
+            The arrays by the specification's names, with a descriptor.
         format, **options
             As for `from_any`; by default the format of the descriptor.
 
@@ -450,7 +450,7 @@ def _named(format: str | Format | None, ndim: int, parameters: dict[str, Any]) -
 def _does_not_fit(origin: Origin, format: Format, error: MemoryLimitError) -> MemoryLimitError:
     shape, nnz = " x ".join(map(str, origin.source.shape)), origin.source.values.size
     found = f"cannot store {shape} with {nnz} entries as {format!r}: {error}"
-    return MemoryLimitError(f"{found}; take a format that stores less beside the entries, such as dcsr or coo")
+    return MemoryLimitError(f"{found}; take a format that stores less besides the entries, such as dcsr or coo")
 
 
 def _is_large(*numbers: int) -> bool:

@@ -77,7 +77,7 @@ def spy(matrix: Any, path: str | Path) -> Path:
 
 
 def shade(figure: Any, axes: Any, matrix: Any) -> None:
-    """Draw where the nonzeros are into a part of a figure, with a scale beside it."""
+    """Draw where the nonzeros are into a part of a figure, with a scale next to it."""
     norm = require("matplotlib.colors", extra="plot", purpose="drawing").LogNorm
     counts = density(matrix)
     m, n = matrix.shape

@@ -244,7 +244,7 @@ TENSORS: dict[str, Maker] = {"tensor_uniform": tensor_uniform, "tensor_skewed": 
 
 
 def generate(name: str, size: str | int = "small", *, seed: int = 0) -> Any:
-    """A member of a family with so many entries, about; see `families` and `tensors`."""
+    """A member of a family with about `size` entries; see `families` and `tensors`."""
     if isinstance(size, str) and size not in SIZES:
         raise ArgumentError(f"expected one of the sizes {', '.join(SIZES)}; found {size!r}")
     if seed < 0:

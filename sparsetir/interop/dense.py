@@ -29,7 +29,7 @@ def aligned_contiguous(
     name : str
         The argument, for messages.
     option : str
-        What of `sparsetir.ops` decides `dtype`, for messages.
+        The argument of `sparsetir.ops` that decides `dtype`, for messages.
 
     Returns
     -------

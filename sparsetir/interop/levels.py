@@ -64,13 +64,13 @@ class Level:
 
 @cache
 def _dtype_name(dtype: np.dtype[Any]) -> str:
-    return dtype.name  # numpy puts it together anew each time, which takes microseconds
+    return dtype.name  # numpy builds it again each time, which takes microseconds
 
 
 def check_dtype(found: np.dtype[Any], expected: str, *, name: str, torch: bool = False, option: str = "dtype") -> None:
     """Raise `ArgumentTypeError` unless values of dtype `found` are what a kernel computes in.
 
-    `option` is what of the ready programs decides it.
+    `option` is the argument of the ready programs that decides it.
     """
     held = _dtype_name(found)
     if held == expected:

@@ -50,7 +50,7 @@ def store(value: Any, levels: Sequence[Level], *, name: str, dtype: str, check: 
 
     Nothing is copied when the argument has the buffer's layout already: CSR, CSC and BSR (as four axes) of scipy or
     torch with sorted distinct indices, and coordinate lists for a chain of singletons. Otherwise the entries are
-    sorted by the axes trees and stored anew; the argument itself is never changed.
+    sorted by the axes trees and stored again; the argument itself is never changed.
 
     * Index arrays of another width are converted, with a range check.
     * Entries with the same coordinates are added up, or kept apart if an axis of a one-tree buffer is not unique.

@@ -22,7 +22,7 @@ from sparsetir.threads import get_num_threads
 
 @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.MarkOpaque")
 def MarkOpaque(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
-    """Tell Relax that nothing is to be fused with the programs of the dialect that the module brings along."""
+    """Tell Relax that nothing is to be fused with the programs of the dialect that the module contains."""
     for var, func in list(mod.functions.items()):
         if isinstance(func, tirx.PrimFunc) and is_ours(func):
             mod.update_func(var, func.with_attr("op_pattern", OPAQUE))
@@ -73,7 +73,7 @@ def build(
         Records of `sparsetir.tune_sparse`: a constant matrix is stored and computed with as the best of them says.
 
     checked : bool
-        Whether a structure that comes at run time is looked over in each call, at the cost of a pass over its index
+        Whether a structure passed at run time is validated in each call, at the cost of a pass over its index
         arrays: a wrong one raises, where it would else be followed to anywhere in memory. Constants are checked here.
     finite : bool
         A promise that operands hold neither infinities nor NaN: constant matrices are then stored in formats with zeros

@@ -51,7 +51,7 @@ class Options:
     database : Path, optional
         Records of `sparsetir.tune_sparse`.
     checked : bool
-        Whether structures that come at run time are looked over before they are used.
+        Whether structures passed at run time are validated before they are used.
     finite : bool
         Whether operands are promised to hold neither infinities nor NaN.
     """
@@ -137,7 +137,7 @@ def _over(
 
 def _suited(program: Program, matrix: sp.csr_array, shapes: Mapping[str, tuple[int, ...]]) -> Format | None:
     """The format of the rules."""
-    widths = shapes or {"X": (1, 64)}  # a size that comes at run time is taken to be a usual one
+    widths = shapes or {"X": (1, 64)}  # a size known only at run time is assumed to be a usual one
     if any(str(buffer.dtype) in ("float16", "bfloat16") for buffer in decode(program.func).buffers.values()):
         return None
     found = suited(decode(program.func), matrix, widths)

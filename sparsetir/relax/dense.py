@@ -101,7 +101,7 @@ def tile_height(target: Any) -> int:
 
 
 def tiling(dtype: str, columns: int, target: Any) -> tuple[int, int]:
-    """Rows that a product computes at once, and columns of a panel; 0 where a weight of so many is not packed."""
+    """Rows that a product computes at once, and columns of a panel; 0 where a weight of that size is not packed."""
     height = tile_height(target)
     panel = Registers.of(target).lanes(height, bits=int(dtype[-2:]))
     return height, 0 if columns % panel or columns // panel < LEAST_PANELS else panel

@@ -150,7 +150,7 @@ class Writer:
         return self._widened(rounded, dtype) if self.wide == dtype else f'T.Cast("float32", {rounded})'
 
     def _operand(self, arg: Any) -> str | None:
-        """The text of what a step takes beside the result."""
+        """The text of what a step needs besides the result."""
         if isinstance(arg, ir.GenericConst) and arg.ty.ndim == 0:
             return f"T.{self.wide}({float(arg.value.numpy())!r})" if np.isfinite(arg.value.numpy()) else None
         found = arg.ty

@@ -190,7 +190,7 @@ def _flattened(name: str, shape: list[Any], axes: tuple[str, ...]) -> tuple[list
 
 
 def _checked(builder: relax.BlockBuilder, a: Arguments, seen: dict[Any, Any] | None) -> Any:
-    """The row pointers of a call, looked over with its index arrays.
+    """The row pointers of a call, validated with its index arrays.
 
     Constants are checked now; with `seen`, what comes at run time, or what its limits are, in each call, once.
     """
@@ -345,7 +345,7 @@ def LowerSparse(
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`, looked up for constant matrices.
     checked : bool
-        Whether structures that come at run time are looked over before they are used.
+        Whether structures passed at run time are validated before they are used.
     finite : bool
         Whether operands are promised to hold neither infinities nor NaN.
     """

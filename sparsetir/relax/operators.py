@@ -105,7 +105,7 @@ class Arguments:
         return self.rows("indices")
 
     def rows(self, *indices: str) -> Any:
-        """Check `indptr` and index arrays beside it; the number of rows."""
+        """Check `indptr` and its index arrays; the number of rows."""
         for name in ("indptr", *indices):
             self.check(name, (1,), INTS)
         self.same_dtype("indptr", *indices)

@@ -5,7 +5,7 @@ A decomposed program runs the body of an iteration once for each entry and each 
 original does. What changes is the order: pieces come one after the other, and each has an order of its own. Points
 with the same entry keep theirs. So the results are the same if two points with different entries never need each
 other: they touch no common element that one of them stores to, or only update it with one operator whose order is
-free (``X[s] = X[s] + term``), or all store the same value there. Sums are taken to be associative, as ever.
+free (``X[s] = X[s] + term``), or all store the same value there. Sums are assumed to be associative, as everywhere.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Converting to a format adds them up, whereas an iteration over an axis with ``un
 agree where everything that is made of the entries' values is linear in them::
 
     Y[i] = Y[i] + A[i, j] * X[j]            # a x + b x = (a + b) x
-    O[i, j] = 2 * A[i, j]                   # and O keeps a value for each entry, to be added up in turn
+    O[i, j] = 2 * A[i, j]                   # and O keeps a value for each entry, to be summed one by one
     seen[i] = 1                             # or does not depend on how often it is done
 
 and they do not where it is not: ``max(Y[i], A[i, j])``, ``A[i, j] * A[i, j]``, ``Y[i] + 1``.

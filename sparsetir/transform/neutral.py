@@ -57,7 +57,7 @@ def adds_nothing(store: tirx.BufferStore, clean: Set[Var], own: IsOwn) -> bool:
 
 
 def is_neutral(body: tirx.Stmt, rewritten: Set[Var], clean: Set[Var], own: IsOwn) -> bool:
-    """Whether running `body` on a slot that is no entry leaves every other buffer as it was.
+    """Whether running `body` on a slot that is no entry changes no other buffer.
 
     Parameters
     ----------

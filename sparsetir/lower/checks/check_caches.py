@@ -63,12 +63,12 @@ class _Cache:
         for loop, realize in loops_of_blocks(first):
             if not any(loop.same_as(n) for n in inner):
                 continue
-            # The elements are there whether a loop that their subscripts do not follow has a step or not.
+            # The elements are there whether a loop that their subscripts do not follow runs or not.
             outside = next(n for n, block in enumerate(first.blocks) if block.same_as(realize))
             places = [first.outwards(i, len(first.blocks), outside) for i in first.indices]
             follows = any(mentions(place, [loop.loop_var]) for place in places)
             if not (follows and (_is_copy(first) or has_steps(loop, realize))) and not _has_a_step(loop):
-                self._refuse(first, "stores to", f"below loop {loop.loop_var.name}, which may have no step")
+                self._refuse(first, "stores to", f"below loop {loop.loop_var.name}, which may run zero times")
         depth = sum(isinstance(n, s_tir.SBlockRealize) for n in first.path[:shared])
         known = [reader.outwards(g.condition, g.depth, depth) for g in reader.guards]
         for guard in first.guards:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse a result that is written below a loop that may have no step: the element of an empty row would stay unset.
+"""Refuse a result that is written below a loop that may run zero times: the element of an empty row would stay unset.
 
 TVM takes every loop to run at least once. It lets a schedule place a write-back below a reduction loop, or initialise a
 dense row in a loop that was fused with the row's nonzeros::
@@ -33,14 +33,14 @@ def _carries_reduction(loop: tirx.For) -> bool:
 
 
 def check_write(site: Site) -> None:
-    """Raise if a loop around a store may have no step though there is an element to store."""
+    """Raise if a loop around a store may run zero times though there is an element to store."""
     for loop, realize in loops_of_blocks(site):
         used = any(mentions(v, [loop.loop_var]) for v in realize.iter_values)
         # A loop of the program itself may be empty: then nothing is to be stored.
         if (used or _carries_reduction(loop)) and not has_steps(loop, realize):
             message = f"block {site.block} writes {site.buffer.name} below loop {loop.loop_var.name}"
             raise ScheduleError(
-                f"{message}, which has no step for an empty row: the element would stay unset; "
+                f"{message}, which runs zero times for an empty row: the element would stay unset; "
                 "place the block outside that loop, and fuse spatial loops with spatial loops only"
             )
 

@@ -43,7 +43,7 @@ class Cover:
         return True
 
     def _has_element(self) -> bool:
-        """Whether a loop whose number of steps is read beside the store's block finds that element set.
+        """Whether a loop whose number of steps is read next to the store's block finds that element set.
 
         TVM computes what blocks read; the extents of loops around them are nobody's.
         """

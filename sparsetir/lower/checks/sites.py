@@ -27,7 +27,7 @@ class Guard:
     condition: ir.Expr
     depth: int
     is_bound: bool
-    """Whether it only holds variables within their domains: the ``T.where`` of a block, or that a loop has a step."""
+    """Whether it only keeps variables within their domains: the ``T.where`` of a block, or a loop that runs."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be said of extents that depend on data: whether a loop has a step, whether two lengths are the same."""
+"""Facts on extents that depend on data: whether a loop runs at least once, whether two lengths are the same."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def _pairs(realize: s_tir.SBlockRealize) -> list[tuple[tirx.IterVar, ir.Expr]]:
 
 
 def _is_unbounded(iter_var: tirx.IterVar) -> bool:
-    """Whether a block variable only hands in the variable of a loop of the program, whose length is not known here."""
+    """Whether a block variable only passes on the variable of a loop of the program, whose length is not known here."""
     return isinstance(iter_var.dom.extent, tirx.IntImm) and int(iter_var.dom.extent) > LONGEST
 
 
 def has_steps(loop: tirx.For, realize: s_tir.SBlockRealize) -> bool:
-    """Whether a loop around a block has a step wherever each of the block's variables has a value."""
+    """Whether a loop around a block runs at least once wherever each of the block's variables has a value."""
     moved = [(iv, v) for iv, v in _pairs(realize) if mentions(v, [loop.loop_var])]
     if any(v.same_as(loop.loop_var) or _is_unbounded(iv) for iv, v in moved):
         return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Divide by one where a size is zero: the loops around have no step then, but LLVM may divide before it enters them.
+"""Divide by one where a size is zero: the loops around run zero times then, but LLVM may divide before it enters them.
 
 before::
 

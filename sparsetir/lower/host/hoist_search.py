@@ -132,7 +132,7 @@ class Hoister:
         return any(mentions(i, variables) for load in read for i in load.indices)
 
     def _placed_with(self, wanted: set[int]) -> set[int]:
-        """Singletons beside or below these entries: they have no loop, but an operand may need their coordinate."""
+        """Singletons next to or below these entries: they have no loop, but an operand may need their coordinate."""
         found: set[int] = set()
         for n, entry in enumerate(self.iteration.entries):
             held = {None, *(a for m in wanted | found for a in self.iteration.entries[m].axes)}

@@ -186,7 +186,7 @@ class NestEmitter:
     # ------------------------------------------------------------------ one iteration
 
     def emit(self, iteration: SpIter) -> tirx.Stmt:
-        """The nest of one iteration, its initialisation inside, beside or above as the program needs."""
+        """The nest of one iteration, its initialisation inside, next to or above it as the program needs."""
         split = InitPlan(iteration, self.program)
         levels: list[Level] = [Level()]
         init_at: int | None = None
@@ -312,7 +312,7 @@ def _own_scratch(body: tirx.Stmt, least: int = 0) -> tuple[tirx.Stmt, list[Var]]
     """A body without the arrays that it allocates, which the block holds: TVM caches no others soundly.
 
     Named values, arrays of one element, stay where they are named, and so do arrays that fewer than `least` statements
-    use: TVM allocates them anew in each step of the loop around their use, and one step may read what another stored.
+    use: TVM allocates them again in each step of the loop around their use, and one step may read what another stored.
     """
     if not isinstance(body, tirx.SeqStmt):
         return body, []

@@ -57,7 +57,7 @@ def _is_prefix(expr: ir.Expr, row: Var, pointers: set[str]) -> bool:
 def work_before(loop: tirx.For, pointers: set[str]) -> ir.Expr | None:
     """Number of innermost ragged steps before row ``loop.loop_var``; None if nothing below is ragged.
 
-    Of ragged loops beside each other it is those of the one with the most inside.
+    Of neighbouring ragged loops, the one with the most work counts.
     """
     row, best = loop.loop_var, None
     chosen: tirx.For | None = None

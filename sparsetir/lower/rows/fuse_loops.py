@@ -19,7 +19,7 @@ after::
                 c[rows[at_1[0] + x], 0:feat] = c[rows[at_1[0] + x], 0:feat] + ...
 
 Rows of a result stay in cache from loop to loop, threads start once, and loops that add to the same rows never run
-beside each other. A loop with another note ``"sweep"`` than those before it begins a loop of its own.
+next to each other. A loop with another annotation ``"sweep"`` than those before it begins a loop of its own.
 
 It takes loops in which every step has rows of its own wherever it touches what they share, in ascending order: step
 ``x`` has row ``x``, rows ``x * R`` to ``x * R + R - 1``, or the same of ``rows[x]`` for a sorted list; or it has the

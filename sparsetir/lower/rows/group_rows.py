@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep the results of a few rows beside each other, and store them along the rows where these are the last dimension.
+"""Keep the results of a few rows next to each other, and store them along the rows where these are the last dimension.
 
 before::
 

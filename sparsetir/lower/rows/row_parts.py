@@ -44,7 +44,7 @@ class Unfit(Exception):
 
 
 def neutral(combiner: type, dtype: str) -> ir.Expr:
-    """The value that a combiner leaves every other as it is with."""
+    """The identity element of a combiner."""
     value = NEUTRAL[combiner]
     if value == 0 or dtype.startswith(("float", "bfloat")):
         return tirx.const(value, dtype)

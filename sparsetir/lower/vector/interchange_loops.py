@@ -56,7 +56,7 @@ def _update(body: tirx.Stmt) -> tirx.BufferStore | None:
 
 
 def _lane(tiles: tirx.For, store: tirx.BufferStore) -> tirx.For | None:
-    """The vector loop with which `tiles` goes over the last subscript of a store, each element once; None if none."""
+    """The vector loop with which `tiles` runs over the last subscript of a store, each element once; None if none."""
     lanes = [f for f in collect(tiles.body, tirx.For) if f.kind == VECTORIZED and isinstance(f.extent, tirx.IntImm)]
     if len(lanes) != 1 or mentions(list(store.indices)[:-1], [tiles.loop_var]):
         return None

@@ -148,7 +148,7 @@ def _definition(dtype: str, lanes: int) -> str:
 
 
 def _piece(tile: dict[str, Any], width: int, at: int) -> str:
-    """The store of so many bytes of a tile."""
+    """The store of `width` bytes of a tile."""
     count, start = width // tile["size"], at // tile["size"]
     taken = ", ".join(f"i32 {i}" for i in range(start, start + count))
     return PIECE_IR.format(**tile, width=width, at=at, count=count, taken=taken)

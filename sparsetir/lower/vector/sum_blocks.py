@@ -177,7 +177,7 @@ def _finish(block: Block, acc: Var, row: int, width: int) -> tirx.Stmt:
 
 
 def _in_turn(acc: Var, begin: int, count: int) -> ir.Expr:
-    """The sum of so many elements of a local array."""
+    """The sum of `count` elements of a local array."""
     total: ir.Expr = tirx.BufferLoad(acc, [const(begin)])
     for n in range(begin + 1, begin + count):
         total = total + tirx.BufferLoad(acc, [const(n)])

@@ -25,7 +25,7 @@ after::
                 acc[j_1] = acc[j_1] + T.Select(j_1 < left, term[j_1], 0)
     y[i] = 0 + ...  # the sum of acc[0:8]
 
-A loop with a step for each entry ends where the processor does not expect it, which costs a short row more than its
+A loop with a step for each entry mispredicts its exit, which costs a short row more than its
 sums; rows of up to eight entries now take the same way. Masked lanes read nothing along the row, and gather the first
 element there is; a subscript that is computed is kept inside its array. The note is for sums that may be reordered.
 """

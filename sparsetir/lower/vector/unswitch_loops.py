@@ -15,7 +15,7 @@ after::
                 acc[ii * 16 + k] = acc[ii * 16 + k] + a[...] * b[indices[p], k]
 
 Adding zero changes nothing; without the choice, product and sum are one instruction. A condition that reads an array
-leaves only loops that have a step.
+leaves only loops that run at least once.
 """
 
 from __future__ import annotations

@@ -651,7 +651,7 @@ class _Float64(T.DtypeConstructor):
         return tirx.const(float(expr), "float64") if is_number else super().__call__(expr)
 
 
-#: beside what this module defines: names of TVM's that mean more here, and upstream's older ones
+#: besides what this module defines: names of TVM's that mean more here, and upstream's older ones
 EXTRA: dict[str, Any] = {
     "iter": sp_iter,
     "iter_attr": sp_iter_attr,
