@@ -318,8 +318,8 @@ def gather_matmul_scatter(shape: dict[str, Any], dtype: str, idtype: str, epilog
 def matmul(shape: dict[str, Any], dtype: str, rows: int, epilogue: Epilogue | None = None, panel: int = 0) -> Program:
     """``C[i, k] = sum_j A[i, j] * B[j, k]`` of dense matrices, `rows` rows of A at a time.
 
-    With a `panel`, which divides the columns, B comes as panels of that many, ``B[k // panel, j, k % panel]``; C and what
-    the epilogue needs have their columns in two dimensions, ``C[i, k // panel, k % panel]``.
+    With a `panel`, which divides the columns, B comes as panels of that many, ``B[k // panel, j, k % panel]``; C and
+    what the epilogue needs have their columns in two dimensions, ``C[i, k // panel, k % panel]``.
     """
     draft = Draft("matmul")
     columns: Axes = ("KO", "KI") if panel else ("K",)
