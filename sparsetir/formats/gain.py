@@ -54,8 +54,8 @@ def sum_gain(size: tuple[int, int], fill: float, nnz: int, index: int, value: in
 def diagonal_gain(share: float, fill: float, nnz: int, index: int, value: int) -> float:
     """How many times faster sums over diagonals of slices should be than over rows.
 
-    `index` and `value` are bytes of an entry. `share` of the entries lie on diagonals that are `fill` full. From memory,
-    as for `sum_gain`, not more than there is less to read.
+    `index` and `value` are bytes of an entry. `share` of the entries lie on diagonals that are `fill` full. For data in
+    memory, as for `sum_gain`, at most by as much as there is less to read.
 
     Examples
     --------
