@@ -29,6 +29,7 @@ from sparsetir.compile.target import make_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, TuningError
 from sparsetir.formats.pattern import pattern
 from sparsetir.formats.text import parse
+from sparsetir.harness import timing
 from sparsetir.harness.operands import make_case
 from sparsetir.harness.products import recognise
 from sparsetir.harness.reference import Reference
@@ -539,18 +540,18 @@ def test_a_lucky_call_or_turn_decides_nothing(monkeypatch: pytest.MonkeyPatch) -
     found = measure.duel({name: lambda _seconds, t=t: next(t) for name, t in turns.items()})
     assert found == pytest.approx({"lucky": 5.0, "steady": 3.0})
     clock = iter([0.0, 0.0, 0.0, 9.0, 9.0, 9.0, 10.0, 10.0, 10.0, 109.0, 109.0, 109.0, 111.0, 111.0])
-    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     assert measure.typical(lambda: None, 110.0) == 2.0  # of calls that take 9 s, 1 s, 99 s and 2 s
 
 
 def test_few_calls_that_may_wait_for_a_core_are_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seconds, calls in ((measure.SHORT / 4, measure.FEW), (2 * measure.SHORT, 2)):
+    for seconds, calls in ((timing.LONG_CALL / 4, measure.FEW), (2 * timing.LONG_CALL, 2)):
         now = [0.0]
 
         def call(now: list[float] = now, seconds: float = seconds) -> None:
             now[0] += seconds
 
-        monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda now=now: now[0]))
+        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda now=now: now[0]))
         assert measure.burst(call, seconds / 2) == pytest.approx([seconds] * calls)
 
 
@@ -560,7 +561,7 @@ def test_a_lucky_first_turn_does_not_stay_the_best() -> None:
     evaluator = SimpleNamespace(
         compile=lambda _candidate: None,
         time=lambda candidate: Measurement(turns[candidate].pop(0), usual=usual),
-        beside=lambda candidate, _seconds: (turns[candidate].pop(0), usual),
+        interleaved=lambda candidate, _seconds: (turns[candidate].pop(0), usual),
     )
     made = pool.Pool([LocalWorker(evaluator)])
     made.time(None)
@@ -574,7 +575,7 @@ def test_cases_are_compared_at_the_same_pace() -> None:
     turns = {"better": iter([0.9, 0.9, 1.8, 3.6, 3.6]), "worse": iter(pace)}  # in two turns one alone is slowed down
     found = measure.duel({name: lambda _seconds, t=t: next(t) for name, t in turns.items()})
     assert found["better"] == pytest.approx(0.9 * found["worse"])
-    lost = measure.beside(np.array([[np.inf, np.inf], [1.0, 3.0]]))
+    lost = measure.interleaved_medians(np.array([[np.inf, np.inf], [1.0, 3.0]]))
     assert lost.tolist() == [np.inf, 2.0]
 
 

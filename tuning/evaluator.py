@@ -161,7 +161,7 @@ class Evaluator:
         except Exception:
             return float("inf")
 
-    def beside(self, candidate: Candidate, seconds: float) -> tuple[float, float]:
+    def interleaved(self, candidate: Candidate, seconds: float) -> tuple[float, float]:
         """`typical`, and that of the untuned kernel right before and after it."""
         return self._between(lambda: self.typical(candidate, seconds), seconds)
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir.harness.timing import timed_calls
 from sparsetir.tuning.workload import Call
 
 Timed = Callable[[float], float]
 
 BURST_SECONDS, PACE_SECONDS = 0.015, 0.006
-FEW, SHORT = 5, 2e-3  # calls of a burst at least, and seconds of a call as long as which it may wait for a core
+FEW = 5  # calls of a burst at least
 ROUNDS, FEWEST_ROUNDS, DUEL_SECONDS = 5, 2, 2.0
 
 
@@ -75,16 +76,8 @@ def at_pace(seconds: float, untuned: float, usual: float) -> float:
 
 
 def burst(call: Call, seconds: float) -> list[float]:
-    """Times of consecutive calls for about `seconds`, at least `FEW`; of longer calls than `SHORT` at least two."""
-    samples: list[float] = []
-    fastest, clock = float("inf"), time.perf_counter
-    end = clock() + seconds
-    while clock() < end or len(samples) < (FEW if fastest < SHORT else 2):
-        start = clock()
-        call()
-        samples.append(clock() - start)
-        fastest = min(fastest, samples[-1])
-    return samples
+    """`timed_calls`, at least `FEW`; two of long calls."""
+    return timed_calls(call, seconds, least=FEW, least_long=2)
 
 
 def typical(call: Call, seconds: float) -> float:
@@ -131,15 +124,15 @@ def duel(cases: Mapping[Any, Timed], *, seconds: float = 0.02) -> dict[Any, floa
             break
         for name, run in cases.items():
             found[name].append(run(seconds))
-    return dict(zip(found, beside(np.array(list(found.values()))).tolist(), strict=True))
+    return dict(zip(found, interleaved_medians(np.array(list(found.values()))).tolist(), strict=True))
 
 
-def beside(turns: np.ndarray) -> np.ndarray:
+def interleaved_medians(turns: np.ndarray) -> np.ndarray:
     """Typical seconds of each case, a row of turns, of which those of a column were taken one after another.
 
     Examples
     --------
-    >>> beside(np.array([[1.0, 2.0, 2.0], [2.0, 2.0, 4.0]])).tolist()  # not 2 and 2
+    >>> interleaved_medians(np.array([[1.0, 2.0, 2.0], [2.0, 2.0, 4.0]])).tolist()  # not 2 and 2
     [1.4142135623730951, 2.8284271247461903]
     """
     known = np.isfinite(turns)
@@ -154,4 +147,4 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1]}"[:300]
 
 
-__all__ = ["Measurement", "at_pace", "beside", "burst", "duel", "lower_quartile", "reason", "summary", "typical"]
+__all__ = ["Measurement", "at_pace", "burst", "duel", "interleaved_medians", "lower_quartile", "reason", "summary", "typical"]

@@ -33,8 +33,8 @@ from sparsetir.tuning.workers import (
     Worker,
     can_isolate,
     compile_candidate,
+    interleaved_seconds,
     prepare,
-    seconds_beside,
     time_candidate,
     typical_seconds,
 )
@@ -131,7 +131,7 @@ class Pool:
     def _time_again(self, workers: Mapping[Candidate, Any], timed: dict[Candidate, Measurement]) -> None:
         """Another turn for candidates, each some time after its last one, and those of a worker after each other."""
         for candidate, worker in sorted(workers.items(), key=lambda item: self.workers.index(item[1])):
-            worker.post(seconds_beside, candidate, TURN_SECONDS)
+            worker.post(interleaved_seconds, candidate, TURN_SECONDS)
             *_, found = worker.result()
             seconds, untuned = (float("inf"), float("inf")) if isinstance(found, Lost) else found
             timed[candidate] = self._noted(

@@ -233,7 +233,7 @@ class Session:
         peers.set_threads(get_num_threads())
         return {name: peers.setup(known.name, name)(*operands) for name in names}
 
-    def beside(self, kernel: Any, peers: Mapping[str, Call], seconds: float | None) -> dict[str, float]:
+    def time_peers(self, kernel: Any, peers: Mapping[str, Call], seconds: float | None) -> dict[str, float]:
         """Seconds of other libraries, in turn with the kernel that is returned, if that takes `seconds`."""
         if not peers:
             return {}

@@ -180,7 +180,7 @@ def tune_sparse(
             else:
                 bar.say("comparing the fastest")
                 found = finish(session, search, history, budget, records, amortize_over, interrupted=interrupted)
-            return replace(found, peers=session.beside(found.kernel, peers, found.best.seconds))
+            return replace(found, peers=session.time_peers(found.kernel, peers, found.best.seconds))
 
 
 def full_cost(record: Record, amortize_over: float | None = None) -> float:

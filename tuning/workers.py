@@ -70,9 +70,9 @@ def typical_seconds(evaluator: Evaluator, candidate: Candidate | None, seconds: 
     return evaluator.typical(candidate, seconds)
 
 
-def seconds_beside(evaluator: Evaluator, candidate: Candidate, seconds: float) -> tuple[float, float]:
-    """See `Evaluator.beside`."""
-    return evaluator.beside(candidate, seconds)
+def interleaved_seconds(evaluator: Evaluator, candidate: Candidate, seconds: float) -> tuple[float, float]:
+    """See `Evaluator.interleaved`."""
+    return evaluator.interleaved(candidate, seconds)
 
 
 # ------------------------------------------------------------------------------------------------------------- workers

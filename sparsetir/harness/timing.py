@@ -11,6 +11,7 @@ from statistics import median
 from sparsetir.errors import ArgumentError
 
 MIN_CALLS = 3
+LONG_CALL = 2e-3  # seconds of a call as long as which it may wait for a core
 MAX_REPEATS = 3
 # A thread that lost its core comes back after one or more scheduler ticks of 4 ms.
 TICK = 3.5e-3
@@ -66,17 +67,23 @@ class Timing:
         return {name: getattr(self, name) for name in ("median", "min", "max", "spread", "discarded", "waited")}
 
 
-def burst(call: Callable[[], object], seconds: float) -> list[float]:
-    """Times of consecutive calls for about `seconds`, at least `MIN_CALLS`, after one call that is not timed."""
-    call()
+def timed_calls(call: Callable[[], object], seconds: float, *, least: int, least_long: int) -> list[float]:
+    """Seconds of consecutive calls, for about `seconds` and at least `least`; `least_long` of calls above `LONG_CALL`."""
     samples: list[float] = []
-    clock = time.perf_counter
+    fastest, clock = float("inf"), time.perf_counter
     end = clock() + seconds
-    while len(samples) < MIN_CALLS or clock() < end:
+    while clock() < end or len(samples) < (least if fastest < LONG_CALL else least_long):
         start = clock()
         call()
         samples.append(clock() - start)
+        fastest = min(fastest, samples[-1])
     return samples
+
+
+def burst(call: Callable[[], object], seconds: float) -> list[float]:
+    """`timed_calls`, at least `MIN_CALLS`, after one call that is not timed."""
+    call()
+    return timed_calls(call, seconds, least=MIN_CALLS, least_long=MIN_CALLS)
 
 
 def is_disturbed(samples: list[float]) -> bool:
