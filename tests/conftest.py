@@ -11,7 +11,7 @@ import pytest
 import tvm
 
 from each import FULL
-from sparsetir.compile.build import native_target
+from sparsetir.compile.target import native_target
 
 # Hundreds of programs are compiled here once: none of them belongs in the user's cache.
 os.environ.setdefault("SPARSETIR_CACHE", "off")

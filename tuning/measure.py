@@ -147,4 +147,14 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1]}"[:300]
 
 
-__all__ = ["Measurement", "at_pace", "burst", "duel", "interleaved_medians", "lower_quartile", "reason", "summary", "typical"]
+__all__ = [
+    "Measurement",
+    "at_pace",
+    "burst",
+    "duel",
+    "interleaved_medians",
+    "lower_quartile",
+    "reason",
+    "summary",
+    "typical",
+]

@@ -68,7 +68,7 @@ class Timing:
 
 
 def timed_calls(call: Callable[[], object], seconds: float, *, least: int, least_long: int) -> list[float]:
-    """Seconds of consecutive calls, for about `seconds` and at least `least`; `least_long` of calls above `LONG_CALL`."""
+    """Seconds of consecutive calls: for about `seconds`, at least `least` calls, or `least_long` above `LONG_CALL`."""
     samples: list[float] = []
     fastest, clock = float("inf"), time.perf_counter
     end = clock() + seconds
