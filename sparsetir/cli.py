@@ -163,9 +163,9 @@ class Version(argparse.Action):
     """Prints the versions that a report of a fault needs."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_args: Any) -> None:
-        import sparsetir
+        from sparsetir.version import __version__
 
-        print(f"sparsetir {sparsetir.__version__} (apache-tvm {version('apache-tvm')})")
+        print(f"sparsetir {__version__} (apache-tvm {version('apache-tvm')})")
         parser.exit()
 
 
@@ -398,11 +398,10 @@ def run_formats(args: argparse.Namespace) -> int:
 def run_bench(args: argparse.Namespace) -> int:
     """``sparsetir bench``."""
     from sparsetir.bench import command, kernels, measure
-    from sparsetir.harness import inputs
-    from sparsetir.harness import optional as _optional
+    from sparsetir.harness import inputs, optional
 
     if args.plot:
-        _optional.require("matplotlib.figure", extra="plot", purpose="--plot")
+        optional.require("matplotlib.figure", extra="plot", purpose="--plot")
     products = measure.parse_products(args.ops)
     paths = [*args.files, *(inputs.find_files(args.data) if args.data else [])]
     sources = [*inputs.from_files(paths), *(inputs.from_suite(args.suite, args.size) if args.suite else [])]
@@ -506,14 +505,14 @@ def text_of(func: Any, stage: str) -> str:
 
 def run_info(_args: argparse.Namespace) -> int:
     """``sparsetir info``."""
-    import sparsetir
     from sparsetir.bench.roofline import levels
     from sparsetir.compile.disk_cache import cache_folder
     from sparsetir.compile.target import native_target
     from sparsetir.machine import machine_name
     from sparsetir.threads import get_num_threads
+    from sparsetir.version import __version__
 
-    rows = [("sparsetir", sparsetir.__version__), ("python", platform.python_version())]
+    rows = [("sparsetir", __version__), ("python", platform.python_version())]
     rows += [(package, version(package)) for package in PACKAGES]
     rows += [("target", str(native_target())), ("machine", machine_name()), ("threads", str(get_num_threads()))]
     folder = cache_folder()

@@ -430,7 +430,7 @@ def structure_is_read_only(facts: Facts) -> Iterator[Problem]:
 # ---------------------------------------------------------------------------------------------- searches
 
 
-def _searched(place: Place, facts: Facts) -> Iterator[tuple[Axis, Access]]:
+def searched_axes(place: Place, facts: Facts) -> Iterator[tuple[Axis, Access]]:
     """The axes whose coordinates the body must look up, and where."""
     variables = place.variables
     block = place.iteration.block
@@ -463,7 +463,7 @@ def merges_are_sorted(facts: Facts) -> Iterator[Problem]:
     for place in facts.places:
         if place.iteration.search != "merge":
             continue
-        for axis, access in _searched(place, facts):
+        for axis, access in searched_axes(place, facts):
             if not axis.sorted:
                 message = f"search 'merge' needs sorted axes, but {axis.name} of {access.name} is not; use 'inline'"
                 yield _at(place.iteration, message, access.node)
@@ -475,7 +475,7 @@ def hoists_are_stable(facts: Facts) -> Iterator[Problem]:
         if place.iteration.search != "hoist":
             continue
         written = {facts.storage(a.buffer) for a in stores(place.iteration.block)}
-        for axis, access in _searched(place, facts):
+        for axis, access in searched_axes(place, facts):
             for array in (axis.indptr, axis.indices):
                 if array is not None and array in written:
                     message = f"search 'hoist' reads {array.name}, which the body writes; use 'inline'"

@@ -33,7 +33,7 @@ from corpus import BY_NAME
 from decomposing import FORMATS, OPERANDS, made
 from sparsetir import formats
 from sparsetir.call.make import single
-from sparsetir.compile.build import Compiled
+from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.target import make_target
 from sparsetir.errors import SparseTIRError
 from sparsetir.ir import decode

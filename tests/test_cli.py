@@ -18,7 +18,7 @@ import scipy.sparse as sp
 import sparsetir
 from sparsetir.bench import MissingPackageError, command, kernels, plot, roofline
 from sparsetir.cli import main, shortened
-from sparsetir.compile.build import write_cache
+from sparsetir.compile.cache import write_cache
 from sparsetir.tuning import tune
 
 PROGRAM = """

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import stat
@@ -19,7 +20,7 @@ import sparsetir
 from sparsetir.compile import disk_cache
 from sparsetir.compile.disk_cache import CACHE_VARIABLE, cache_folder
 
-building = sys.modules[sparsetir.build.__module__]
+building = importlib.import_module("sparsetir.compile.cache")
 A = sp.csr_array(np.array([[0, 2, 0], [0, 0, 0], [1, 0, 3]], "float32"))
 B = np.arange(12, dtype="float32").reshape(3, 4)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import inspect
 import re
 import shutil
@@ -38,7 +39,7 @@ STRICT = ["-Wall", "-Wextra", "-Werror", "-pedantic"]
 
 pytestmark = pytest.mark.skipif(CC is None or sys.platform != "linux", reason="needs Linux and a C compiler")
 
-building = sys.modules[sparsetir.build.__module__]
+building = importlib.import_module("sparsetir.compile.cache")
 C_TYPES = {f"{kind}_t": getattr(ctypes, f"c_{kind}") for kind in ("int8", "uint8", "int16", "uint16", "int32", "int64")}
 C_TYPES |= {"float": ctypes.c_float, "double": ctypes.c_double}
 

@@ -27,7 +27,7 @@ from sparsetir.bench import MissingPackageError, portrait
 from sparsetir.bench import formats as bench_formats
 from sparsetir.bench.portrait import portrait as draw_portrait
 from sparsetir.cli import main, parser
-from sparsetir.compile.build import write_cache
+from sparsetir.compile.cache import write_cache
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, VerifyError
 from sparsetir.formats import statistics
 from sparsetir.formats.pattern import BLOCKS, PARTS, MatrixPattern, Pattern, pattern

@@ -166,7 +166,7 @@ def test_a_child_leaves_like_any_process() -> None:
 
 @forks
 def test_a_child_leaves_the_cache_and_the_workers_to_its_parent(kernel: Any) -> None:
-    pending, idle = sys.modules["sparsetir.compile.build"]._pending, Process.idle
+    pending, idle = sys.modules["sparsetir.compile.cache"]._pending, Process.idle
     lists: list[list[Any]] = [pending, idle]
     for each in lists:
         each.append(None)

@@ -19,7 +19,7 @@ from tvm import s_tir
 
 import sparsetir
 from sparsetir import formats, ops
-from sparsetir.compile.build import write_cache
+from sparsetir.compile.cache import write_cache
 from sparsetir.errors import ArgumentTypeError, ScheduleError, SparseTIRError, TuningError
 from sparsetir.lower import as_module
 from sparsetir.schedules import Choices, leaves
@@ -34,7 +34,7 @@ from sparsetir.tuning.space import Space
 from sparsetir.tuning.templates import Template
 from sparsetir.tuning.workers import WORKER, LocalWorker, RemoteWorker
 
-building = importlib.import_module("sparsetir.compile.build")  # sparsetir.build is the function
+building = importlib.import_module("sparsetir.compile.cache")
 
 FEAT = 16
 BLOCKS = formats.bsr(2, 2)

@@ -24,7 +24,7 @@ from tvm.script import sparsetir as T
 
 from sparsetir import formats, ops
 from sparsetir.build import build
-from sparsetir.compile.build import write_cache
+from sparsetir.compile.cache import write_cache
 from sparsetir.compile.target import make_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, TuningError
 from sparsetir.formats.pattern import pattern

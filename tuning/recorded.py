@@ -13,7 +13,7 @@ from tvm import tirx
 
 from sparsetir.call.kernel import Kernel
 from sparsetir.call.make import make_kernel, single
-from sparsetir.compile.build import versions
+from sparsetir.compile.cache import versions
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.machine import machine_name
 from sparsetir.script.printer import script

@@ -20,7 +20,7 @@ from sparsetir.call.make import make_kernel
 from sparsetir.call.saving import Saved
 from sparsetir.call.signature import Signature
 from sparsetir.call.timing import Timing
-from sparsetir.compile.build import Compiled
+from sparsetir.compile.compiled import Compiled
 from sparsetir.errors import SparseTIRError
 from sparsetir.interop import is_sparse
 from sparsetir.ir import decode

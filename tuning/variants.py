@@ -15,7 +15,7 @@ from tvm import tirx
 
 from sparsetir.call.composed import ComposedKernel
 from sparsetir.call.kernel import Kernel
-from sparsetir.compile.build import Compiled
+from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.pipeline import lowered, to_stage_2
 from sparsetir.compile.target import make_target
 from sparsetir.errors import SparseTIRError, TuningError
@@ -63,8 +63,7 @@ class FormatVariant:
         The compiled checks of the arguments are left out: they were checked when the workload was made.
         """
         schedule = with_knobs(self.template, choices)
-        compiled = Compiled(self.func, self.target, schedule)
-        compiled.stages = lowered(self.second, schedule, self.target)
+        compiled = Compiled(self.func, self.target, schedule, lowered(self.second, schedule, self.target))
         with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_assert": True}):
             compiled.compile()
         return compiled.function

@@ -17,7 +17,7 @@ import tvm
 from tvm import ir, relax
 
 import sparsetir.relax as srelax
-from sparsetir.compile.build import native_target
+from sparsetir.compile.target import native_target
 from sparsetir.harness.timing import Timing, interleave
 
 try:

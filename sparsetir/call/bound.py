@@ -18,7 +18,7 @@ from sparsetir.spare import Spare
 
 if TYPE_CHECKING:
     from sparsetir.call.kernel import Kernel
-    from sparsetir.compile.build import Compiled
+    from sparsetir.compile.compiled import Compiled
 
 
 class Bound(Saved):

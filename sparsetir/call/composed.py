@@ -18,7 +18,7 @@ from sparsetir.call.kernel import Kernel
 from sparsetir.call.saving import Saved
 from sparsetir.call.signature import Signature, SizeOf
 from sparsetir.call.timing import Timing
-from sparsetir.compile.build import Compiled
+from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.export import export
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.format import Format

@@ -17,7 +17,8 @@ from sparsetir.call.plans import Caller, Plan, Unfit, learn, look
 from sparsetir.call.saving import Saved
 from sparsetir.call.signature import Arguments, Signature
 from sparsetir.call.timing import Timing, measure
-from sparsetir.compile.build import Compiled, compile_cached, write_one
+from sparsetir.compile.cache import compile_cached, variant, write_one
+from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.export import export
 from sparsetir.errors import VerifyError
 from sparsetir.ir import decode
@@ -148,7 +149,7 @@ class Kernel(Saved):
         if not changes:
             return None, 0
         after = HOT_CALLS if self.is_small(args) else 0 if is_bound else FEW_CALLS
-        return lambda: self.compiled.variant(**changes), after
+        return lambda: variant(self.compiled, **changes), after
 
     def suitable(self, args: Arguments) -> dict[str, int]:
         """The choices that suit these arguments better than the usual ones."""

@@ -10,7 +10,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.call.composed import ComposedKernel
 from sparsetir.call.kernel import Convert, Kernel
-from sparsetir.compile.build import compile_cached
+from sparsetir.compile.cache import compile_cached
 from sparsetir.compile.target import make_target
 from sparsetir.doubtful import warn_of_doubtful
 from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError

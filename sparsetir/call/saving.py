@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sparsetir.compile.build import SHIPPED, Compiled, content_key
+from sparsetir.compile.cache import SHIPPED, content_key
+from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.disk_cache import writing
 from sparsetir.errors import ArgumentError, FileFormatError, MissingFileError
 

@@ -28,7 +28,7 @@ import scipy.sparse as sp
 import tvm
 from tvm import ir, relax
 
-import sparsetir
+from sparsetir.build import build
 from sparsetir.compile.target import native_target
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.fingerprint import hash_arrays
@@ -201,7 +201,7 @@ def timed(operator: str, matrix: sp.csr_array, weight: np.ndarray, rows: int, ta
     rng = np.random.default_rng(0)
     dtype = str(weight.dtype)
     x = rng.standard_normal((rows, weight.shape[1])).astype(dtype)
-    kernel = sparsetir.build(tunable(operator, dtype, "int32"), target, calls=CALLS).bind(A=matrix)
+    kernel = build(tunable(operator, dtype, "int32"), target, calls=CALLS).bind(A=matrix)
     taken = arguments_of(operator, x)
     got = kernel(**taken)
     want = {"linear": x @ weight.T, "spmv": weight @ x[0], "spmm": weight @ x.T}[operator]
@@ -218,7 +218,7 @@ def whole_product(operator: str, weight: np.ndarray, x: np.ndarray, target: Any)
     """The dense kernel that a model has otherwise, and its arguments."""
     if operator == "spmv":
         program = programs.gemv({"m": weight.shape[0], "n": weight.shape[1]}, str(weight.dtype))
-        return sparsetir.build(program.func, target), {"A": weight, "X": x[0]}
+        return build(program.func, target), {"A": weight, "X": x[0]}
     left, right = (weight, np.ascontiguousarray(x.T)) if operator == "spmm" else (x, np.ascontiguousarray(weight.T))
     rows, inner, columns = left.shape[0], left.shape[1], right.shape[1]
     height, panel = dense.tiling(str(weight.dtype), columns if operator != "spmm" else 0, target)
@@ -227,7 +227,7 @@ def whole_product(operator: str, weight: np.ndarray, x: np.ndarray, target: Any)
     arguments: dict[str, Any] = {"A": left, "B": dense.packed(right, panel) if panel else right}
     if panel:
         arguments["io_size"] = -(-rows // height)
-    return sparsetir.build(program.func, target), arguments
+    return build(program.func, target), arguments
 
 
 @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.SparsifyWeights")

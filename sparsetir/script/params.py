@@ -110,7 +110,7 @@ def _index_count(axis: Axis, above: ir.Expr) -> ir.Expr:
     """How many elements the dialect expects in the index array of `axis`."""
     if axis.kind == "sparse_fixed":
         told = told_width(axis)
-        return builder._times(above, axis.width) if told is None else told
+        return builder.times(above, axis.width) if told is None else told
     return above if axis.kind == "singleton" else _uncast(axis.count, axis.idtype)
 
 

@@ -309,7 +309,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 def same_type(buffer: Var, shape: list[ir.Expr], dtype: str) -> bool:
     """Whether the dialect would declare `buffer` like this."""
-    align = builder._itemsize(dtype)
+    align = builder.itemsize(dtype)
     return _equal(tirx.decl_buffer(shape, dtype, data_alignment=align, layout=None).ty, buffer.ty)
 
 

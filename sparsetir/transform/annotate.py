@@ -9,7 +9,7 @@ from tvm import tirx
 
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import INIT, SEARCH, SPARSE_ITER, SpIter
-from sparsetir.rules import SEARCHES, _searched
+from sparsetir.rules import SEARCHES, searched_axes
 from sparsetir.transform.editing import Edit, Editor, make_iteration, notes_of
 
 
@@ -101,7 +101,7 @@ def set_search(func: tirx.PrimFunc, iteration: str, strategy: str) -> Edit:
 
 def _check_merge(editor: Editor, iteration: SpIter) -> None:
     place = editor.place(iteration.name)
-    for axis, access in _searched(place, editor.facts):
+    for axis, access in searched_axes(place, editor.facts):
         fault = "not sorted" if not axis.sorted else "not unique" if not axis.unique else ""
         if fault:
             message = f"cannot merge in sp_iter {iteration.name!r}: axis {axis.name} of {access.name} is {fault}"

@@ -146,7 +146,7 @@ def _auxiliary(array: Any, shape: list[ir.Expr], idtype: str, role: str) -> Var:
         raise VerifyError(f"{role} must be a T.handle or T.Buffer parameter, found {_shown(array)}")
     matched = _scopes.functions[-1].matched
     if array not in matched:
-        buffer = T.match_buffer(array, shape, idtype, align=_itemsize(idtype))
+        buffer = T.match_buffer(array, shape, idtype, align=itemsize(idtype))
         IRBuilder.name(str(array.name), buffer)
         matched[array] = buffer
     return matched[array]
@@ -169,7 +169,8 @@ def _known_size(array: Any) -> ir.Expr | None:
     return None if buffer is None else buffer.ty.shape[0]
 
 
-def _itemsize(dtype: str) -> int:
+def itemsize(dtype: str) -> int:
+    """Bytes of an element."""
     bits = "".join(c for c in dtype if c.isdigit())
     return max(1, int(bits) // 8) if bits else 1
 
@@ -276,14 +277,15 @@ def sparse_fixed(
         if width is None:
             width = _implicit_width(indices, above, idtype)
         width = cast(_size(width, idtype), idtype)
-        where = _auxiliary(indices, [_times(above, width)], idtype, "indices")
+        where = _auxiliary(indices, [times(above, width)], idtype, "indices")
         idtype = str(where.ty.dtype)
     sizes = [cast(_size(length, idtype), idtype), cast(_size(width, idtype), idtype)]
     promise = [1] if full else []
     return _declare("sparse_fixed", [operand, *sizes, where, int(sorted), int(unique), *promise], idtype)
 
 
-def _times(count: ir.Expr, width: ir.Expr) -> ir.Expr:
+def times(count: ir.Expr, width: ir.Expr) -> ir.Expr:
+    """The product, as short as it can be written."""
     return width if isinstance(count, tirx.IntImm) and int(count) == 1 else count * width
 
 
@@ -392,7 +394,7 @@ def _default(value: Any, dtype: str) -> ir.Expr:
 
 def _bind_view(storage: Var, name: str, axes: tuple[Axis, ...], dtype: str, default: Any) -> Var:
     shape = [a.length for a in axes]
-    view = tirx.decl_buffer(shape, dtype, name=name, layout=None, data_alignment=_itemsize(dtype))
+    view = tirx.decl_buffer(shape, dtype, name=name, layout=None, data_alignment=itemsize(dtype))
     T.add_to_parent(tirx.DeclBuffer(view, data=tirx.buffer_data(storage)))
     args = [view, _default(default, dtype), *(a.var for a in axes)]
     T.evaluate(op.call("bind_axes", args))
@@ -438,7 +440,7 @@ def match_sparse_buffer(
         raise VerifyError(f"match_sparse_buffer takes a T.handle or T.Buffer parameter, found {_shown(handle)}")
     elif handle not in _scopes.functions[-1].matched:
         shape = _storage_shape(decoded)
-        storage, name = T.match_buffer(handle, shape, dtype, align=_itemsize(dtype)), str(handle.name)
+        storage, name = T.match_buffer(handle, shape, dtype, align=itemsize(dtype)), str(handle.name)
         IRBuilder.name(str(handle.name), storage)
         _scopes.functions[-1].matched[handle] = storage
     else:
