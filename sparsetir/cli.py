@@ -102,8 +102,8 @@ def parser() -> argparse.ArgumentParser:
     formats = command(commands, "formats", run_formats, "describe a pattern, and what every format makes of it")
     formats.add_argument("file", metavar="FILE", help=".mtx, .npz, .smtx or .tns, also with .gz or .xz behind it")
     formats.add_argument("--feat", type=positive(int), metavar="N", help="also time the untuned SpMM with N columns")
-    most = "leave formats out that store more than X values for each entry, padding included (default: 5)"
-    formats.add_argument("--most", type=positive(float), default=5.0, metavar="X", help=most)
+    most = "leave formats out that store more than X values for each entry, padding included (default: 2.5)"
+    formats.add_argument("--most", type=positive(float), default=2.5, metavar="X", help=most)
     formats.add_argument("--json", metavar="OUT", help="write the result as JSON, to stdout if OUT is -")
     formats.add_argument("--plot", type=Path, metavar="PNG", help="draw the nonzeros, blocks, rows and columns")
 

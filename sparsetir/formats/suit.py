@@ -48,7 +48,7 @@ from sparsetir.usage import ragged_sums
 # ------------------------------------------------------------------ constants
 
 # Of `candidates`.
-MOST_VALUES = 5.0  # stored for each entry, padding included
+MOST_VALUES = 2.5  # stored for each entry, padding included; no format above it was faster in `sparsetir bench --sweep`
 HYPERSPARSE = 64  # rows or columns for each entry from which on nothing is stored for each of them
 WORTHWHILE = 0.1  # fraction of the entries for which a piece of their own pays
 MOSTLY = 0.5  # fraction of the entries from which on diagonals of slices are stored
@@ -61,7 +61,6 @@ SORTED = ((16, 1024), (8, 8192))  # rows of a slice and of the window in which t
 EMPTY = 0.25  # fraction of empty rows from which on the others are listed
 
 # Of `promising`.
-MOST_SEARCHED = 2.5  # values stored for each entry
 # The loops of the program as it is, or in an order that has no row to share out.
 LEFT_OUT = (CSR, CSC, COO, CSF, Ragged)
 EARLY = (BSR, SELL, RowGroups, ELL, DIA, HDIA)  # have loops that others cannot have
@@ -283,7 +282,7 @@ def candidates(pattern: Pattern, *, most: float = MOST_VALUES) -> list[Format]:
     return [found.format for found in considered(pattern, most=most) if found.objection is None]
 
 
-def promising(pattern: Pattern, *, most: float = MOST_SEARCHED, feat: int = 1) -> list[Format]:
+def promising(pattern: Pattern, *, most: float = MOST_VALUES, feat: int = 1) -> list[Format]:
     """The formats that suit a pattern and have loops of their own, the likeliest first.
 
     Parameters
@@ -392,7 +391,6 @@ def most_dense(weight: sp.csr_array) -> float:
 
 
 __all__ = [
-    "MOST_SEARCHED",
     "MOST_VALUES",
     "RULES",
     "Considered",
