@@ -37,7 +37,10 @@ CC = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 CXX = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 STRICT = ["-Wall", "-Wextra", "-Werror", "-pedantic"]
 
-pytestmark = pytest.mark.skipif(CC is None or sys.platform != "linux", reason="needs Linux and a C compiler")
+pytestmark = [
+    pytest.mark.skipif(CC is None or sys.platform != "linux", reason="needs Linux and a C compiler"),
+    pytest.mark.optimised,  # unoptimised machine code refers to services that it does not call
+]
 
 building = importlib.import_module("sparsetir.compile.cache")
 C_TYPES = {f"{kind}_t": getattr(ctypes, f"c_{kind}") for kind in ("int8", "uint8", "int16", "uint16", "int32", "int64")}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -13,20 +14,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 TOPS = {"sparsetir": "sparsetir", "sparsetir.schedules": "schedules", "sparsetir.tuning": "tuning"}
 FACADE = "sparsetir"  # what users import
-# The packages, and the files beside them, from bottom to top: each imports from lines above its own, or from its left.
-ORDER = """
-    errors scalars version machine op ir sizes specialize threads alignment spare unpacking
-    rules type_rules verify interpret usage shown interop files ops script
-    lower effects doubtful upstream
-    schedules compile
-    formats transform
-    call
-    harness tuning
-    build
-    bench relax
-    cli __main__
-    _autoload sparsetir
-""".split()
+# The packages, and the files beside them: each imports from those before it.
+LISTED = re.compile(r"from bottom to top:\n\n```\n(.*?)```", re.DOTALL)
+ORDER = LISTED.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))[0].split()
 # Private attributes of torch's and TVM's classes, whose names some file of ours has, too.
 FOREIGN = {"_buffers", "_expr", "_indices", "_values"}
 

@@ -141,6 +141,10 @@ class Compressed:
         self.axis_counts = signature.counts[axis]
         self.shared: list[tuple[int, np.ndarray | None]] = []
 
+    def share(self, others: set[int], held: Mapping[int, np.ndarray]) -> None:
+        """Note which index arrays must be those of another argument, which a call brings or which is held."""
+        self.shared = [(at, held.get(at)) for at in self.places[1:] if at in others or at in held]
+
     def expected(self, signature: Signature) -> list[tuple[int | None, list[sizes.Size]]]:
         """The sizes of its rows and columns, and of its arrays."""
         arrays = [(at, list(signature.by_name[n].shape or ())) for at, n in zip(self.places, self.names, strict=True)]

@@ -196,7 +196,7 @@ class Plan:
         for number, entry in enumerate(self.sparse):
             others = {at for other in self.sparse[:number] for at in other.places}
             held = {self.place[n]: array for n, array in self.held.items()}
-            entry.shared = [(at, held.get(at)) for at in entry.places[1:] if at in others or at in held]
+            entry.share(others, held)
         raw = {at for _, at in self.dense}
         if len(raw) < len(self.dense) or any(raw & set(e.places) for e in self.sparse):
             raise Unfit
