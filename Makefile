@@ -2,7 +2,8 @@
 # Needs only Python 3.10 or later, git and make.
 #
 #   make demo             tune SpMM on a real matrix; MATRIX=file OP=spmm FEAT=128 SECONDS=30 OUT=folder
-#   make test             lint, then the whole test suite
+#   make test             lint, then the whole test suite; SPARSETIR_FULL=1 for all products of families
+#   make test-quick       one case of each test that starts no process, within a minute
 #   make lint             ruff and mypy
 #   make bench-overhead   cost of calls, compilation and caches
 #   make clean            remove everything that was built, the environment too
@@ -19,7 +20,7 @@ TYPED := build/typed
 DEMO_FLAGS := $(if $(MATRIX),--matrix "$(MATRIX)") $(if $(OP),--op $(OP)) $(if $(FEAT),--feat $(FEAT)) \
               $(if $(SECONDS),--seconds $(SECONDS)) $(if $(OUT),--out "$(OUT)")
 
-.PHONY: help demo test lint bench-overhead clean
+.PHONY: help demo test test-quick lint bench-overhead clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -29,6 +30,9 @@ demo: $(VENV)/.with-plot
 
 test: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+test-quick: $(VENV)/.with-dev
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quick -q
 
 # mypy follows folders, not package-dir: show it the packages as an installed user sees them.
 lint: $(VENV)/.with-dev

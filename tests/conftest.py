@@ -22,6 +22,20 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the texts in tests/golden anew")
+    parser.addoption("--quick", action="store_true", help="one case of each test, and none of those marked slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--quick``, keep the first case of each test that is not marked slow."""
+    if not config.getoption("--quick"):
+        return
+    quick: dict[str, pytest.Item] = {}
+    for item in items:
+        if not any(item.iter_markers("slow")):
+            quick.setdefault(item.nodeid.partition("[")[0], item)
+    kept = set(quick.values())
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 @pytest.fixture
@@ -36,6 +50,14 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8")
 
     return compare
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_children() -> Iterator[None]:
+    """Python processes that tests begin have no torch, and load TVM in a third of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "no_torch"), prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,6 +17,7 @@ from tvm.script import relax as R
 from tvm.script import sparsetir as T
 
 import sparsetir.relax as srelax
+from each import pairwise
 from sparsetir.compile.target import native_target
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module
 from sparsetir.lower import run as run_passes
@@ -73,10 +74,15 @@ def run(mod: Any, *args: np.ndarray, **options: Any) -> np.ndarray:
     return vm["main"](*(tvm.runtime.tensor(a) for a in args)).numpy()
 
 
-def check(make: Any, args: dict[str, Any], want: np.ndarray, *, rtol: float = 2e-4) -> None:
+#: whether the structure is known, and whether sizes are symbolic
+WAYS = [(False, False), (False, True), (True, False), (True, True)]
+
+
+def check(make: Any, args: dict[str, Any], want: np.ndarray, *, rtol: float = 2e-4, ways: Any = WAYS) -> None:
     """The same result with everything at run time, with symbolic sizes, and with the structure known."""
     structure = {"data", "indptr", "indices", "kinds"} & set(args)
-    for fixed, symbolic in ((set(), False), (set(), True), (structure, False), (structure, True)):
+    for is_known, symbolic in ways:
+        fixed = structure if is_known else set()
         got = run(module(make, args, fixed, symbolic), *(v for n, v in args.items() if n not in fixed))
         assert got.shape == want.shape
         np.testing.assert_allclose(got.astype("float64"), want, rtol=rtol, atol=rtol * max(1.0, np.abs(want).max()))
@@ -260,9 +266,8 @@ def kernels(mod: Any) -> list[str]:
     return [name for name in names if not name.startswith(("reshape", "check"))]
 
 
-@pytest.mark.parametrize("name", sorted(STEPS))
-@pytest.mark.parametrize("operator", ["spmm", "linear"])
-def test_what_follows_is_done_in_the_same_kernel(operator: str, name: str) -> None:
+@pytest.mark.parametrize(("name", "operator", "way"), pairwise(sorted(STEPS), ["spmm", "linear"], WAYS))
+def test_what_follows_is_done_in_the_same_kernel(name: str, operator: str, way: tuple[bool, bool]) -> None:
     step, by_numpy = STEPS[name]
     A, bias = matrix(), dense(F if operator == "spmm" else M, seed=3)
     B = dense(N, F) if operator == "spmm" else dense(2, 3, N)
@@ -274,9 +279,10 @@ def test_what_follows_is_done_in_the_same_kernel(operator: str, name: str) -> No
 
     plain = A @ B if operator == "spmm" else (A @ B.reshape(-1, N).T).T.reshape(2, 3, M)
     args = {**csr(A), "B": B, "bias": bias}
-    check(make, args, by_numpy((plain + bias).astype("float64")), rtol=2e-3 if name == "cast" else 2e-4)
-    assert len(kernels(module(make, args, set(), True))) == 1
-    assert len(kernels(module(make, args, {"data", "indptr", "indices"}, False))) == 1
+    check(make, args, by_numpy((plain + bias).astype("float64")), rtol=2e-3 if name == "cast" else 2e-4, ways=[way])
+    is_known, symbolic = way
+    if is_known != symbolic:
+        assert len(kernels(module(make, args, {"data", "indptr", "indices"} if is_known else set(), symbolic))) == 1
 
 
 def test_gelu_in_float64_is_exact() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -191,7 +192,9 @@ try:
 except ValueError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    with_torch = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, env=with_torch, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["True None 3", "x.shape[0] is 1; the model was traced for 2 to 16"]
     assert done.stderr == ""
 
