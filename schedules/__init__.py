@@ -11,12 +11,12 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.error import InternalError
 
-from sparsetir.lower.rows.balance_nonzeros import INDPTR
+from sparsetir.lower.marks import CHOICES, DROPPED, from_dialect
 from sparsetir.schedules.blocks import tile_block
 from sparsetir.schedules.carry import split_rows
 from sparsetir.schedules.choices import Choices
 from sparsetir.schedules.dots import tile_dot
-from sparsetir.schedules.fallback import DROPPED, is_strict, piecewise
+from sparsetir.schedules.fallback import is_strict, piecewise
 from sparsetir.schedules.fibers import fixed_sum, take_factors
 from sparsetir.schedules.maps import tile_map
 from sparsetir.schedules.panels import tile_panels
@@ -26,7 +26,6 @@ from sparsetir.schedules.suit import usual
 from sparsetir.schedules.sums import tile_sum
 
 __all__ = [
-    "CHOICES",
     "DROPPED",
     "SKETCHES",
     "Choices",
@@ -45,7 +44,6 @@ __all__ = [
     "tile_sum",
 ]
 
-CHOICES = "sparsetir.choices"  # of a function, where nothing else is said when it is built
 SKETCHES = [
     tile_panels,  # columns that are not the last dimension somewhere, or panels that were asked for
     tile_row,  # rows of a result in registers
@@ -142,7 +140,7 @@ def _steps(mod: ir.IRModule, choices: Choices | None, registers: Registers, *, r
     """What `schedule` does: the name of each step, and the ways to take it, best first."""
     steps: list[tuple[str, Any]] = []
     for gv, func in mod.functions.items():
-        if not isinstance(func, tirx.PrimFunc) or func.attrs is None or INDPTR not in func.attrs:
+        if not isinstance(func, tirx.PrimFunc) or not from_dialect(func):
             continue
         own, where = choices or _noted(func) or usual(func, registers), gv.name_hint
         for name in independent_blocks(func):

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from tvm import ir, s_tir, tirx
 from tvm.runtime import DataType
 
+from sparsetir.lower.marks import BLOCK
 from sparsetir.lower.rewriting import collect, mentions
-from sparsetir.lower.vector.sum_blocks import BLOCK
 from sparsetir.schedules.dots import LEAST_BITS
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import REDUCE, store_of

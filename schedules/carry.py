@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import s_tir
 
-from sparsetir.lower.rows.balance_nonzeros import CARRY
+from sparsetir.lower.marks import CARRY
 from sparsetir.schedules.choice import Choice
 
 if TYPE_CHECKING:

@@ -29,10 +29,9 @@ from tvm.runtime import DataType
 
 from sparsetir.ir import const
 from sparsetir.lower.host.promote_halves import HALVES
+from sparsetir.lower.marks import DOT, HELD, PREFETCH
 from sparsetir.lower.rewriting import collect, mentions, substitute
-from sparsetir.lower.rows.block_registers import HELD
-from sparsetir.lower.vector.insert_prefetch import PREFETCH
-from sparsetir.lower.vector.vectorize_dots import COMBINERS, DOT, VECTORS
+from sparsetir.lower.vector.vectorize_dots import COMBINERS, VECTORS
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import REDUCE, tile_of
 

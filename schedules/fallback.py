@@ -16,7 +16,8 @@ from typing import Any
 
 from tvm import ir, s_tir
 
-DROPPED = "sparsetir.dropped"  # of a function: the steps of its schedule that could not be lowered
+from sparsetir.lower.marks import DROPPED
+
 STRICT = "SPARSETIR_STRICT"
 
 Lower = Callable[[ir.IRModule], Any]
@@ -81,4 +82,4 @@ def _noted(mod: ir.IRModule, dropped: list[str]) -> ir.IRModule:
     return ir.IRModule({gv: f.with_attr(DROPPED, dropped) for gv, f in mod.functions.items()}) if dropped else mod
 
 
-__all__ = ["DROPPED", "is_strict", "piecewise"]
+__all__ = ["is_strict", "piecewise"]

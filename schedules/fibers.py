@@ -38,8 +38,9 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.lower.marks import FACTOR
 from sparsetir.lower.rewriting import collect, mentions
-from sparsetir.lower.vector.factor_invariants import FACTOR, factors
+from sparsetir.lower.vector.factor_invariants import factors
 
 REDUCE = 2
 

@@ -25,9 +25,9 @@ from tvm import ir, s_tir, tirx
 from tvm.runtime import DataType
 
 from sparsetir import op
+from sparsetir.lower.marks import MAP
 from sparsetir.lower.rewriting import all_same, collect, mentions
 from sparsetir.lower.vector.vector_math import is_exp
-from sparsetir.lower.vector.vectorize_maps import MAP
 from sparsetir.schedules.dots import is_contiguous
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import SPATIAL

@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.lower.marks import PANEL, PARALLEL_MARK
 from sparsetir.lower.rewriting import collect
-from sparsetir.lower.rows.balance_nonzeros import PARALLEL_MARK
-from sparsetir.lower.rows.columns import PANEL
 from sparsetir.schedules.choice import Choice, is_power
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import spatial_loop, store_of, tile_loop

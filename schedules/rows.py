@@ -32,11 +32,8 @@ from tvm.runtime import DataType
 from sparsetir.ir import SWEEP
 from sparsetir.lower.host.decompose_init import keeps_old
 from sparsetir.lower.host.promote_to_stack import MOST_BYTES
+from sparsetir.lower.marks import CHUNKS, PARALLEL_MARK, PREFETCH, STREAM, UNROLL
 from sparsetir.lower.rewriting import all_same, collect, mentions
-from sparsetir.lower.rows.balance_nonzeros import CHUNKS, PARALLEL_MARK
-from sparsetir.lower.vector.insert_prefetch import PREFETCH
-from sparsetir.lower.vector.store_nontemporal import STREAM
-from sparsetir.lower.vector.unroll_ragged import UNROLL
 from sparsetir.schedules.carry import split_rows
 from sparsetir.schedules.choice import Choice, is_power
 from sparsetir.schedules.registers import Registers

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from tvm import ir, s_tir, tirx
 from tvm.runtime import DataType
 
+from sparsetir.lower.marks import SUM
 from sparsetir.lower.rewriting import collect
-from sparsetir.lower.vector.sum_ragged import SUM
 from sparsetir.schedules.choice import Choice, is_power
 from sparsetir.schedules.dots import LEAST_BITS
 from sparsetir.schedules.registers import Registers

@@ -18,7 +18,7 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Call, Var
 
 from sparsetir.errors import VerifyError
-from sparsetir.ir import Axis, Entry, Program, SparseBuffer, SpIter, decode
+from sparsetir.ir import SPARSE_ITER, Axis, Entry, Program, SparseBuffer, SpIter, decode
 
 INDEX_DTYPES = ("int32", "int64")
 VALUE_DTYPES = (
@@ -249,7 +249,7 @@ def _at(iteration: SpIter, message: str, node: Any = None) -> Problem:
 def letters_fit(facts: Facts) -> Iterator[Problem]:
     """One letter S or R for each iteration variable."""
     for place in facts.places:
-        iteration, kinds = place.iteration, str(place.iteration.block.annotations["sparse_iter"])
+        iteration, kinds = place.iteration, str(place.iteration.block.annotations[SPARSE_ITER])
         found = ["R" if iv.iter_type == REDUCE else "S" for iv in iteration.block.iter_vars]
         if kinds != "".join(found):
             yield _at(iteration, f"expected one letter S or R for each variable, {''.join(found)!r}; found {kinds!r}")

@@ -16,8 +16,8 @@ from sparsetir import formats
 from sparsetir.call import converting
 from sparsetir.ir import decode
 from sparsetir.lower import TO_STAGE_2, as_module, run
+from sparsetir.lower.marks import BLOCK
 from sparsetir.lower.rewriting import collect
-from sparsetir.lower.vector.sum_blocks import BLOCK
 from sparsetir.schedules import Choices, schedule
 
 SIZES = [(1, 4), (2, 2), (3, 3), (4, 4), (2, 5), (4, 1), (8, 1), (6, 6), (8, 8), (16, 16), (32, 4)]

@@ -16,8 +16,8 @@ from sparsetir.errors import ScheduleError
 from sparsetir.harness import suite
 from sparsetir.ir import decode
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
+from sparsetir.lower.marks import CARRY, INDPTR
 from sparsetir.lower.rewriting import collect
-from sparsetir.lower.rows.balance_nonzeros import CARRY, INDPTR
 from sparsetir.lower.rows.split_merge_path import SplitMergePath, refusal
 from sparsetir.schedules import Choices, schedule, suit
 

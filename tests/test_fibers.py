@@ -18,8 +18,9 @@ from sparsetir import formats, ops
 from sparsetir.harness import suite
 from sparsetir.interop import CooTensor
 from sparsetir.lower import TO_STAGE_2, as_module, run
+from sparsetir.lower.marks import FACTOR
 from sparsetir.lower.rewriting import collect
-from sparsetir.lower.vector.factor_invariants import FACTOR, FactorInvariants
+from sparsetir.lower.vector.factor_invariants import FactorInvariants
 from sparsetir.lower.vector.interchange_loops import InterchangeLoops
 from sparsetir.schedules import schedule
 

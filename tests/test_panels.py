@@ -18,8 +18,8 @@ from scheduling import csr_of_row_lengths
 from sparsetir.errors import ScheduleError
 from sparsetir.harness import suite
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
+from sparsetir.lower.marks import PANEL
 from sparsetir.lower.rewriting import collect
-from sparsetir.lower.rows.columns import PANEL
 from sparsetir.lower.rows.pack_operands import PackOperands
 from sparsetir.schedules import Choices, schedule
 from sparsetir.tuning.space import fixed

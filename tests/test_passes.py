@@ -31,8 +31,9 @@ from sparsetir.lower.host.lower_find import LowerFind
 from sparsetir.lower.host.promote_halves import PromoteHalves
 from sparsetir.lower.host.promote_to_stack import PromoteToStack
 from sparsetir.lower.host.replace_aggregates import ReplaceAggregates
+from sparsetir.lower.marks import CHUNKS, PARALLEL_MARK
 from sparsetir.lower.rewriting import collect, renewed
-from sparsetir.lower.rows.balance_nonzeros import CHUNKS, PARALLEL_MARK, BalanceNonzeros, work_before
+from sparsetir.lower.rows.balance_nonzeros import BalanceNonzeros, work_before
 from sparsetir.lower.vector.insert_prefetch import InsertPrefetch
 from sparsetir.lower.vector.peel_remainders import PeelRemainders
 from sparsetir.lower.vector.promote_registers import PromoteRegisters

@@ -23,8 +23,9 @@ from sparsetir.interop import CooTensor
 from sparsetir.ir import decode
 from sparsetir.lower import as_module
 from sparsetir.lower.host.promote_to_stack import MOST_BYTES, PromoteToStack
+from sparsetir.lower.marks import SUM
 from sparsetir.lower.rewriting import collect
-from sparsetir.lower.vector.sum_ragged import SUM, SumRagged
+from sparsetir.lower.vector.sum_ragged import SumRagged
 from sparsetir.schedules import Choices, suit
 
 pytestmark = pytest.mark.optimised

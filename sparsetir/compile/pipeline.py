@@ -12,8 +12,8 @@ from sparsetir.compile.target import native_target
 from sparsetir.errors import ArgumentTypeError, ScheduleError, VerifyError
 from sparsetir.ir import accesses
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
+from sparsetir.lower.marks import from_dialect
 from sparsetir.lower.rewriting import collect
-from sparsetir.lower.rows.balance_nonzeros import INDPTR
 from sparsetir.specialize import with_sizes
 from sparsetir.verify import verify
 
@@ -167,7 +167,7 @@ def pipeline() -> tuple[Any, Any, Any]:
     @tvm.transform.module_pass(opt_level=0, name="sparsetir.Pipeline")
     def lower_all(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
         second = to_stage_2(mod)
-        ours = any(f.attrs is not None and INDPTR in f.attrs for f in second.functions.values())
+        ours = any(map(from_dialect, second.functions.values()))
         if not ours:
             return stock(second)
         third = lowered(second, None, tvm.target.Target.current(allow_none=True))[3]

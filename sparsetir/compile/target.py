@@ -12,10 +12,10 @@ from tvm import tirx
 
 from sparsetir.errors import ArgumentError
 from sparsetir.ir import decode
+from sparsetir.lower.marks import FREE_SUMS
 
 SLOW_GATHERS = "znver"  # how the names of processors begin whose gathers are slow
 REASSOCIATE = "fast-math-reassoc"
-FREE_SUMS = "sparsetir.free_sums"  # of a function that leaves the order of all its sums open, not of reductions only
 
 
 @cache

@@ -24,8 +24,9 @@ from sparsetir.errors import LoweringError, SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.formats.suit import suited
 from sparsetir.ir import decode
+from sparsetir.lower.marks import CHOICES
 from sparsetir.relax.programs import Program
-from sparsetir.schedules import CHOICES, Choices, Registers, suit
+from sparsetir.schedules import Choices, Registers, suit
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning import tune_sparse
 from sparsetir.usage import Usage

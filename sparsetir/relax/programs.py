@@ -16,7 +16,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
-from sparsetir.compile.target import FREE_SUMS
+from sparsetir.lower.marks import FREE_SUMS
 from sparsetir.script.printer import parse
 
 OPAQUE = 8  # for Relax: nothing is to be fused with it

@@ -24,8 +24,6 @@ from sparsetir.ir import const
 from sparsetir.lower.checks.steps import uncast
 from sparsetir.lower.rewriting import collect, conjuncts, mentions, same, substitute, without_zeros
 
-DISTINCT = "sparsetir.distinct"  # of a function: names of the lists that hold nothing twice
-
 
 @dataclass(frozen=True)
 class Facts:
@@ -275,4 +273,4 @@ def shared_array(loop: tirx.For, facts: Facts) -> Var | None:
     return _Steps(loop, facts).shared()
 
 
-__all__ = ["DISTINCT", "Facts", "is_one_to_one", "shared_array"]
+__all__ = ["Facts", "is_one_to_one", "shared_array"]

@@ -26,8 +26,8 @@ from sparsetir.errors import ScheduleError
 from sparsetir.lower.checks.coverage import Cover
 from sparsetir.lower.checks.sites import Guard, Site, caches, common, loops_of_blocks, sites
 from sparsetir.lower.checks.steps import has_steps
+from sparsetir.lower.marks import from_dialect
 from sparsetir.lower.rewriting import mentions, same
-from sparsetir.lower.rows.balance_nonzeros import INDPTR
 
 
 class _Cache:
@@ -139,7 +139,7 @@ def _is_load_of(value: ir.Expr | None, buffer: Var) -> bool:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CheckCaches")
 def CheckCaches(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Check every cache of a scheduled stage-II function."""
-    if func.attrs is None or INDPTR not in func.attrs:
+    if not from_dialect(func):
         return func
     added = caches(func)
     found = sites(func) if added else []

@@ -14,7 +14,7 @@ import tvm
 from tvm import ir, s_tir, tirx
 
 from sparsetir.errors import ScheduleError
-from sparsetir.lower.rows.balance_nonzeros import INDPTR
+from sparsetir.lower.marks import from_dialect
 
 
 def _reason(func: tirx.PrimFunc) -> str:
@@ -30,7 +30,7 @@ def _reason(func: tirx.PrimFunc) -> str:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CheckForm")
 def CheckForm(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Check a scheduled stage-II function."""
-    if func.attrs is None or INDPTR not in func.attrs:
+    if not from_dialect(func):
         return func
     reason = _reason(func)
     if reason:

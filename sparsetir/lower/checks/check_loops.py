@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 
 from sparsetir.errors import ScheduleError
-from sparsetir.lower.rows.balance_nonzeros import CHUNKS, INDPTR
+from sparsetir.lower.marks import CHUNKS, from_dialect
 
 CONSTANT = {tirx.ForKind.VECTORIZED: "vectorize", tirx.ForKind.UNROLLED: "unroll"}
 
@@ -56,6 +56,6 @@ class _Loops:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CheckLoops")
 def CheckLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Check every loop of a scheduled stage-II function."""
-    if func.attrs is not None and INDPTR in func.attrs:
+    if from_dialect(func):
         tvm_ffi.structural_mutate(func.body, [(tirx.For, _Loops().on_for)])
     return func

@@ -16,15 +16,10 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
-from sparsetir.lower.checks.apart import DISTINCT, Facts, is_one_to_one, shared_array
+from sparsetir.lower.checks.apart import Facts, is_one_to_one, shared_array
+from sparsetir.lower.marks import CHUNKS, DISTINCT, INDPTR, PARALLEL_MARK, from_dialect, names_in
+from sparsetir.lower.nests import PARALLEL, SERIAL, VECTORIZED, each_loop, with_, with_body
 from sparsetir.lower.rewriting import collect
-from sparsetir.lower.rows.balance_nonzeros import CHUNKS, INDPTR, PARALLEL_MARK
-
-PARALLEL, VECTORIZED, SERIAL = tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED, tirx.ForKind.SERIAL
-
-
-def _changed(loop: tirx.For, kind: tirx.ForKind, notes: dict[str, Any]) -> tirx.For:
-    return tirx.For(loop.loop_var, loop.min, loop.extent, kind, loop.body, loop.thread_binding, notes)
 
 
 def proven(loop: tirx.For, facts: Facts) -> tirx.For:
@@ -39,28 +34,22 @@ def proven(loop: tirx.For, facts: Facts) -> tirx.For:
     if not wants_proof or PARALLEL_MARK in loop.annotations:
         return loop
     shared = shared_array(loop, facts)
-    notes = dict(loop.annotations)
     if loop.kind == PARALLEL and shared is not None:
         message = f"loop {loop.loop_var.name} cannot be parallel: two of its steps may store to the same element of"
         raise ScheduleError(f"{message} {shared.name}, or one may read what another stores")
     if loop.kind == VECTORIZED:
-        return loop if shared is None else _changed(loop, SERIAL, notes)
-    return loop if shared is not None else _changed(loop, loop.kind, {**notes, PARALLEL_MARK: True})
+        return loop if shared is None else with_(loop, kind=SERIAL)
+    return loop if shared is not None else with_(loop, notes={**loop.annotations, PARALLEL_MARK: True})
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CheckParallel")
 def CheckParallel(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Check every parallel and vector loop of a function of flat loops."""
-    if func.attrs is None or INDPTR not in func.attrs:
+    if not from_dialect(func):
         return func
-    pointers, distinct = ({str(n) for n in func.attrs.get(key, [])} for key in (INDPTR, DISTINCT))
-    facts = Facts(pointers, distinct)
+    facts = Facts(names_in(func, INDPTR), names_in(func, DISTINCT))
 
-    def on_for(node: tirx.For, mutator: Any) -> tirx.For:
-        return proven(mutator.default_mutate(node), facts)
-
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return each_loop(func, inner=lambda loop: proven(loop, facts))
 
 
 class _Blocks:
@@ -114,7 +103,7 @@ def MarkIndependent(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.P
         inner = mutator.default_mutate(node)
         if node.loop_var not in blocks.of or not blocks.are_all(node):
             return inner
-        return _changed(inner, inner.kind, {**inner.annotations, PARALLEL_MARK: True})
+        return with_(inner, notes={**inner.annotations, PARALLEL_MARK: True})
 
     body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)

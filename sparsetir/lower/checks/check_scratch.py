@@ -13,14 +13,14 @@ import tvm
 from tvm import ir, s_tir, tirx
 
 from sparsetir.errors import ScheduleError
+from sparsetir.lower.marks import from_dialect
 from sparsetir.lower.rewriting import collect
-from sparsetir.lower.rows.balance_nonzeros import INDPTR
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CheckScratch")
 def CheckScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Try TVM's compaction on a function with scratch of unknown size."""
-    if func.attrs is None or INDPTR not in func.attrs:
+    if not from_dialect(func):
         return func
     scratch = [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
     unknown = [b.name for b in scratch if not all(isinstance(d, tirx.IntImm) for d in b.ty.shape)]

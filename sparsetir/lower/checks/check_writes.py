@@ -20,8 +20,8 @@ from tvm import ir, s_tir, tirx
 from sparsetir.errors import ScheduleError
 from sparsetir.lower.checks.sites import Site, caches, loops_of_blocks, sites
 from sparsetir.lower.checks.steps import has_steps
+from sparsetir.lower.marks import from_dialect
 from sparsetir.lower.rewriting import collect, mentions
-from sparsetir.lower.rows.balance_nonzeros import INDPTR
 
 REDUCE = 2
 
@@ -48,7 +48,7 @@ def check_write(site: Site) -> None:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CheckWrites")
 def CheckWrites(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Check every store of a scheduled stage-II function that is not an update of what is there."""
-    if func.attrs is None or INDPTR not in func.attrs:
+    if not from_dialect(func):
         return func
     found, made = sites(func), set(caches(func))
     updated = {(s.blocks[-1], s.buffer) for s in found if not s.is_store and s.blocks}

@@ -34,8 +34,9 @@ from sparsetir.errors import ScheduleError
 from sparsetir.ir import const
 from sparsetir.lower.checks.sites import Site, caches, common, sites
 from sparsetir.lower.checks.steps import Atoms, equal, row_length, uncast
+from sparsetir.lower.marks import from_dialect
+from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect, mentions, same, substitute
-from sparsetir.lower.rows.balance_nonzeros import INDPTR
 
 
 class _Range:
@@ -194,10 +195,10 @@ def guard_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
     ]
     if not any(wanted.values()):
         return func
-    return tirx.PrimFunc(func.params, tvm_ffi.structural_mutate(func.body, callbacks), func.ret_type, func.attrs)
+    return with_body(func, tvm_ffi.structural_mutate(func.body, callbacks))
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.GuardCopies")
 def GuardCopies(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """The pass around `guard_copies`."""
-    return guard_copies(func) if func.attrs is not None and INDPTR in func.attrs else func
+    return guard_copies(func) if from_dialect(func) else func

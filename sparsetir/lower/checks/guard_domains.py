@@ -31,8 +31,9 @@ from sparsetir.errors import ScheduleError
 from sparsetir.ir import cast
 from sparsetir.lower.checks.sites import sites
 from sparsetir.lower.checks.steps import Atoms
+from sparsetir.lower.marks import from_dialect
+from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect, conjunction, conjuncts, mentions
-from sparsetir.lower.rows.balance_nonzeros import INDPTR
 
 # A fused loop has as many steps as its parts together; the primitive that makes a subscript load guards it too.
 BEYOND = (tirx.FloorDiv, tirx.FloorMod, ir.TensorLoad)
@@ -104,9 +105,9 @@ class _Walk:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.GuardDomains")
 def GuardDomains(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Guard the blocks of a scheduled stage-II function."""
-    if func.attrs is None or INDPTR not in func.attrs:
+    if not from_dialect(func):
         return func
     check_domains(func)
     walk = _Walk()
     callbacks = [(tirx.For, walk.on_for), (s_tir.SBlockRealize, walk.on_realize)]
-    return tirx.PrimFunc(func.params, tvm_ffi.structural_mutate(func.body, callbacks), func.ret_type, func.attrs)
+    return with_body(func, tvm_ffi.structural_mutate(func.body, callbacks))

@@ -14,7 +14,7 @@ from tvm.ir import Call, Var
 
 from sparsetir import op
 from sparsetir.ir import const
-from sparsetir.lower.nest.declare_regions import SCRATCH
+from sparsetir.lower.marks import SCRATCH, names_in
 from sparsetir.lower.rewriting import collect, conjuncts, substitute
 
 Node: TypeAlias = "tirx.For | s_tir.SBlockRealize | tirx.IfThenElse"
@@ -177,7 +177,7 @@ class _Walk:
 
 def caches(func: tirx.PrimFunc) -> list[Var]:
     """The buffers that a schedule added to a stage-II function, but for those a foreign kernel is handed."""
-    own = {str(name) for name in func.attrs.get(SCRATCH, [])}
+    own = names_in(func, SCRATCH)
     held = [b for block in collect(func.body, s_tir.SBlock) for b in block.alloc_buffers if str(b.name) not in own]
     handed = {arg for call in collect(func.body, Call) for arg in call.args if isinstance(arg, Var)}
     return [b for b in held if b not in handed]

@@ -25,6 +25,7 @@ from tvm.ir import Var
 
 from sparsetir.errors import LoweringError
 from sparsetir.ir import accesses, const
+from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect, mentions, substitute
 
 LARGEST = 1 << 24
@@ -139,4 +140,4 @@ def BoundLocals(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
 
     callbacks = [(tirx.AllocBuffer, on_alloc), (ir.TensorLoad, on_load), (tirx.BufferStore, on_store)]
     body = tvm_ffi.structural_mutate(func.body, callbacks)
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)

@@ -35,6 +35,7 @@ from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
 from sparsetir.lower.nest.declare_regions import with_regions
+from sparsetir.lower.nests import with_, with_body
 from sparsetir.lower.rewriting import all_same, conjunction, conjuncts, mentions, seq, substitute
 
 REDUCE = 2
@@ -90,7 +91,7 @@ def initial_nest(realize: s_tir.SBlockRealize, inner: list[tirx.For]) -> tirx.St
     nest: tirx.Stmt = _initial_block(realize, spatial, _guards(realize, spatial, inner, kept))
     for loop in reversed(kept):
         var = Var(f"{loop.loop_var.name}_init", loop.loop_var.ty)
-        nest = tirx.For(var, loop.min, loop.extent, loop.kind, substitute(nest, {loop.loop_var: var}))
+        nest = with_(loop, var=var, body=substitute(nest, {loop.loop_var: var}), notes={})
     return nest
 
 
@@ -152,4 +153,4 @@ def DecomposeInit(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
     walk = _Decomposer()
     callbacks = [(tirx.For, walk.on_for), (s_tir.SBlockRealize, walk.on_realize)]
     body = tvm_ffi.structural_mutate(func.body, callbacks)
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)

@@ -21,6 +21,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 
 from sparsetir.ir import const
+from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect
 
 DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
@@ -48,4 +49,4 @@ def GuardDivisions(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
         return inner if divisor is inner.b or divisor.same_as(inner.b) else type(inner)(inner.a, divisor)
 
     body = tvm_ffi.structural_mutate(func.body, [(kind, on_division) for kind in DIVISIONS])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)

@@ -28,6 +28,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
+from sparsetir.lower.nests import with_, with_body
 from sparsetir.lower.rewriting import collect, mentions, seq
 
 APART = (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
@@ -59,8 +60,7 @@ class _Hoister:
         for alloc in found:
             fixed = node.kind in APART or any(mentions(d, bound) for d in alloc.buffer.ty.shape)
             (stays if fixed else self.waiting).append(alloc)
-        body = seq(*stays, inner.body)
-        return tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, body, None, inner.annotations)
+        return with_(inner, body=seq(*stays, inner.body))
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.HoistScratch")
@@ -70,4 +70,4 @@ def HoistScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
         return func
     walk = _Hoister()
     body = tvm_ffi.structural_mutate(func.body, [(tirx.AllocBuffer, walk.on_alloc), (tirx.For, walk.on_for)])
-    return tirx.PrimFunc(func.params, seq(*walk.waiting, body), func.ret_type, func.attrs)
+    return with_body(func, seq(*walk.waiting, body))

@@ -37,9 +37,8 @@ from tvm.ir import Call, Var
 from sparsetir import op
 from sparsetir.errors import LoweringError
 from sparsetir.ir import const, substitute_args
+from sparsetir.lower.nests import PARALLEL, SERIAL, VECTORIZED, with_
 from sparsetir.lower.rewriting import alloc, cell, collect, conjunction, get, mentions, put, same, seq
-
-PARALLEL, VECTORIZED = tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED
 
 
 @dataclass
@@ -253,8 +252,8 @@ class FindLowerer:
         extent = self.frames[-1].extent = self.expr(node.extent)
         body = self.stmt(node.body)
         # A search that depends on a vector lane cannot run in lockstep with the other lanes.
-        kind = tirx.ForKind.SERIAL if node.kind == VECTORIZED and _has_while(body) else node.kind
-        return tirx.For(node.loop_var, node.min, extent, kind, body, node.thread_binding, node.annotations)
+        kind = SERIAL if node.kind == VECTORIZED and _has_while(body) else node.kind
+        return with_(node, extent=extent, kind=kind, body=body)
 
 
 def _may_leave(outer: tirx.Stmt, inputs: list[Any], loaded: list[Var]) -> bool:

@@ -26,6 +26,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir import op
+from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect
 from sparsetir.type_rules import FLOAT_FUNCTIONS
 
@@ -121,4 +122,4 @@ def PromoteHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
     promoter = _Promoter(local)
     callbacks = [(tirx.BufferStore, promoter.store), (tirx.AllocBuffer, promoter.alloc)]
     body = tvm_ffi.structural_mutate(func.body, callbacks)
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)

@@ -24,6 +24,8 @@ from tvm import ir, tirx
 from tvm.ir import Var
 from tvm.runtime import DataType
 
+from sparsetir.lower.nests import with_body
+
 MOST_BYTES = 1024  # TVM takes larger arrays from its runtime
 
 
@@ -57,7 +59,7 @@ def PromoteToStack(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
     if not moved:
         return func
     body = tvm_ffi.structural_map(func.body, with_def_region_kind=(Var, lambda v, _: moved.get(v, v)))
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)
 
 
 __all__ = ["MOST_BYTES", "PromoteToStack", "bytes_of"]

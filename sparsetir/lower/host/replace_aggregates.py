@@ -36,9 +36,8 @@ from tvm.ir import Var
 
 from sparsetir.ir import const
 from sparsetir.lower.host.promote_to_stack import MOST_BYTES, bytes_of
+from sparsetir.lower.nests import UNROLLED, VECTORIZED, with_body
 from sparsetir.lower.rewriting import alloc, collect, mentions, renewed, same, seq, substitute
-
-UNROLLED, VECTORIZED = tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
 
 
 def _unrolled(stmt: tirx.Stmt, buffer: Var) -> tirx.Stmt:
@@ -135,7 +134,7 @@ def ReplaceAggregates(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx
         return seq(*out)
 
     body = tvm_ffi.structural_mutate(func.body, [(tirx.SeqStmt, on_seq)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)
 
 
 __all__ = ["ReplaceAggregates", "split"]

@@ -28,6 +28,7 @@ from tvm import ir, tirx
 from tvm.ir import Call
 
 from sparsetir import op
+from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect, conjunction, conjuncts, mentions, renewed, same
 
 
@@ -101,4 +102,4 @@ def _apart(value: ir.Expr, otherwise: ir.Expr) -> ir.Expr:
 def SplitGuards(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Nest the conditions of a function."""
     body = tvm_ffi.structural_mutate(func.body, [(tirx.IfThenElse, _on_if), (Call, _on_call)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)

@@ -23,6 +23,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from sparsetir.ir import cast
+from sparsetir.lower.nests import with_body
 
 WIDE = "int64"
 
@@ -51,7 +52,7 @@ def WidenIndices(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
         return tirx.BufferLoad(inner.source, [_widened(index) for index in inner.indices])
 
     body = tvm_ffi.structural_mutate(func.body, [(ir.TensorLoad, on_load)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)
 
 
 __all__ = ["WidenIndices"]

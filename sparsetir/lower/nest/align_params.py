@@ -23,10 +23,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import Axis, decode
-from sparsetir.lower.checks.apart import DISTINCT
-from sparsetir.lower.nest.declare_regions import STRUCTURE
-from sparsetir.lower.rows.balance_nonzeros import INDPTR
-from sparsetir.lower.rows.fuse_loops import ASCENDING
+from sparsetir.lower.marks import ASCENDING, DISTINCT, INDPTR, STRUCTURE
 
 NOALIAS = "tirx.noalias"
 

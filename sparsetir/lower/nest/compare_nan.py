@@ -23,6 +23,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from sparsetir.ir import decode
+from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect, same
 
 COMPARISONS = (tirx.EQ, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -66,7 +67,7 @@ def CompareNaN(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFu
     if not decode(func).axes:
         return func
     body = tvm_ffi.structural_mutate(func.body, [(tirx.NE, _differs), (tirx.EQ, _equals), (tirx.Not, _negated)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)
 
 
 __all__ = ["CompareNaN"]

@@ -32,11 +32,8 @@ from tvm.ir import Call, Var
 
 from sparsetir import op
 from sparsetir.ir import const
+from sparsetir.lower.marks import INIT_MARK, SCRATCH, STRUCTURE
 from sparsetir.lower.rewriting import collect
-
-INIT_MARK = "sparse_init"
-STRUCTURE = "sparsetir.structure"
-SCRATCH = "sparsetir.scratch"
 
 
 def _bound_inside(body: tirx.Stmt) -> list[Var]:

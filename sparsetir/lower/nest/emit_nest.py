@@ -54,8 +54,8 @@ from sparsetir.ir import (
 from sparsetir.lower.checks.independence import init_is_parallel, is_parallel
 from sparsetir.lower.host.hoist_search import Hoister
 from sparsetir.lower.host.init_plan import InitPlan
+from sparsetir.lower.marks import INIT_MARK, PARALLEL_MARK
 from sparsetir.lower.nest.access import Conditions, Resolver, Scope, assuming, guarded
-from sparsetir.lower.nest.declare_regions import INIT_MARK
 from sparsetir.lower.nest.nest import (
     REDUCE,
     SPATIAL,
@@ -70,8 +70,8 @@ from sparsetir.lower.nest.nest import (
     where_present,
     wrap,
 )
+from sparsetir.lower.nests import serial, with_body
 from sparsetir.lower.rewriting import all_same, collect, conjunction, mentions, seq, without_zeros
-from sparsetir.lower.rows.balance_nonzeros import PARALLEL_MARK
 
 OWN_NOTES = (SPARSE_ITER, SEARCH, INIT, INDEPENDENT)
 
@@ -136,7 +136,7 @@ class NestEmitter:
         if conditions:
             stmt = tirx.IfThenElse(conjunction(conditions), stmt, None)
         for slot, extent in reversed(resolver.slots):
-            stmt = tirx.For(slot, const(0, str(slot.ty.dtype)), extent, tirx.ForKind.SERIAL, stmt, None, {})
+            stmt = serial(slot, extent, stmt)
         return stmt
 
     def _var(self, node: Var, _mutator: Any) -> ir.Expr:
@@ -365,7 +365,7 @@ def emit_nest(func: tirx.PrimFunc) -> tirx.PrimFunc:
         allocated = [*root.alloc_buffers, *own, *emitter.scratch]
         block = s_tir.SBlock([], [], [], root.name_hint, inner, None, allocated, annotations=root.annotations)
         body = s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.EmitNest")

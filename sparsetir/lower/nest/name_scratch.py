@@ -22,6 +22,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import decode
+from sparsetir.lower.nests import with_body
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.NameScratch")
@@ -34,7 +35,7 @@ def NameScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     if not fresh:
         return func
     body = tvm_ffi.structural_mutate(func.body, [(Var, lambda var, _mutator: fresh.get(var, var))])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)
 
 
 def _named(storage: Var, name: str) -> Var:

@@ -11,6 +11,7 @@ from tvm.ir import Var
 from sparsetir.errors import VerifyError
 from sparsetir.ir import Axis, Entry, cast, const
 from sparsetir.lower.nest.access import Conditions, Cursor, Scope, fiber_of, guarded, in_range, lookup
+from sparsetir.lower.nests import serial
 from sparsetir.lower.rewriting import conjunction, mentions, same, substitute
 
 SPATIAL, REDUCE = 0, 2
@@ -147,8 +148,7 @@ def wrap(body: tirx.Stmt, level: Level) -> tirx.Stmt:
     """The loops of a level around `body`."""
     for var, extent in reversed(level.loops):
         # As TVM's parser writes it, so that the printed text reads back equal.
-        extent = sym.Analyzer().simplify(extent)
-        body = tirx.For(var, const(0, str(var.ty.dtype)), extent, tirx.ForKind.SERIAL, body)
+        body = serial(var, sym.Analyzer().simplify(extent), body)
     return body
 
 

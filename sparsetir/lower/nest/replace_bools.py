@@ -28,6 +28,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const, decode
+from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect
 
 LOGIC = {tirx.Add: tirx.Or, tirx.Max: tirx.Or, tirx.Mul: tirx.And, tirx.Min: tirx.And}
@@ -58,7 +59,7 @@ def ReplaceBools(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
         return func
     callbacks = [*((kind, _replaced) for kind in (*LOGIC, *COMPARISONS)), (tirx.Cast, _truth)]
     body = tvm_ffi.structural_mutate(func.body, callbacks)
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)
 
 
 __all__ = ["ReplaceBools"]

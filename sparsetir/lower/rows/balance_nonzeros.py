@@ -30,15 +30,11 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
-from sparsetir.errors import ScheduleError
 from sparsetir.ir import SWEEP, cast, const
 from sparsetir.lower.host.lower_find import binary_search
+from sparsetir.lower.marks import CHUNKS, INDPTR, PARALLEL_MARK, names_in, refused
+from sparsetir.lower.nests import each_loop, parallel, serial, with_, without
 from sparsetir.lower.rewriting import alloc, cell, collect, get, mentions, put, seq, substitute
-
-CARRY = "sparsetir.carry"
-CHUNKS = "sparsetir.chunks"
-INDPTR = "sparsetir.indptr"
-PARALLEL_MARK = "sparsetir.parallel"
 
 
 def _is_prefix(expr: ir.Expr, row: Var, pointers: set[str]) -> bool:
@@ -157,31 +153,25 @@ def balance(loop: tirx.For, chunks: int, pointers: set[str]) -> tirx.Stmt:
 
     shifted = Var(str(row.name), row.ty)
     body = substitute(loop.body, {row: get(first) + shifted})
-    kept = {k: v for k, v in loop.annotations.items() if k not in (CHUNKS, PARALLEL_MARK, SWEEP)}
-    count = get(last) - get(first)
-    inner = tirx.For(shifted, const(0, dtype), count, tirx.ForKind.SERIAL, body, None, kept)
+    inner = serial(shifted, get(last) - get(first), body, without(loop, CHUNKS, PARALLEL_MARK, SWEEP))
     steps = [*alloc(first, last, high), *bound(first, chunk), *bound(last, chunk + 1), inner]
-    return tirx.For(chunk, const(0), const(chunks), tirx.ForKind.PARALLEL, seq(*steps))
+    return parallel(chunk, chunks, seq(*steps))
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.BalanceNonzeros")
 def BalanceNonzeros(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Balance every annotated loop of a function."""
-    names = func.attrs.get(INDPTR, []) if func.attrs is not None else []
-    pointers = {str(n) for n in names}
+    pointers = names_in(func, INDPTR)
 
-    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        if CHUNKS not in node.annotations:
-            inner = mutator.default_mutate(node)
-            notes = {k: v for k, v in inner.annotations.items() if k != PARALLEL_MARK}
-            return tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, inner.body, None, notes)
-        if PARALLEL_MARK not in node.annotations:
-            message = f"loop {node.loop_var.name} carries sparsetir.chunks but its steps may write the same element"
-            raise ScheduleError(f"{message}; annotate the outermost independent loop")
-        return balance(node, int(node.annotations[CHUNKS]), pointers)
+    def share(loop: tirx.For) -> tirx.Stmt | None:
+        if CHUNKS not in loop.annotations:
+            return None
+        if PARALLEL_MARK not in loop.annotations:
+            why = "its steps may write the same element; annotate the outermost independent loop"
+            return refused(loop, CHUNKS, why)
+        return balance(loop, int(loop.annotations[CHUNKS]), pointers)
 
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return each_loop(func, outer=share, inner=lambda loop: with_(loop, notes=without(loop, PARALLEL_MARK)))
 
 
-__all__ = ["CARRY", "CHUNKS", "INDPTR", "BalanceNonzeros", "balance", "work_before", "work_before_step"]
+__all__ = ["BalanceNonzeros", "balance", "work_before", "work_before_step"]

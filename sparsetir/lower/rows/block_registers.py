@@ -37,18 +37,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
 from sparsetir.lower.host.promote_halves import HALVES
+from sparsetir.lower.marks import HELD, PREFETCH, refused
+from sparsetir.lower.nests import each_loop, serial, unrolled, vectorized, with_, without
 from sparsetir.lower.rewriting import mentions, renewed, seq, substitute
-from sparsetir.lower.vector.insert_prefetch import PREFETCH, ahead, fetch, gathers, line_starts
+from sparsetir.lower.vector.insert_prefetch import ahead, fetch, gathers, line_starts
 from sparsetir.lower.vector.vectorize_dots import GROUP, Dot, around, factors, product, totals
-
-HELD = "sparsetir.held"
-SERIAL, UNROLLED, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
 
 
 @dataclass(frozen=True)
@@ -84,11 +82,6 @@ class Shared:
         return tirx.Select(part.equal(const(0, str(part.ty.dtype))), self.dot.start, load)
 
 
-def _count(var: Any, extent: int, kind: Any, body: tirx.Stmt) -> tirx.Stmt:
-    dtype = str(var.ty.dtype)
-    return tirx.For(var, const(0, dtype), const(extent, dtype), kind, body)
-
-
 def _sums(shared: Shared, row: Var, part: Var, base: ir.Expr, group: int, distance: int) -> tirx.Stmt:
     """The sums over a part of the row for `group` steps from `base` on."""
     dot, var = shared.dot, shared.outer.loop_var
@@ -105,14 +98,14 @@ def _sums(shared: Shared, row: Var, part: Var, base: ir.Expr, group: int, distan
 
     def each(body: tirx.Stmt) -> tirx.Stmt:
         fresh = Var("g", member.ty)
-        return _count(fresh, group, UNROLLED, renewed(substitute(body, {member: fresh})))
+        return unrolled(fresh, group, renewed(substitute(body, {member: fresh})))
 
     here = [member * width + lane]
-    clear = _count(lane, lanes, VECTORIZED, tirx.BufferStore(acc, const(0, dtype), here))
+    clear = vectorized(lane, lanes, tirx.BufferStore(acc, const(0, dtype), here))
     held = tirx.BufferLoad(row, [block * width + lane])
     term = held * of(shared.gathered, part * size + block * width + lane)
     add = tirx.BufferStore(acc, tirx.BufferLoad(acc, here) + term, here)
-    sums = _count(block, shared.size // lanes, UNROLLED, _count(lane, lanes, VECTORIZED, renewed(add)))
+    sums = unrolled(block, shared.size // lanes, vectorized(lane, lanes, renewed(add)))
     value = tirx.BufferLoad(total, [member])
     if dot.factors:
         value = product([of(f) for f in dot.factors]) * value
@@ -148,18 +141,17 @@ def hold(outer: tirx.For) -> tirx.Stmt | None:
     row = tirx.decl_buffer([shared.size], str(dot.store.buffer.ty.dtype), name="row", scope="local", layout=None)
     element = block * lanes + lane
     loaded = tirx.BufferStore(row, substitute(shared.row, {k: part * size + element}), [element])
-    load = _count(block, shared.size // dot.lanes, UNROLLED, _count(lane, dot.lanes, VECTORIZED, loaded))
+    load = unrolled(block, shared.size // dot.lanes, vectorized(lane, dot.lanes, loaded))
     distance = int(outer.annotations.get(PREFETCH, 0))
-    notes = {n: v for n, v in outer.annotations.items() if n != PREFETCH}
     several, single = Var(f"{var.name}_0", var.ty), Var(str(var.name), var.ty)
     zero, group = const(0, steps), const(GROUP, steps)
     full = tirx.floordiv(outer.extent, group)
     main = _sums(shared, row, part, several * group, GROUP, distance)
     last = _sums(shared, row, part, full * group + single, 1, distance)
-    groups = tirx.For(several, zero, full, SERIAL, main, None, notes)
-    others = tirx.For(single, zero, tirx.floormod(outer.extent, group), SERIAL, renewed(last))
+    groups = serial(several, full, main, without(outer, PREFETCH))
+    others = serial(single, tirx.floormod(outer.extent, group), renewed(last))
     count = tirx.floordiv(extent, size)
-    parts = tirx.For(part, none, count, SERIAL, seq(tirx.AllocBuffer(row), load, groups, others))
+    parts = serial(part, count, seq(tirx.AllocBuffer(row), load, groups, others))
     rest = _rest(shared, count, tirx.floormod(extent, size))
     is_left = tirx.any(tirx.floormod(extent, size) > none, extent < size)
     return seq(tirx.IfThenElse(outer.extent > zero, parts, None), tirx.IfThenElse(is_left, rest, None))
@@ -171,23 +163,18 @@ def _rest(shared: Shared, count: ir.Expr, left: ir.Expr) -> tirx.Stmt:
     k, var = dot.loop.loop_var, Var(str(outer.loop_var.name), outer.loop_var.ty)
     done = count * const(shared.size, str(k.ty.dtype))
     begin = tirx.BufferStore(dot.store.buffer, shared.before(count), dot.store.indices)
-    notes = {n: v for n, v in dot.loop.annotations.items() if n != HELD}
     body = substitute(dot.loop.body, {k: done + k})
-    inner = tirx.For(k, dot.loop.min, left, SERIAL, body, None, notes)
+    inner = with_(dot.loop, extent=left, body=body, notes=without(dot.loop, HELD))
     again = renewed(substitute(seq(begin, inner), {outer.loop_var: var}))
-    return tirx.For(var, outer.min, outer.extent, SERIAL, again, None, outer.annotations)
+    return with_(outer, var=var, body=again)
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.BlockRegisters")
 def BlockRegisters(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Rewrite every loop around annotated sums of a function that share a row."""
 
-    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        found = hold(node)
-        return mutator.default_mutate(node) if found is None else found
-
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    why = "no row is shared by the sums of the loop around it"
+    return each_loop(func, outer=hold, inner=lambda loop: refused(loop, HELD, why))
 
 
-__all__ = ["HELD", "BlockRegisters", "hold"]
+__all__ = ["BlockRegisters", "hold"]

@@ -14,10 +14,9 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import accesses, const
+from sparsetir.lower.marks import PANEL
 from sparsetir.lower.rewriting import collect, same
 from sparsetir.lower.vector.peel_remainders import match, vector_loops
-
-PANEL = "sparsetir.panel"
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,4 +117,4 @@ def _plain(rows: tirx.For, marked: list[tirx.For], width: ir.Expr) -> list[Colum
     return [ColumnLoop(f, 1, f.extent, ()) for f in others if same(f.extent, width)]
 
 
-__all__ = ["PANEL", "ColumnLoop", "Columns"]
+__all__ = ["ColumnLoop", "Columns"]

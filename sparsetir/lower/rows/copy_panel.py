@@ -23,17 +23,16 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
+from sparsetir.lower.nests import SERIAL, VECTORIZED, loop, serial
 from sparsetir.lower.rewriting import seq
 
 LANES = 8  # columns at a time
 LINE = 16  # elements of a transposed row at a time
-SERIAL, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED
 
 
-def counted(name: str, extent: ir.Expr) -> tuple[Var, ir.Expr]:
-    """A loop variable of an extent's type, and zero."""
-    dtype = str(extent.ty.dtype)
-    return Var(name, ir.PrimType(dtype)), const(0, dtype)
+def counted(name: str, extent: ir.Expr) -> Var:
+    """A loop variable of an extent's type."""
+    return Var(name, ir.PrimType(str(extent.ty.dtype)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +55,10 @@ class Copy:
             dtype = str(steps[-1].ty.dtype)
             steps[-1] = tirx.floordiv(steps[-1] + const(LINE - 1, dtype), const(LINE, dtype))
         named = [counted(f"x_{n}", extent) for n, extent in enumerate(steps)]
-        place: list[ir.Expr] = [var for var, _ in named]
+        place: list[ir.Expr] = list(named)
         body = self._lines(place, shape[others[-1]]) if is_transposed else self._columns(lambda make: make(place))
         for n in reversed(range(len(steps))):
-            var, zero = named[n]
-            body = tirx.For(var, zero, steps[n], SERIAL, body, None, {} if n else notes)
+            body = serial(named[n], steps[n], body, {} if n else notes)
         return body
 
     def _lines(self, place: list[ir.Expr], extent: ir.Expr) -> tirx.Stmt:
@@ -69,8 +67,8 @@ class Copy:
         start = place[-1] * line
 
         def around(make: Any) -> tirx.Stmt:
-            x, zero = counted("x", extent)
-            return tirx.For(x, zero, tirx.min(line, extent - start), SERIAL, make([*place[:-1], start + x]))
+            x = counted("x", extent)
+            return serial(x, tirx.min(line, extent - start), make([*place[:-1], start + x]))
 
         return self._columns(around)
 
@@ -80,13 +78,13 @@ class Copy:
 
         def block(base: ir.Expr, width: ir.Expr, kind: Any) -> tirx.Stmt:
             def make(at: list[ir.Expr]) -> tirx.Stmt:
-                y, zero = counted("y", self.count)
-                return tirx.For(y, zero, width, kind, self._move(at, base + y))
+                y = counted("y", self.count)
+                return loop(kind, y, width, self._move(at, base + y))
 
             return around(make)
 
-        y_0, zero = counted("y_0", self.count)
-        full = tirx.For(y_0, zero, tirx.floordiv(self.count, lanes), SERIAL, block(y_0 * lanes, lanes, VECTORIZED))
+        y_0 = counted("y_0", self.count)
+        full = serial(y_0, tirx.floordiv(self.count, lanes), block(y_0 * lanes, lanes, VECTORIZED))
         rest = tirx.floormod(self.count, lanes)
         return seq(full, block(self.count - rest, rest, SERIAL))
 

@@ -39,10 +39,11 @@ from tvm.ir import Var
 
 from sparsetir.ir import SWEEP, cast, const
 from sparsetir.lower.host.lower_find import binary_search
+from sparsetir.lower.marks import ASCENDING, CARRY, CHUNKS, INDPTR, PARALLEL_MARK, from_dialect, names_in, refused
+from sparsetir.lower.nests import SERIAL, parallel, serial, with_body, without
 from sparsetir.lower.rewriting import alloc, cell, collect, get, mentions, put, same, seq, substitute
-from sparsetir.lower.rows.balance_nonzeros import CARRY, CHUNKS, INDPTR, PARALLEL_MARK, work_before_step
+from sparsetir.lower.rows.balance_nonzeros import work_before_step
 
-ASCENDING = "sparsetir.ascending"
 PART = 64  # rows: their results stay in the second-level cache up to a thousand columns
 WIDE = "int64"
 Touched = dict[Var, list[list[ir.Expr]]]  # the subscripts of every access to an array
@@ -235,8 +236,8 @@ class Run:
         limit = tirx.min(get(begin) + (part + const(1, WIDE)) * step, get(end)) * const(unit, WIDE)
         inner = [s for n in range(len(self.loops)) for s in self._part(n, places[n], stops[n], limit)]
         parts = tirx.floordiv(get(end) - get(begin) + step - const(1, WIDE), step)
-        body.append(tirx.For(part, const(0, WIDE), parts, tirx.ForKind.SERIAL, seq(*inner)))
-        return tirx.For(chunk, const(0), const(chunks), tirx.ForKind.PARALLEL, seq(*body))
+        body.append(serial(part, parts, seq(*inner)))
+        return parallel(chunk, chunks, seq(*body))
 
     def _units(self, unit: int) -> ir.Expr:
         """How many groups of `unit` rows cover the rows of every loop."""
@@ -278,9 +279,8 @@ class Run:
             find = [put(stop, get(place)), tirx.While(is_below, put(stop, get(stop) + const(1, dtype)))]
         step = Var(str(loop.loop_var.name), loop.loop_var.ty)
         body = substitute(loop.body, {loop.loop_var: get(place) + step})
-        kept = {k: v for k, v in loop.annotations.items() if k not in (CARRY, CHUNKS, PARALLEL_MARK, SWEEP)}
-        count = get(stop) - get(place)
-        inner = tirx.For(step, const(0, dtype), count, tirx.ForKind.SERIAL, body, None, kept)
+        whole = refused(loop, CARRY, "its rows are shared out with those of its neighbours")
+        inner = serial(step, get(stop) - get(place), body, without(whole, CHUNKS, PARALLEL_MARK, SWEEP))
         return [*find, inner, put(place, get(stop))]
 
 
@@ -288,7 +288,7 @@ def _may_join(stmt: tirx.Stmt) -> bool:
     """Whether a statement is a loop that is shared out."""
     if not isinstance(stmt, tirx.For) or CHUNKS not in stmt.annotations or PARALLEL_MARK not in stmt.annotations:
         return False
-    return stmt.kind == tirx.ForKind.SERIAL and isinstance(stmt.min, tirx.IntImm) and int(stmt.min) == 0
+    return stmt.kind == SERIAL and isinstance(stmt.min, tirx.IntImm) and int(stmt.min) == 0
 
 
 def fuse(stmts: list[tirx.Stmt], ascending: set[str], pointers: set[str]) -> list[tirx.Stmt]:
@@ -323,15 +323,15 @@ def _agree(loops: list[tirx.For], loop: tirx.For) -> bool:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.FuseLoops")
 def FuseLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Fuse the row loops of a function."""
-    if func.attrs is None or INDPTR not in func.attrs:
+    if not from_dialect(func):
         return func
-    ascending, pointers = ({str(n) for n in func.attrs.get(key, [])} for key in (ASCENDING, INDPTR))
+    ascending, pointers = names_in(func, ASCENDING), names_in(func, INDPTR)
 
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
         return seq(*fuse([mutator.mutate(s) for s in node.seq], ascending, pointers))
 
     body = tvm_ffi.structural_mutate(func.body, [(tirx.SeqStmt, on_seq)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)
 
 
-__all__ = ["ASCENDING", "FuseLoops", "Run", "fuse"]
+__all__ = ["FuseLoops", "Run", "fuse"]

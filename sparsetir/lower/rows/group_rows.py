@@ -29,12 +29,11 @@ from tvm.ir import Var
 from tvm.runtime import DataType
 
 from sparsetir.ir import const
+from sparsetir.lower.nests import SERIAL, VECTORIZED, loop, serial, with_
 from sparsetir.lower.rewriting import alloc, collect, mentions, seq, substitute
 from sparsetir.lower.rows.columns import Columns
 from sparsetir.lower.rows.copy_panel import counted
 from sparsetir.machine import LINE
-
-SERIAL, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED
 
 
 def staged_results(columns: Columns) -> dict[Var, int]:
@@ -88,7 +87,7 @@ def group(rows: tirx.For, columns: Columns, results: dict[Var, int], first: ir.E
     index, dtype = rows.loop_var, str(rows.loop_var.ty.dtype)
     least = min(int(DataType(str(b.ty.dtype)).bits) for b in results)
     size = const(LINE * 8 // least, dtype)
-    row, zero = counted("row", rows.extent)
+    row = counted("row", rows.extent)
     left = rows.extent - index * size
     held = {b: _scratch(b, int(size), columns.panel) for b in results}
 
@@ -100,7 +99,7 @@ def group(rows: tirx.For, columns: Columns, results: dict[Var, int], first: ir.E
 
     body = tvm_ffi.structural_mutate(rows.body, [(tirx.BufferStore, on_store)])
     body = substitute(body, {index: index * size + row})
-    inner = tirx.For(row, zero, tirx.min(size, left), SERIAL, body)
+    inner = serial(row, tirx.min(size, left), body)
     targets = {s.buffer: s for s in collect(rows.body, tirx.BufferStore) if s.buffer in held}
 
     def written(width: ir.Expr, kind: Any) -> tirx.Stmt:
@@ -110,7 +109,7 @@ def group(rows: tirx.For, columns: Columns, results: dict[Var, int], first: ir.E
 
     ends = tirx.IfThenElse(size <= left, written(size, VECTORIZED), written(left, SERIAL))
     steps = tirx.floordiv(rows.extent + (size - const(1, dtype)), size)
-    return tirx.For(index, zero, steps, rows.kind, seq(*alloc(*held.values()), inner, ends), None, rows.annotations)
+    return with_(rows, extent=steps, body=seq(*alloc(*held.values()), inner, ends))
 
 
 def _scratch(buffer: Var, rows: int, columns: int) -> Var:
@@ -121,12 +120,12 @@ def _scratch(buffer: Var, rows: int, columns: int) -> Var:
 def _unload(store: tirx.BufferStore, held: Var, dimension: int, rows: Any, columns: Any) -> tirx.Stmt:
     """Store what is held of some rows and columns, along the rows."""
     (start, width, kind), (first, count) = rows, columns
-    y, zero = counted("y", count)
-    row, none = counted("row", width)
+    y = counted("y", count)
+    row = counted("row", width)
     indices = list(store.indices)
     indices[dimension], indices[-1] = first + y, start + row
     move = tirx.BufferStore(store.buffer, tirx.BufferLoad(held, [row, y]), indices)
-    return tirx.For(y, zero, count, SERIAL, tirx.For(row, none, width, kind, move))
+    return serial(y, count, loop(kind, row, width, move))
 
 
 __all__ = ["group", "staged_results"]

@@ -40,13 +40,12 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
+from sparsetir.lower.marks import CHUNKS, PANEL, PARALLEL_MARK, refused
+from sparsetir.lower.nests import each_loop, serial, with_, without
 from sparsetir.lower.rewriting import alloc, collect, seq, substitute
-from sparsetir.lower.rows.balance_nonzeros import CHUNKS, PARALLEL_MARK
-from sparsetir.lower.rows.columns import PANEL, ColumnLoop, Columns
+from sparsetir.lower.rows.columns import ColumnLoop, Columns
 from sparsetir.lower.rows.copy_panel import Copy
 from sparsetir.lower.rows.group_rows import group, staged_results
-
-SERIAL = tirx.ForKind.SERIAL
 
 
 def _is_start(x: ir.Expr, column: ColumnLoop) -> bool:
@@ -98,7 +97,7 @@ class Panel:
             rows = group(rows, self.columns, self.results, self.first, self.count)
         panels = tirx.floordiv(self.columns.width + (self.size - const(1, self.dtype)), self.size)
         body = seq(*copies, rows)
-        around = tirx.For(self.number, const(0, self.dtype), panels, SERIAL, body)
+        around = serial(self.number, panels, body)
         return seq(*alloc(*self.scratch.values()), around)
 
     # ------------------------------------------------------------------ the rows
@@ -137,8 +136,7 @@ class Panel:
         if not column.lanes:
             body = substitute(node.body, {step: step + self.first})
         steps = tirx.floordiv(self.count + (tile - const(1, self.dtype)), tile)
-        notes = {k: v for k, v in node.annotations.items() if k != PANEL}
-        return tirx.For(step, node.min, steps, node.kind, body, None, notes)
+        return with_(node, extent=steps, body=body, notes=without(node, PANEL))
 
 
 def _may_pack(loop: tirx.For) -> tirx.Stmt | None:
@@ -156,16 +154,8 @@ def PackOperands(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
     if not any(PANEL in f.annotations for f in collect(func.body, tirx.For)):
         return func
 
-    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        packed = _may_pack(node)
-        if packed is not None:
-            return packed
-        inner = mutator.default_mutate(node)
-        notes = {k: v for k, v in inner.annotations.items() if k != PANEL}
-        return tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, inner.body, inner.thread_binding, notes)
-
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    why = "the rows around it do not fall apart into columns"
+    return each_loop(func, outer=_may_pack, inner=lambda loop: refused(loop, PANEL, why))
 
 
 __all__ = ["PackOperands"]

@@ -31,6 +31,7 @@ from tvm.ir import Var
 
 from sparsetir.ir import cast, const
 from sparsetir.lower.checks.steps import uncast
+from sparsetir.lower.nests import loop
 from sparsetir.lower.rewriting import all_same, collect, mentions, same, substitute
 
 WIDE = "int64"
@@ -230,10 +231,9 @@ class RowParts:
         def on_for(node: tirx.For, mutator: Any) -> Any:
             if not any(node.same_as(f) for f in self.ragged):
                 return mutator.default_mutate(node)
-            dtype = str(node.loop_var.ty.dtype)
             entry = Var(str(node.loop_var.name), node.loop_var.ty)
-            body = self._moved(node, start, entry)
-            return tirx.For(entry, const(0, dtype), cast(stop - start, dtype), node.kind, body, None, node.annotations)
+            count = cast(stop - start, str(entry.ty.dtype))
+            return loop(node.kind, entry, count, self._moved(node, start, entry), node.annotations)
 
         return substitute(tvm_ffi.structural_mutate(self.loop.body, [(tirx.For, on_for)]), {self.row: row})
 

@@ -41,14 +41,14 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import SWEEP, cast, const
 from sparsetir.lower.host.lower_find import binary_search
+from sparsetir.lower.marks import CARRY, CHUNKS, INDPTR, PARALLEL_MARK, names_in, refused
+from sparsetir.lower.nests import each_loop, parallel, serial, without
 from sparsetir.lower.rewriting import alloc, cell, collect, get, put, renewed, seq, substitute
-from sparsetir.lower.rows.balance_nonzeros import CARRY, CHUNKS, INDPTR, PARALLEL_MARK
 from sparsetir.lower.rows.row_parts import Result, RowParts, Unfit, neutral
 
 WIDE = "int64"
@@ -59,7 +59,7 @@ def _nest(result: Result, body: Any) -> tirx.Stmt:
     lanes = [Var("k", ir.PrimType(str(extent.ty.dtype))) for extent in result.others]
     nest = body(list(lanes))
     for lane, extent in reversed(list(zip(lanes, result.others, strict=True))):
-        nest = tirx.For(lane, const(0, str(lane.ty.dtype)), extent, tirx.ForKind.SERIAL, nest)
+        nest = serial(lane, extent, nest)
     return nest
 
 
@@ -88,8 +88,8 @@ class Chunks:
         cells = alloc(self.first, self.last, self.high, self.begin, self.stop, self.start)
         bounds = [*self.bound(self.first, self.begin, chunk), *self.bound(self.last, self.stop, chunk + const(1))]
         steps = seq(*cells, *bounds, self.ends(), *self.tail(chunk))
-        parallel = tirx.For(chunk, const(0), const(self.count), tirx.ForKind.PARALLEL, steps)
-        return seq(*alloc(*self.carries.values(), self.owner), parallel, self.joined()) if self.carries else parallel
+        every = parallel(chunk, self.count, steps)
+        return seq(*alloc(*self.carries.values(), self.owner), every, self.joined()) if self.carries else every
 
     def bound(self, row: Var, entry: Var, index: ir.Expr) -> list[tirx.Stmt]:
         """Set the row and entry before which `index` of the parts of the work lie."""
@@ -111,10 +111,10 @@ class Chunks:
         step = Var(str(old.name), old.ty)
         row = get(self.first) + step
         part = self.rows.part(row, get(self.start), self._pointer(row + const(1, self.dtype)))
-        kept = {k: v for k, v in loop.annotations.items() if k not in (CHUNKS, CARRY, PARALLEL_MARK, SWEEP)}
+        kept = without(loop, CHUNKS, CARRY, PARALLEL_MARK, SWEEP)
         count = get(self.last) - get(self.first)
         body = seq(self._seek(row), part)
-        return tirx.For(step, const(0, self.dtype), count, tirx.ForKind.SERIAL, body, None, kept)
+        return serial(step, count, body, kept)
 
     def tail(self, chunk: Var) -> list[tirx.Stmt]:
         """The entries of the row that ends in a later chunk."""
@@ -137,7 +137,7 @@ class Chunks:
         owner = tirx.BufferLoad(self.owner, [chunk])
         joins = seq(*(self._join(r, chunk, owner) for r in self.rows.results))
         body = tirx.IfThenElse(owner >= const(0, self.dtype), joins, None)
-        return tirx.For(chunk, const(0), const(self.count), tirx.ForKind.SERIAL, body)
+        return serial(chunk, self.count, body)
 
     def _join(self, result: Result, chunk: Var, owner: ir.Expr) -> tirx.Stmt:
         row = substitute(result.row, {self.rows.row: owner})
@@ -152,6 +152,8 @@ class Chunks:
 
 def refusal(loop: tirx.For, pointers: set[str]) -> str | None:
     """Why the rows of a loop are kept whole; None where they can be split."""
+    if CHUNKS not in loop.annotations or PARALLEL_MARK not in loop.annotations:
+        return "the loop is not shared out"
     try:
         RowParts(loop, pointers)
     except Unfit as found:
@@ -162,20 +164,17 @@ def refusal(loop: tirx.For, pointers: set[str]) -> str | None:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SplitMergePath")
 def SplitMergePath(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Split the rows of every annotated loop of a function that allows it."""
-    if func.attrs is None or not any(CARRY in f.annotations for f in collect(func.body, tirx.For)):
+    if not any(CARRY in f.annotations for f in collect(func.body, tirx.For)):
         return func
-    pointers = {str(n) for n in func.attrs.get(INDPTR, [])}
+    pointers = names_in(func, INDPTR)
 
-    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        if CARRY not in node.annotations:
-            return mutator.default_mutate(node)
-        if CHUNKS in node.annotations and PARALLEL_MARK in node.annotations and refusal(node, pointers) is None:
-            return Chunks(RowParts(node, pointers)).whole()
-        notes = {k: v for k, v in node.annotations.items() if k != CARRY}
-        return tirx.For(node.loop_var, node.min, node.extent, node.kind, node.body, None, notes)
+    def split(loop: tirx.For) -> tirx.Stmt | None:
+        if CARRY not in loop.annotations:
+            return None
+        why = refusal(loop, pointers)
+        return Chunks(RowParts(loop, pointers)).whole() if why is None else refused(loop, CARRY, why)
 
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return each_loop(func, outer=split)
 
 
 __all__ = ["Chunks", "SplitMergePath", "refusal"]

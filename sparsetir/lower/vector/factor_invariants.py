@@ -32,16 +32,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
+from sparsetir.lower.marks import FACTOR, refused
+from sparsetir.lower.nests import SERIAL, each_loop, with_, without
 from sparsetir.lower.rewriting import all_same, alloc, collect, mentions, seq, substitute
 
-FACTOR = "sparsetir.factor"
 MOST_LANES = 1024
-SERIAL = tirx.ForKind.SERIAL
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,7 @@ def factor(loop: tirx.For) -> tirx.Stmt | None:
     held = tirx.BufferLoad(fiber, at)
 
     term = _around(lanes, tirx.BufferStore(fiber, held + product(found.moving), at))
-    notes = {k: v for k, v in loop.annotations.items() if k != FACTOR}
-    sums = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, term, None, notes)
+    sums = with_(loop, body=term, notes=without(loop, FACTOR))
     clear = _around(lanes, tirx.BufferStore(fiber, const(0, kind), at))
     total = store.value.a + product([*found.fixed, held])
     finish = _around(lanes, tirx.BufferStore(store.buffer, total, store.indices))
@@ -137,7 +135,7 @@ def _around(lanes: list[tirx.For], body: tirx.Stmt) -> tirx.Stmt:
     fresh = {lane.loop_var: Var(str(lane.loop_var.name), lane.loop_var.ty) for lane in lanes}
     body = substitute(body, fresh)
     for lane in reversed(lanes):
-        body = tirx.For(fresh[lane.loop_var], lane.min, lane.extent, lane.kind, body)
+        body = with_(lane, var=fresh[lane.loop_var], body=body, notes={})
     return body
 
 
@@ -145,17 +143,9 @@ def _around(lanes: list[tirx.For], body: tirx.Stmt) -> tirx.Stmt:
 def FactorInvariants(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Take every annotated sum of a function apart; a note that fits nothing is dropped."""
 
-    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        if FACTOR not in node.annotations:
-            return mutator.default_mutate(node)
-        found = factor(node)
-        if found is not None:
-            return found
-        notes = {k: v for k, v in node.annotations.items() if k != FACTOR}
-        return tirx.For(node.loop_var, node.min, node.extent, node.kind, mutator.mutate(node.body), None, notes)
-
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    marked = lambda loop: factor(loop) if FACTOR in loop.annotations else None  # noqa: E731
+    why = "none of its factors is the same in every step"
+    return each_loop(func, outer=marked, inner=lambda loop: refused(loop, FACTOR, why))
 
 
-__all__ = ["FACTOR", "FactorInvariants", "factor", "factors", "match", "product"]
+__all__ = ["FactorInvariants", "factor", "factors", "match", "product"]

@@ -25,10 +25,11 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import cast, const
+from sparsetir.lower.marks import PREFETCH, refused
+from sparsetir.lower.nests import each_loop, with_, without
 from sparsetir.lower.rewriting import all_same, collect, mentions, seq, substitute
 from sparsetir.machine import LINE
 
-PREFETCH = "sparsetir.prefetch"
 MOST_LINES = 16
 
 
@@ -83,7 +84,6 @@ def line_starts(load: ir.TensorLoad, width: int) -> range:
 def prefetch(loop: tirx.For) -> tirx.Stmt:
     """`loop` with a prefetch of each gathered tile at the head of its body."""
     distance = int(loop.annotations[PREFETCH])
-    notes = {k: v for k, v in loop.annotations.items() if k != PREFETCH}
     lanes = {f.loop_var: f.extent for f in collect(loop.body, tirx.For)}
     fetches: list[tirx.Stmt] = []
     for load in gathers(loop.body, loop.loop_var) if distance > 0 else []:
@@ -95,20 +95,16 @@ def prefetch(loop: tirx.For) -> tirx.Stmt:
         for start in line_starts(load, min(width, MOST_LINES * per_line(load))):
             at = {v: const(start, str(v.ty.dtype)) for v in used}
             fetches.append(fetch(load, [substitute(i, at) for i in further]))
-    body = seq(*fetches, loop.body)
-    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, None, notes)
+    if not fetches:
+        return refused(loop, PREFETCH, "it gathers nothing along its steps")
+    return with_(loop, body=seq(*fetches, loop.body), notes=without(loop, PREFETCH))
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.InsertPrefetch")
 def InsertPrefetch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Prefetch in every annotated loop of a function."""
 
-    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        inner = mutator.default_mutate(node)
-        return prefetch(inner) if PREFETCH in inner.annotations else inner
-
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return each_loop(func, inner=lambda loop: prefetch(loop) if PREFETCH in loop.annotations else None)
 
 
-__all__ = ["PREFETCH", "InsertPrefetch", "ahead", "fetch", "gathers", "line_starts", "prefetch"]
+__all__ = ["InsertPrefetch", "ahead", "fetch", "gathers", "line_starts", "prefetch"]

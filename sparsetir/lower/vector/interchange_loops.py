@@ -38,9 +38,8 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
+from sparsetir.lower.nests import SERIAL, VECTORIZED, with_, with_body
 from sparsetir.lower.rewriting import all_same, collect, mentions, renewed, same, seq, substitute
-
-SERIAL, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED
 
 
 def _update(body: tirx.Stmt) -> tirx.BufferStore | None:
@@ -82,8 +81,7 @@ def lift(loop: tirx.For) -> tirx.For | None:
         return None
     if _lane(tiles, store) is None:
         return None
-    sums = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, tiles.body, None, loop.annotations)
-    return tirx.For(tiles.loop_var, tiles.min, tiles.extent, tiles.kind, sums)
+    return with_(tiles, body=with_(loop, body=tiles.body))
 
 
 def _tiled(before: tirx.Stmt, tiles: tirx.For) -> tirx.For | None:
@@ -108,8 +106,8 @@ def _tiled(before: tirx.Stmt, tiles: tirx.For) -> tirx.For | None:
         return None
     fresh = Var(str(lane.loop_var.name), lane.loop_var.ty)
     body = tirx.IfThenElse(check.condition, substitute(first, {row: at}), None)
-    begin = tirx.For(fresh, lane.min, lane.extent, VECTORIZED, substitute(body, {lane.loop_var: fresh}))
-    return tirx.For(tiles.loop_var, tiles.min, tiles.extent, tiles.kind, seq(renewed(begin), tiles.body))
+    begin = with_(lane, var=fresh, body=substitute(body, {lane.loop_var: fresh}), notes={})
+    return with_(tiles, body=seq(renewed(begin), tiles.body), notes={})
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.InterchangeLoops")
@@ -137,7 +135,7 @@ def InterchangeLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.
         return seq(*out)
 
     body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs) if lifted else func
+    return with_body(func, body) if lifted else func
 
 
 __all__ = ["InterchangeLoops", "lift"]

@@ -34,10 +34,10 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
+from sparsetir.lower.nests import SERIAL, UNROLLED, VECTORIZED, each_loop, with_
 from sparsetir.lower.rewriting import mentions, renewed, same
 
 NARROWEST = 4
-VECTORIZED = tirx.ForKind.VECTORIZED
 
 
 def _checks(body: tirx.Stmt, outer: Var) -> list[tirx.IfThenElse]:
@@ -68,7 +68,7 @@ def _is_check(condition: ir.Expr, loop: tirx.For, lane: tirx.For, limit: ir.Expr
 
 def match(loop: tirx.For) -> tuple[int, ir.Expr] | None:
     """(tile, limit) when every vector loop below `loop` is one tile of it, bounds-checked; else None."""
-    if loop.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED):
+    if loop.kind not in (SERIAL, UNROLLED):
         return None
     checks, lanes = _checks(loop.body, loop.loop_var), vector_loops(loop.body)
     if not checks or not lanes or any(not isinstance(x.extent, tirx.IntImm) for x in lanes):
@@ -103,8 +103,8 @@ class _Tile:
                 return mutator.default_mutate(node)
             exact = isinstance(width, int)
             extent = const(width, str(node.loop_var.ty.dtype)) if exact else width
-            kind = VECTORIZED if exact else tirx.ForKind.SERIAL
-            return tirx.For(node.loop_var, node.min, extent, kind, mutator.mutate(node.body))
+            kind = VECTORIZED if exact else SERIAL
+            return with_(node, extent=extent, kind=kind, body=mutator.mutate(node.body), notes={})
 
         def on_mul(node: tirx.Mul, mutator: Any) -> ir.Expr:
             if base is not None and node.a.same_as(outer) and isinstance(node.b, tirx.IntImm):
@@ -140,7 +140,7 @@ def peel(loop: tirx.For) -> tirx.Stmt:
         return loop
     pieces.append(tirx.IfThenElse(rest > const(0, dtype), body, None))
     full = tirx.floordiv(limit, const(tile, dtype))
-    main = tirx.For(loop.loop_var, loop.min, full, loop.kind, rewrite.body(None, tile), None, loop.annotations)
+    main = with_(loop, extent=full, body=rewrite.body(None, tile))
     return tirx.SeqStmt([main, *pieces])
 
 
@@ -148,9 +148,4 @@ def peel(loop: tirx.For) -> tirx.Stmt:
 def PeelRemainders(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Peel every bounds-checked tile loop of a function."""
 
-    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        inner = mutator.default_mutate(node)
-        return peel(inner) if isinstance(inner, tirx.For) else inner
-
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return each_loop(func, inner=peel)

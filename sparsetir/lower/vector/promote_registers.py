@@ -37,9 +37,9 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
+from sparsetir.lower.nests import PARALLEL, SERIAL, with_, with_body
 from sparsetir.lower.rewriting import all_same, alloc, collect, conjunction, conjuncts, mentions, same, seq, substitute
 
-SERIAL, PARALLEL = tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL
 MOST_LANES = 1024
 
 
@@ -182,7 +182,7 @@ def _around(lanes: list[tirx.For], body: tirx.Stmt, guards: list[ir.Expr]) -> ti
     body = tirx.IfThenElse(conjunction(guards), body, None) if guards else body
     body = substitute(body, fresh)
     for lane in reversed(lanes):
-        body = tirx.For(fresh[lane.loop_var], lane.min, lane.extent, lane.kind, body)
+        body = with_(lane, var=fresh[lane.loop_var], body=body, notes={})
     return body
 
 
@@ -277,4 +277,4 @@ def PromoteRegisters(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.
         return seq(*(mutator.mutate(s) for s in _keep_pairs(list(node.seq))))
 
     body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)

@@ -31,10 +31,10 @@ from tvm.ir import Var
 
 from sparsetir import op
 from sparsetir.ir import cast, const
+from sparsetir.lower.nests import VECTORIZED, each_loop, unrolled, with_
 from sparsetir.lower.rewriting import alloc, collect, is_along, mentions, renewed, same, seq, substitute
 
 WORD = 64  # bits of the registers that subscripts are computed in
-UNROLLED, VECTORIZED = tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
 
 
 def index_of(load: ir.TensorLoad, lane: Var) -> ir.TensorLoad | None:
@@ -70,7 +70,7 @@ def gather(loop: tirx.For) -> tirx.Stmt | None:
     value = tvm_ffi.structural_mutate(store.value, [(ir.TensorLoad, on_load)])
     if not parts:
         return None
-    rest = tirx.For(lane, loop.min, loop.extent, VECTORIZED, tirx.BufferStore(store.buffer, value, store.indices))
+    rest = with_(loop, body=tirx.BufferStore(store.buffer, value, store.indices), notes={})
     return seq(*alloc(*held), *parts, renewed(rest))
 
 
@@ -92,7 +92,7 @@ def taken(load: ir.TensorLoad, index: ir.TensorLoad, got: Var, loop: tirx.For, e
         at = first + const(n, dtype)
         element = substitute(with_index(load, index, part), {lane: at})
         stores.append(tirx.BufferStore(got, element, [at]))
-    return renewed(tirx.For(word, loop.min, const(int(loop.extent) // each, dtype), UNROLLED, seq(*stores)))
+    return renewed(unrolled(word, int(loop.extent) // each, seq(*stores)))
 
 
 def with_index(load: ir.TensorLoad, index: ir.TensorLoad, value: ir.Expr) -> ir.Expr:
@@ -120,9 +120,4 @@ def split_word(index: ir.TensorLoad, lane: Var, first: ir.Expr, each: int) -> li
 def ScalarizeGathers(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Rewrite every gather of a function's vector loops."""
 
-    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        found = gather(node)
-        return mutator.default_mutate(node) if found is None else found
-
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return each_loop(func, outer=gather)

@@ -25,9 +25,8 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
+from sparsetir.lower.nests import SERIAL, VECTORIZED, with_, with_body
 from sparsetir.lower.rewriting import collect, mentions
-
-VECTORIZED, SERIAL = tirx.ForKind.VECTORIZED, tirx.ForKind.SERIAL
 
 
 def _differ(lanes: tirx.For) -> bool:
@@ -52,7 +51,7 @@ def ScalarizeLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
         inner = mutator.default_mutate(node)
         if node.kind != VECTORIZED or not _differ(node):
             return inner
-        return tirx.For(inner.loop_var, inner.min, inner.extent, SERIAL, inner.body, None, inner.annotations)
+        return with_(inner, kind=SERIAL)
 
     body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)

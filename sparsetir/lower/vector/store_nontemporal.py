@@ -36,12 +36,12 @@ from tvm.ir import Var
 from tvm.runtime import DataType
 
 from sparsetir.ir import const
+from sparsetir.lower.marks import STREAM, refused
+from sparsetir.lower.nests import VECTORIZED, with_, with_body, without
 from sparsetir.lower.rewriting import collect, mentions, seq, substitute
 
-STREAM = "sparsetir.stream"
 IMPORT = "pragma_import_llvm"
 FENCE = "sparsetir_fence"
-VECTORIZED = tirx.ForKind.VECTORIZED
 LLVM_NAMES = {"float32": "float", "float64": "double"}
 LEAST_BYTES = 32
 WIDTHS = (64, 32, 16)  # bytes of a store, the widest first: a line or a vector
@@ -165,15 +165,16 @@ def StoreNontemporal(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.
             return mutator.default_mutate(node)
         streamer = _Streamer(read)
         body = tvm_ffi.structural_mutate(node.body, [(tirx.For, streamer.on_for)])
-        notes = {k: v for k, v in node.annotations.items() if k != STREAM}
-        loop = tirx.For(node.loop_var, node.min, node.extent, node.kind, body, None, notes)
+        if not streamer.tiles:
+            return refused(node, STREAM, "it copies no whole vectors to an array that nothing reads")
         tiles.update(streamer.tiles)
-        return seq(loop, tirx.Evaluate(tirx.call_extern("void", FENCE))) if streamer.tiles else loop
+        loop = with_(node, body=body, notes=without(node, STREAM))
+        return seq(loop, tirx.Evaluate(tirx.call_extern("void", FENCE)))
 
     body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
     if tiles:
         body = tirx.AttrStmt(const(0), IMPORT, ir.StringImm(definitions(tiles)), body)
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)
 
 
-__all__ = ["STREAM", "StoreNontemporal", "definitions", "function_name"]
+__all__ = ["StoreNontemporal", "definitions", "function_name"]

@@ -41,12 +41,11 @@ from tvm.ir import Var
 from sparsetir import op
 from sparsetir.ir import const
 from sparsetir.lower.host.promote_halves import HALVES
+from sparsetir.lower.marks import BLOCK, refused
+from sparsetir.lower.nests import SERIAL, UNROLLED, VECTORIZED, each_loop, with_
 from sparsetir.lower.rewriting import all_same, collect, conjunction, mentions, renewed, same, seq, substitute
 from sparsetir.lower.vector.vectorize_dots import reduced
 from sparsetir.lower.vector.version_loops import hull
-
-BLOCK = "sparsetir.block"
-SERIAL, UNROLLED, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def _inside(block: Block) -> tuple[list[ir.Expr], ir.Expr] | None:
 def _nest(loops: list[tirx.For], body: tirx.Stmt) -> tirx.Stmt:
     """Loops around a statement, the innermost one in a vector."""
     for n, loop in enumerate(reversed(loops)):
-        body = tirx.For(loop.loop_var, loop.min, loop.extent, UNROLLED if n else VECTORIZED, body)
+        body = with_(loop, kind=UNROLLED if n else VECTORIZED, body=body, notes={})
     return renewed(body)
 
 
@@ -132,7 +131,7 @@ def _one_by_one(block: Block) -> tirx.Stmt:
     """The sums of a block that sticks out, as they were."""
     body: tirx.Stmt = block.store
     for loop in reversed(block.loops):
-        body = tirx.For(loop.loop_var, loop.min, loop.extent, SERIAL, body)
+        body = with_(loop, body=body, notes={})
     return renewed(body)
 
 
@@ -159,7 +158,7 @@ def blocked(outer: tirx.For) -> tirx.Stmt | None:
     if hulls:
         step = tirx.IfThenElse(conjunction(hulls), step, _one_by_one(block))
     clear = in_vectors(const(0, dtype))
-    sums = tirx.For(outer.loop_var, outer.min, outer.extent, SERIAL, step, None, outer.annotations)
+    sums = with_(outer, body=step)
     finish = [_finish(block, acc, row, width) for row in range(size // width)]
     return seq(tirx.AllocBuffer(acc), clear, sums, *finish)
 
@@ -188,16 +187,8 @@ def _in_turn(acc: Var, begin: int, count: int) -> ir.Expr:
 def SumBlocks(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Rewrite every annotated sum over blocks of a function; a note that fits nothing is dropped."""
 
-    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        found = blocked(node)
-        if found is not None:
-            return found
-        inner = mutator.default_mutate(node)
-        notes = {k: v for k, v in inner.annotations.items() if k != BLOCK}
-        return tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, inner.body, None, notes)
-
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    why = "the loops around it are no sum over blocks"
+    return each_loop(func, outer=blocked, inner=lambda loop: refused(loop, BLOCK, why))
 
 
-__all__ = ["BLOCK", "SumBlocks", "blocked"]
+__all__ = ["SumBlocks", "blocked"]

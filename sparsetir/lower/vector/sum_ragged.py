@@ -41,12 +41,10 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import cast, const
-from sparsetir.lower.nest.declare_regions import STRUCTURE
+from sparsetir.lower.marks import STRUCTURE, SUM, names_in, refused
+from sparsetir.lower.nests import serial, vectorized, with_body
 from sparsetir.lower.rewriting import alloc, collect, conjunction, is_along, mentions, renewed, same, seq, substitute
 from sparsetir.lower.vector.vectorize_dots import Dot, match, product, reduced
-
-SUM = "sparsetir.sum"
-SERIAL, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ class _Sum:
 
     def vector(self, body: tirx.Stmt) -> tirx.Stmt:
         """`body` for every lane."""
-        return renewed(tirx.For(self.lane, self.number(0), self.number(self.lanes), VECTORIZED, body))
+        return renewed(vectorized(self.lane, self.lanes, body))
 
     def add(self, value: ir.Expr) -> tirx.Stmt:
         """Add to the accumulators."""
@@ -157,7 +155,7 @@ class _Sum:
         extent, lanes = self.dot.loop.extent, self.number(self.lanes)
         step = Var("j_0", self.j.ty)
         term = substitute(self.dot.term, {self.j: step * lanes + self.lane})
-        full = tirx.For(step, self.number(0), tirx.floordiv(extent, lanes), SERIAL, self.vector(self.add(term)))
+        full = serial(step, tirx.floordiv(extent, lanes), self.vector(self.add(term)))
         left = tirx.floormod(extent, lanes)
         end = tirx.IfThenElse(left > self.number(0), renewed(self.part(extent - left, left)), None)
         return tirx.IfThenElse(extent <= lanes, self.guarded(self.part(self.number(0), extent)), seq(full, end))
@@ -241,15 +239,13 @@ def _summed(loop: tirx.Stmt, before: tirx.Stmt | None, structure: set[str]) -> t
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SumRagged")
 def SumRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Rewrite every annotated ragged sum of a function; a note that fits nothing is dropped."""
-    structure = {str(n) for n in func.attrs.get(STRUCTURE, [])} if func.attrs is not None else set()
+    structure = names_in(func, STRUCTURE)
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
         found = _summed(node, None, structure)
         if found is not None:
             return found
-        inner = mutator.default_mutate(node)
-        notes = {k: v for k, v in inner.annotations.items() if k != SUM}
-        return tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, inner.body, None, notes)
+        return refused(mutator.default_mutate(node), SUM, "it is no sum of elements along a row")
 
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
         out: list[tirx.Stmt] = []
@@ -262,7 +258,7 @@ def SumRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFun
         return seq(*out)
 
     body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)
 
 
-__all__ = ["SUM", "SumRagged"]
+__all__ = ["SumRagged"]

@@ -27,9 +27,10 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from sparsetir import op
+from sparsetir.lower.nests import SERIAL, UNROLLED, VECTORIZED, with_, with_body
 from sparsetir.lower.rewriting import all_same, collect, conjunction, conjuncts, mentions
 
-KEPT = (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
+KEPT = (SERIAL, UNROLLED, VECTORIZED)
 
 
 def _is_zero(expr: ir.Expr) -> bool:
@@ -82,7 +83,7 @@ def _lifted(loop: tirx.For) -> tirx.Stmt:
     if not out:
         return loop
     inner = tirx.IfThenElse(conjunction(kept), body.then_case, None) if kept else body.then_case
-    rest = _lifted(tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, inner, None, loop.annotations))
+    rest = _lifted(with_(loop, body=inner))
     return tirx.IfThenElse(conjunction(out), rest, None)
 
 
@@ -96,4 +97,4 @@ def UnswitchLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
 
     callbacks = [(tirx.BufferStore, lambda s, _m: _guarded(s)), (tirx.For, on_for)]
     body = tvm_ffi.structural_mutate(func.body, callbacks)
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)

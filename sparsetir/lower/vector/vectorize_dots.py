@@ -43,15 +43,15 @@ from tvm.runtime import DataType
 
 from sparsetir.ir import const
 from sparsetir.lower.host.promote_halves import HALVES, widened
+from sparsetir.lower.marks import DOT, PREFETCH, refused
+from sparsetir.lower.nests import SERIAL, serial, unrolled, vectorized, with_body, without
 from sparsetir.lower.rewriting import all_same, alloc, cell, get, mentions, put, renewed, same, seq, substitute
-from sparsetir.lower.vector.insert_prefetch import PREFETCH, ahead, fetch, gathers, line_starts
+from sparsetir.lower.vector.insert_prefetch import ahead, fetch, gathers, line_starts
 
-DOT = "sparsetir.dot"
 GROUP = 4  # results at once
 VECTORS = 2  # of each sum: with four sums they hide the latency of the multiply-add units
 REGISTER_BITS = 128  # within which lanes are moved at least cost
 COMBINERS = (tirx.Add, tirx.Max, tirx.Min)
-SERIAL, UNROLLED, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,11 @@ def _emit(
     member, block, lane, rest = (Var(n, k.ty) for n in ("g", "k_0", "k_1", "k_rest"))
     of_member = {} if outer is None or base is None else {outer: base + member.astype(str(outer.ty.dtype))}
     element = lambda at: [member * const(lanes, dtype) + at]  # noqa: E731
-    zero, width = const(0, dtype), const(lanes, dtype)
+    width = const(lanes, dtype)
 
-    def each(kind_: Any, body: tirx.Stmt) -> tirx.Stmt:
+    def each(body: tirx.Stmt) -> tirx.Stmt:
         fresh = Var("g", member.ty)
-        return tirx.For(fresh, zero, const(group, dtype), kind_, renewed(substitute(body, {member: fresh})))
+        return unrolled(fresh, group, renewed(substitute(body, {member: fresh})))
 
     def add(at: list[ir.Expr], term: ir.Expr) -> tirx.Stmt:
         return tirx.BufferStore(acc, dot.combine(tirx.BufferLoad(acc, at), term), at)
@@ -146,12 +146,12 @@ def _emit(
         return substitute(widened(dot.term), {k: at, **of_member})
 
     neutral = substitute(widened(dot.neutral), of_member)
-    clear = tirx.For(lane, zero, width, VECTORIZED, tirx.BufferStore(acc, neutral, element(lane)))
-    inner = tirx.For(lane, zero, width, VECTORIZED, add(element(lane), term(block * width + lane)))
+    clear = vectorized(lane, lanes, tirx.BufferStore(acc, neutral, element(lane)))
+    inner = vectorized(lane, lanes, add(element(lane), term(block * width + lane)))
     full = tirx.floordiv(dot.loop.extent, width)
     left = tirx.floormod(dot.loop.extent, width)
     behind = cell("rest", kind)
-    tail = tirx.For(rest, zero, left, SERIAL, put(behind, dot.combine(get(behind), term(full * width + rest))))
+    tail = serial(rest, left, put(behind, dot.combine(get(behind), term(full * width + rest))))
     total = dot.combine(get(behind), tirx.BufferLoad(whole, [member]))
     if dot.factors:
         total = product([substitute(widened(f), of_member) for f in dot.factors]) * total
@@ -159,11 +159,11 @@ def _emit(
     if dot.combine is tirx.Add:
         total = substitute(widened(dot.start), of_member) + total
     finish = tirx.BufferStore(dot.store.buffer, tirx.Cast(stored, total) if stored in HALVES else total, indices)
-    ahead = [each(UNROLLED, substitute(f, {k: block * width, **of_member})) for f in fetches]
-    sums = tirx.For(block, zero, full, SERIAL, seq(*ahead, each(UNROLLED, inner)))
+    ahead = [each(substitute(f, {k: block * width, **of_member})) for f in fetches]
+    sums = serial(block, full, seq(*ahead, each(inner)))
     ends = seq(*alloc(behind), put(behind, neutral), tail, finish)
     joined = totals(acc, whole, group, lanes, dot.combine)
-    return seq(*alloc(acc, whole), each(UNROLLED, clear), sums, joined, each(UNROLLED, ends))
+    return seq(*alloc(acc, whole), each(clear), sums, joined, each(ends))
 
 
 def totals(acc: Var, total: Var, group: int, lanes: int, combine: Any = tirx.Add) -> tirx.Stmt:
@@ -257,7 +257,6 @@ def vectorize(outer: tirx.For) -> tirx.Stmt | None:
     group, rest = Var(f"{var.name}_0", var.ty), Var(str(var.name), var.ty)
     size = const(GROUP, dtype)
     groups = tirx.floordiv(outer.extent, size)
-    notes = {k: v for k, v in outer.annotations.items() if k != PREFETCH}
     distance = int(outer.annotations.get(PREFETCH, 0))
     k = dot.loop.loop_var
     fetches = [
@@ -265,9 +264,9 @@ def vectorize(outer: tirx.For) -> tirx.Stmt | None:
         for load in (gathers(dot.term, var) if distance else [])
         for start in line_starts(load, dot.lanes)
     ]
-    main = tirx.For(group, const(0, dtype), groups, SERIAL, _emit(dot, var, group * size, GROUP, fetches), None, notes)
+    main = serial(group, groups, _emit(dot, var, group * size, GROUP, fetches), without(outer, PREFETCH))
     single = _emit(dot, var, groups * size + rest, 1, fetches)
-    return tirx.SeqStmt([main, tirx.For(rest, const(0, dtype), tirx.floormod(outer.extent, size), SERIAL, single)])
+    return tirx.SeqStmt([main, serial(rest, tirx.floormod(outer.extent, size), single)])
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.VectorizeDots")
@@ -281,15 +280,13 @@ def VectorizeDots(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
         dot = match(node, None)
         if dot is not None:
             return _emit(dot, None, None, 1)
-        inner = mutator.default_mutate(node)
-        notes = {k: v for k, v in inner.annotations.items() if k != DOT}
-        return tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, inner.body, None, notes)
+        return refused(mutator.default_mutate(node), DOT, "it is no sum, maximum or minimum along one element")
 
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
         return seq(*(mutator.mutate(s) for s in _joined(list(node.seq))))
 
     body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return with_body(func, body)
 
 
 def _joined(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
@@ -306,7 +303,6 @@ def _joined(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
 
 __all__ = [
     "COMBINERS",
-    "DOT",
     "GROUP",
     "VECTORS",
     "Dot",

@@ -28,11 +28,10 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
+from sparsetir.lower.marks import MAP, refused
+from sparsetir.lower.nests import SERIAL, each_loop, serial, vectorized
 from sparsetir.lower.rewriting import renewed, seq, substitute
 from sparsetir.lower.vector.vector_math import expand
-
-MAP = "sparsetir.map"
-SERIAL, VECTORIZED = tirx.ForKind.SERIAL, tirx.ForKind.VECTORIZED
 
 
 def vectorize(loop: tirx.For) -> tirx.Stmt:
@@ -47,11 +46,11 @@ def vectorize(loop: tirx.For) -> tirx.Stmt:
         if width == 1:
             return seq(*declared, renewed(substitute(body, {j: begin, lane: number(0)})))
         inner = renewed(substitute(body, {j: begin + lane}))
-        return seq(*declared, tirx.For(lane, number(0), number(width), VECTORIZED, inner))
+        return seq(*declared, vectorized(lane, width, inner))
 
     block = Var(f"{j.name}_0", j.ty)
     full = tirx.floordiv(loop.extent, number(lanes))
-    stmts: list[tirx.Stmt] = [tirx.For(block, number(0), full, SERIAL, vector(block * number(lanes), lanes))]
+    stmts: list[tirx.Stmt] = [serial(block, full, vector(block * number(lanes), lanes))]
     while lanes > 1:
         begin, lanes = tirx.floordiv(loop.extent, number(lanes)) * number(lanes), lanes // 2
         is_left = tirx.floormod(loop.extent, number(lanes * 2)) >= number(lanes)
@@ -96,17 +95,11 @@ def _is_bfloat16(value: Any) -> bool:
 def VectorizeMaps(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Rewrite every annotated loop of a function that is still one store; the note is dropped elsewhere."""
 
-    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        inner = mutator.default_mutate(node)
-        if MAP not in inner.annotations:
-            return inner
-        if inner.kind == SERIAL and isinstance(inner.body, tirx.BufferStore):
-            return vectorize(inner)
-        notes = {k: v for k, v in inner.annotations.items() if k != MAP}
-        return tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, inner.body, None, notes)
+    def change(loop: tirx.For) -> tirx.Stmt:
+        is_map = MAP in loop.annotations and loop.kind == SERIAL and isinstance(loop.body, tirx.BufferStore)
+        return vectorize(loop) if is_map else refused(loop, MAP, "it does not set one element a step")
 
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return each_loop(func, inner=change)
 
 
-__all__ = ["MAP", "VectorizeMaps", "vectorize"]
+__all__ = ["VectorizeMaps", "vectorize"]

@@ -42,6 +42,7 @@ from tvm.ir import Var
 
 from sparsetir import op
 from sparsetir.ir import cast, const
+from sparsetir.lower.nests import UNROLLED, VECTORIZED, each_loop, with_
 from sparsetir.lower.rewriting import (
     all_same,
     alloc,
@@ -58,7 +59,6 @@ from sparsetir.lower.rewriting import (
 )
 
 FEWEST, MOST = 4, 64
-UNROLLED, VECTORIZED = tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
 KINDS = (tirx.ForKind.SERIAL, UNROLLED)
 # What takes a number and a vector, unlike the nodes' own constructors.
 OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
@@ -155,7 +155,7 @@ def mask(loop: tirx.For) -> tirx.Stmt | None:
     held = tirx.decl_buffer([lanes], dtype, name="term", scope="local", layout=None)
     chosen = tirx.Select(conjunction(masks), tirx.BufferLoad(held, [lane]), const(0, dtype))
     steps = [tirx.BufferStore(held, term, [lane]), tirx.BufferStore(store.buffer, own + chosen, indices)]
-    vectors = [renewed(tirx.For(lane, loop.min, loop.extent, VECTORIZED, step)) for step in steps]
+    vectors = [renewed(with_(loop, kind=VECTORIZED, body=step, notes={})) for step in steps]
     body = seq(*alloc(held), *vectors)
     exist = [size > const(0, str(size.ty.dtype)) for size in clamp.sizes]
     if exist:
@@ -178,9 +178,8 @@ def _whole(loop: tirx.For, store: tirx.BufferStore) -> tirx.Stmt:
         return tirx.BufferLoad(load.source, _reloaded(load.indices, load.source, lane))
 
     value = tvm_ffi.structural_mutate(store.value, [(ir.TensorLoad, on_load)])
-    return renewed(
-        tirx.For(lane, loop.min, loop.extent, VECTORIZED, tirx.BufferStore(store.buffer, value, store.indices))
-    )
+    moved = tirx.BufferStore(store.buffer, value, store.indices)
+    return renewed(with_(loop, kind=VECTORIZED, body=moved, notes={}))
 
 
 def _reloaded(indices: Sequence[ir.Expr], array: Var, lane: Var) -> list[ir.Expr]:
@@ -212,7 +211,7 @@ def unguarded(loop: tirx.For) -> tirx.Stmt | None:
     if every is None:
         return None
     moved = tirx.BufferStore(store.buffer, store.value, _reloaded(store.indices, store.buffer, lane))
-    whole = tirx.For(lane, loop.min, loop.extent, UNROLLED, moved)
+    whole = with_(loop, kind=UNROLLED, body=moved, notes={})
     return tirx.IfThenElse(conjunction([*kept, every]), renewed(whole), loop)
 
 
@@ -268,12 +267,7 @@ def _vector(x: Any, lane: Var, lanes: int) -> ir.Expr:
 def VectorizeMasked(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Mask every loop over padded lanes of a function."""
 
-    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        found = mask(node) or unguarded(node)
-        return mutator.default_mutate(node) if found is None else found
-
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return each_loop(func, outer=lambda loop: mask(loop) or unguarded(loop))
 
 
 __all__ = ["VectorizeMasked", "mask"]

@@ -32,6 +32,7 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
+from sparsetir.lower.nests import SERIAL, each_loop, with_
 from sparsetir.lower.rewriting import collect, conjunction, conjuncts, mentions, renewed, same, substitute
 
 
@@ -97,15 +98,14 @@ def _plain(body: tirx.Stmt) -> tirx.Stmt:
     """`body` in serial loops, which are less to compile."""
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        inner = mutator.mutate(node.body)
-        return tirx.For(node.loop_var, node.min, node.extent, tirx.ForKind.SERIAL, inner)
+        return with_(node, kind=SERIAL, body=mutator.mutate(node.body), notes={})
 
     return tvm_ffi.structural_mutate(body, [(tirx.For, on_for)])
 
 
 def version(loop: tirx.For) -> tirx.For:
     """`loop` with a body of its own for rows whose blocks lie inside; unchanged where it tests no lane."""
-    if loop.kind != tirx.ForKind.SERIAL:
+    if loop.kind != SERIAL:
         return loop
     edges = _edges(loop)
     if not edges:
@@ -115,16 +115,11 @@ def version(loop: tirx.For) -> tirx.For:
     for _, hull in edges:
         hulls += [] if any(same(hull, h) for h in hulls) else [hull]
     body = tirx.IfThenElse(conjunction(hulls), inside, _plain(renewed(loop.body)))
-    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, None, loop.annotations)
+    return with_(loop, body=body)
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.VersionLoops")
 def VersionLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Version every row loop of a function, the innermost ones first."""
 
-    def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        inner = mutator.default_mutate(node)
-        return version(inner) if isinstance(inner, tirx.For) else inner
-
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
-    return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+    return each_loop(func, inner=version)

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The annotations and function attributes of this package: who writes each, who reads it, and where it is refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from sparsetir.errors import ScheduleError
+from sparsetir.ir import INDEPENDENT, INIT, SEARCH, SPARSE_ITER, SWEEP
+from sparsetir.lower.nests import with_, without
+
+CHUNKS = "sparsetir.chunks"
+CARRY = "sparsetir.carry"
+PANEL = "sparsetir.panel"
+STREAM = "sparsetir.stream"
+UNROLL = "sparsetir.unroll"
+PREFETCH = "sparsetir.prefetch"
+DOT = "sparsetir.dot"
+HELD = "sparsetir.held"
+SUM = "sparsetir.sum"
+MAP = "sparsetir.map"
+BLOCK = "sparsetir.block"
+FACTOR = "sparsetir.factor"
+PARALLEL_MARK = "sparsetir.parallel"
+INIT_MARK = "sparse_init"
+INDPTR = "sparsetir.indptr"
+STRUCTURE = "sparsetir.structure"
+ASCENDING = "sparsetir.ascending"
+DISTINCT = "sparsetir.distinct"
+SCRATCH = "sparsetir.scratch"
+FREE_SUMS = "sparsetir.free_sums"
+CHOICES = "sparsetir.choices"
+DROPPED = "sparsetir.dropped"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An annotation of loops or blocks, or an attribute of functions.
+
+    Parameters
+    ----------
+    name : str
+    on : str
+        ``"loop"``, ``"block"``, ``"block and loop"`` or ``"function"``.
+    meaning : str
+    writers, readers : str
+        Names of modules, with spaces between.
+    elsewhere : str
+        What happens where it does not apply.
+    is_error : bool
+        Whether `refused` raises there.
+    """
+
+    name: str
+    on: str
+    meaning: str
+    writers: str
+    readers: str
+    elsewhere: str
+    is_error: bool = False
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An annotation that a pass did not honour: its name, the loop that carried it, and the reason."""
+
+    mark: str
+    loop: str
+    why: str
+
+
+TABLE = (
+    Mark(
+        CHUNKS,
+        "loop",
+        "run the rows in this many parallel parts of equal work",
+        "rows",
+        "check_loops check_schedule balance_nonzeros fuse_loops pack_operands split_merge_path rows",
+        "an error where steps may write the same element",
+        is_error=True,
+    ),
+    Mark(
+        CARRY,
+        "loop",
+        "let these parts begin and end inside a row",
+        "carry",
+        "fuse_loops split_merge_path",
+        "refused where a part of a row cannot be added to the rest: rows stay whole",
+    ),
+    Mark(
+        SWEEP,
+        "block and loop",
+        "go over the rows together with neighbours of the same sweep only",
+        "rows pieces",
+        "balance_nonzeros fuse_loops split_merge_path rows",
+        "without neighbours it says nothing",
+    ),
+    Mark(
+        PANEL,
+        "loop",
+        "run the columns in panels of this width outside the rows, operands packed",
+        "panels",
+        "columns pack_operands",
+        "refused where the rows do not fall apart into columns",
+    ),
+    Mark(
+        STREAM,
+        "loop",
+        "write the results of the loop past the caches",
+        "rows",
+        "store_nontemporal",
+        "refused where no whole vectors are copied to an array that nothing reads",
+    ),
+    Mark(
+        UNROLL,
+        "loop",
+        "unroll by this factor, with a rest",
+        "rows",
+        "unroll_ragged",
+        "applies to every loop",
+    ),
+    Mark(
+        PREFETCH,
+        "loop",
+        "fetch what is gathered this many steps ahead",
+        "dots rows",
+        "block_registers insert_prefetch vectorize_dots",
+        "refused where nothing is gathered along the steps",
+    ),
+    Mark(
+        DOT,
+        "loop",
+        "reduce along the loop in vectors of this many lanes",
+        "dots",
+        "vectorize_dots",
+        "refused where the body is no sum, maximum or minimum along one element",
+    ),
+    Mark(
+        HELD,
+        "loop",
+        "hold this many elements of the row that neighbouring sums share in registers",
+        "dots",
+        "block_registers",
+        "refused where the sums share no row: each loads it again",
+    ),
+    Mark(
+        SUM,
+        "loop",
+        "sum along a ragged row in vectors of this many lanes, the end under a mask",
+        "sums",
+        "sum_ragged",
+        "refused where the body is no sum of elements along the row",
+    ),
+    Mark(
+        MAP,
+        "loop",
+        "compute along the loop in vectors of this many lanes",
+        "maps",
+        "vectorize_maps",
+        "refused where a step is not one store",
+    ),
+    Mark(
+        BLOCK,
+        "loop",
+        "sum over the blocks around the loop with a running sum for each of their elements",
+        "blocks",
+        "sum_blocks",
+        "refused where the loops around it are no sum over blocks",
+    ),
+    Mark(
+        FACTOR,
+        "loop",
+        "multiply the sum over the loop, not its terms, by the factors that do not move",
+        "fibers",
+        "factor_invariants",
+        "refused where no factor is fixed",
+    ),
+    Mark(
+        PARALLEL_MARK,
+        "block and loop",
+        "the steps are proven independent; on a block, of the variable it names",
+        "check_schedule emit_nest",
+        "check_schedule balance_nonzeros fuse_loops pack_operands split_merge_path panels rows",
+        "a proof that nothing asks for is taken away",
+    ),
+    Mark(
+        INIT_MARK,
+        "block",
+        "the block initialises, and stays beside the sums",
+        "emit_nest",
+        "declare_regions",
+        "applies to every block that carries it",
+    ),
+    Mark(
+        SPARSE_ITER,
+        "block",
+        "the block is a sparse iteration; which of its axes are reduced",
+        "builder editing",
+        "ir emit_nest rules sugar annotate editing",
+        "a block without it belongs to stage II",
+    ),
+    Mark(
+        SEARCH,
+        "block",
+        "how coordinates are searched",
+        "annotate",
+        "ir emit_nest annotate",
+        "an error for a strategy that does not fit (rules of stage I)",
+    ),
+    Mark(
+        INIT,
+        "block",
+        "which points are initialised",
+        "pieces",
+        "effects interpret init_plan emit_nest annotate editing split_init upstream",
+        "without an initialisation it says nothing",
+    ),
+    Mark(
+        INDEPENDENT,
+        "block",
+        "a promise that steps of the outermost loop write different elements",
+        "fuse_iterations pieces",
+        "independence init_plan emit_nest editing fuse_iterations",
+        "taken as given",
+    ),
+    Mark(
+        INDPTR,
+        "function",
+        "names of the row pointers; every function of the dialect has it",
+        "align_params",
+        "check_schedule balance_nonzeros fuse_loops split_merge_path",
+        "functions without it pass through",
+    ),
+    Mark(
+        STRUCTURE,
+        "function",
+        "names of all index arrays",
+        "align_params",
+        "declare_regions sum_ragged",
+        "without it no array is one",
+    ),
+    Mark(
+        ASCENDING,
+        "function",
+        "names of the lists that never fall",
+        "align_params",
+        "fuse_loops",
+        "without it no list is one",
+    ),
+    Mark(
+        DISTINCT,
+        "function",
+        "names of the lists that hold nothing twice",
+        "align_params",
+        "check_schedule",
+        "without it no list is one",
+    ),
+    Mark(
+        SCRATCH,
+        "function",
+        "names of the program's own arrays",
+        "declare_regions",
+        "sites",
+        "without it there are none",
+    ),
+    Mark(
+        FREE_SUMS,
+        "function",
+        "the order of all sums is open, not of reductions only",
+        "programs",
+        "target",
+        "without it reductions alone are",
+    ),
+    Mark(
+        CHOICES,
+        "function",
+        "the choices of the sketches where a build is given none",
+        "constants",
+        "schedules",
+        "without it the defaults are taken",
+    ),
+    Mark(
+        DROPPED,
+        "function",
+        "the steps of the schedule that could not be lowered, for the reader of a script",
+        "fallback",
+        "",
+        "without it all were",
+    ),
+)
+ERRORS = frozenset(mark.name for mark in TABLE if mark.is_error)
+
+_log = logging.getLogger("sparsetir")
+_refusals: ContextVar[list[Refusal] | None] = ContextVar("refusals", default=None)
+
+
+@contextmanager
+def refusals() -> Iterator[list[Refusal]]:
+    """The annotations that passes refuse while the block runs."""
+    found: list[Refusal] = []
+    token = _refusals.set(found)
+    try:
+        yield found
+    finally:
+        _refusals.reset(token)
+
+
+def refused(loop: tirx.For, mark: str, why: str) -> tirx.For:
+    """A loop without an annotation that does not apply; the loop itself where it has none.
+
+    The refusal is logged (``logging.getLogger("sparsetir")``) and listed by `refusals`.
+
+    Raises
+    ------
+    ScheduleError
+        The table calls that an error.
+    """
+    if mark not in loop.annotations:
+        return loop
+    name = str(loop.loop_var.name)
+    if mark in ERRORS:
+        raise ScheduleError(f"loop {name} carries {mark} but {why}")
+    _log.info("loop %s: no %s: %s", name, mark, why)
+    listed = _refusals.get()
+    if listed is not None:
+        listed.append(Refusal(mark, name, why))
+    return with_(loop, notes=without(loop, mark))
+
+
+def from_dialect(func: tirx.PrimFunc) -> bool:
+    """Whether a lowered function was a program of the dialect; others pass through."""
+    return func.attrs is not None and INDPTR in func.attrs
+
+
+def names_in(func: tirx.PrimFunc, mark: str) -> set[str]:
+    """The names that an attribute of a function lists; none where it is missing."""
+    return set() if func.attrs is None else {str(name) for name in func.attrs.get(mark, [])}
