@@ -162,8 +162,9 @@ class Packed:
 class Format:
     """A way to store a tensor: the rules of its pieces, and how entries are packed into them.
 
-    A subclass says `name`, `rules` and `pack`; what is chosen are the fields of a dataclass, or `parameters`. With
-    `idtype` None the tensor decides how wide its indices are: see `resolve`.
+    A subclass says `name`, `rules` and `pack`, and `estimate` and `block` where a search is to know how it stores a
+    matrix; what is chosen are the fields of a dataclass, or `parameters`. With `idtype` None the tensor decides how
+    wide its indices are: see `resolve`.
     """
 
     name: str = ""

@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import scipy.sparse as sp
-
 from sparsetir.formats.blocks import BSR, DBSR
 from sparsetir.formats.coordinates import COO, CSF
 from sparsetir.formats.dense_lines import DenseColumns, DenseRows
@@ -248,13 +246,10 @@ def considered(pattern: Pattern, *, most: float = MOST_VALUES) -> list[Considere
     found = []
     for format in proposed(pattern):
         each = format.estimate(pattern).at_most / max(pattern.nnz, 1)
-        found.append(Considered(format, each, _objection(each, most) if each > most else None))
+        shown = f"{each:.3g}" if each < 100 else f"{each:,.0f}"
+        objection = f"it would store up to {shown} values for each entry, more than {most:g}"
+        found.append(Considered(format, each, objection if each > most else None))
     return found
-
-
-def _objection(each: float, most: float) -> str:
-    shown = f"{each:.3g}" if each < 100 else f"{each:,.0f}"
-    return f"it would store up to {shown} values for each entry, more than {most:g}"
 
 
 def candidates(pattern: Pattern, *, most: float = MOST_VALUES) -> list[Format]:
@@ -384,8 +379,8 @@ def _in_slices(entries: Entries, itemsize: int, calls: float) -> Iterator[tuple[
         yield SUMMED_IN_SLICES * narrow, Conversion(SELL(rows, window), SLICING / SAVED_IN_SLICES)
 
 
-def most_dense(weight: sp.csr_array) -> float:
-    """The density up to which a product with a weight is assumed to be faster than a dense one."""
+def most_dense(weight: Any) -> float:
+    """The density up to which a product with a weight, a csr array, is assumed to be faster than a dense one."""
     is_blocked = block_fill(weight.indptr, weight.indices, 4, 4) >= BLOCK_FILL
     return BLOCKED if is_blocked else SCATTERED
 
