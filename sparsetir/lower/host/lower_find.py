@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import tvm
@@ -62,6 +63,17 @@ class Frame:
     extent: ir.Expr | None = None
     searches: list[Search] = field(default_factory=list)
     fingers: list[Var] = field(default_factory=list)
+
+    @cached_property
+    def defined(self) -> list[Var]:
+        """The variables and arrays that the statement brings into being."""
+        own = [b.var for b in collect(self.node, tirx.Bind)] + [a.buffer for a in collect(self.node, tirx.AllocBuffer)]
+        return [*own, self.node.loop_var] if isinstance(self.node, tirx.For) else own
+
+    @cached_property
+    def written(self) -> set[Var]:
+        """The arrays that the statement stores to."""
+        return {store.buffer for store in collect(self.node, tirx.BufferStore)}
 
 
 def binary_search(goes_right: Callable[[ir.Expr], ir.Expr], lo: Var, hi: Var) -> tirx.Stmt:
@@ -189,7 +201,7 @@ class FindLowerer:
         floor = self._level(loaded)
         level = len(self.frames) - 1
         held = list(conditions)
-        while level > floor and _may_leave(self.frames[level - 1].node, inputs, loaded):
+        while level > floor and _may_leave(self.frames[level - 1], inputs, loaded):
             level -= 1
             extent = self.frames[level].extent
             if extent is not None:
@@ -256,12 +268,11 @@ class FindLowerer:
         return with_(node, extent=extent, kind=kind, body=body)
 
 
-def _may_leave(outer: tirx.Stmt, inputs: list[Any], loaded: list[Var]) -> bool:
-    """Whether a search with these inputs may run before `outer` instead of inside it."""
-    if _is_loop(outer, PARALLEL) or not isinstance(outer, (tirx.For, tirx.SeqStmt)):
+def _may_leave(frame: Frame, inputs: list[Any], loaded: list[Var]) -> bool:
+    """Whether a search with these inputs may run before the statement of a frame instead of inside it."""
+    if _is_loop(frame.node, PARALLEL) or not isinstance(frame.node, (tirx.For, tirx.SeqStmt)):
         return False
-    bound = [*_defined(outer), *([outer.loop_var] if isinstance(outer, tirx.For) else [])]
-    return not any(mentions(x, bound) for x in inputs) and not _writes(outer, loaded)
+    return frame.written.isdisjoint(loaded) and not any(mentions(x, frame.defined) for x in inputs)
 
 
 def _refuse_scanned(call: Call, conditions: list[ir.Expr]) -> None:
@@ -280,21 +291,10 @@ def _is_loop(node: tirx.Stmt, kind: tirx.ForKind) -> bool:
     return isinstance(node, tirx.For) and node.kind == kind
 
 
-def _defined(body: tirx.Stmt) -> list[Var]:
-    return [b.var for b in collect(body, tirx.Bind)] + [a.buffer for a in collect(body, tirx.AllocBuffer)]
-
-
 def _loaded(node: Any) -> list[Var]:
     found: list[Var] = []
     tvm_ffi.structural_walk(node, (ir.TensorLoad, lambda x: found.append(x.source)))
     return found
-
-
-def _writes(body: tirx.Stmt, buffers: list[Var]) -> bool:
-    hit: list[int] = []
-    check = lambda s: hit.append(1) if any(s.buffer.same_as(b) for b in buffers) else None  # noqa: E731
-    tvm_ffi.structural_walk(body, (tirx.BufferStore, check))
-    return bool(hit)
 
 
 def _has_while(body: tirx.Stmt) -> bool:
