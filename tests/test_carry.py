@@ -12,6 +12,7 @@ from tvm import tirx
 
 import sparsetir
 from sparsetir import usage
+from sparsetir.compile.cache import variant
 from sparsetir.errors import ScheduleError
 from sparsetir.harness import suite
 from sparsetir.ir import decode
@@ -272,10 +273,9 @@ def test_only_clearly_longer_rows_are_split() -> None:
 def test_untuned_kernels_split_a_giant_row(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, int]] = []
     kernel = sparsetir.build(sparsetir.ops.spmv())
-    variant = type(kernel.compiled).variant
-    note = lambda self, **changes: asked.append(changes) or variant(self, **changes)  # noqa: E731
-    monkeypatch.setattr(type(kernel.compiled), "variant", note)
-    monkeypatch.setattr("sparsetir.call.kernel.get_num_threads", lambda: 2)
+    note = lambda compiled, **changes: asked.append(changes) or variant(compiled, **changes)  # noqa: E731
+    monkeypatch.setattr("sparsetir.call.kernel.variant", note)
+    monkeypatch.setattr(suit, "get_num_threads", lambda: 2)
     rng = np.random.default_rng(0)
     dense = whole(rng, (1, 100_000), "float32")
     A = sp.csr_array(sp.vstack([sp.csr_array((5, 100_000), dtype=np.float32), sp.csr_array(dense)]))
