@@ -372,8 +372,7 @@ def test_ceilings_are_measured() -> None:
     assert list(found.ceilings) == sorted({1, threads})
     assert list(found.most.bandwidth) == [*(level.name for level in roofs.levels()), "DRAM"]
     for ceilings in found.ceilings.values():
-        assert 0 < ceilings.peak < threads * 1e12  # a busy machine may be as slow as it likes
-        assert all(0 < rate < threads * 1e13 for rate in ceilings.bandwidth.values())
+        assert all(0 < rate < np.inf for rate in (ceilings.peak, *ceilings.bandwidth.values()))
     assert found.most.peak >= found.ceilings[1].peak
     assert all(found.most.bandwidth[name] >= rate for name, rate in found.ceilings[1].bandwidth.items())
     assert len({len(cells) for cells in found.table()}) == 1
