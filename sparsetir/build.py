@@ -5,18 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tvm
 from tvm import ir, s_tir, tirx
 
-from sparsetir.call.converting import bound_over_another
 from sparsetir.call.kernel import Kernel
 from sparsetir.call.make import make_kernel
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.threads import get_num_threads
-from sparsetir.transform import Schedule
-from sparsetir.transform.decompose import Decomposition
+
+if TYPE_CHECKING:
+    from sparsetir.transform import Schedule
+    from sparsetir.transform.decompose import Decomposition
 
 Buildable: TypeAlias = "tirx.PrimFunc | ir.IRModule | s_tir.Schedule | Schedule | Decomposition"
 
@@ -66,10 +67,14 @@ def build(
     ArgumentTypeError
         `schedule` is something else.
     """
+    # Most programs are built without what the imports below bring.
+    if database is None and calls is None:
+        return make_kernel(func, target, schedule=schedule, finite=finite)
     if database is None:
-        convert = None if calls is None else bound_over_another
-        return make_kernel(func, target, schedule=schedule, calls=calls, finite=finite, convert=convert)
-    from sparsetir.tuning.recorded import recorded  # which imports what searches need
+        from sparsetir.call.converting import bound_over_another
+
+        return make_kernel(func, target, schedule=schedule, calls=calls, finite=finite, convert=bound_over_another)
+    from sparsetir.tuning.recorded import recorded
 
     get_num_threads()
     if calls is not None:

@@ -19,7 +19,6 @@ from sparsetir.call.signature import Arguments, Signature
 from sparsetir.call.timing import Timing, measure
 from sparsetir.compile.cache import compile_cached, variant, write_one
 from sparsetir.compile.compiled import Compiled
-from sparsetir.compile.export import export
 from sparsetir.errors import VerifyError
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices, suit
@@ -287,6 +286,8 @@ class Kernel(Saved):
         Path
             The header.
         """
+        from sparsetir.compile.export import export
+
         return export(self, Path(path), Path(header) if header is not None else None)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.call.composed import ComposedKernel
 from sparsetir.call.kernel import Convert, Kernel
 from sparsetir.compile.cache import compile_cached
 from sparsetir.compile.target import make_target
@@ -19,8 +18,6 @@ from sparsetir.lower import as_module
 from sparsetir.rules import stores
 from sparsetir.scalars import as_whole
 from sparsetir.threads import get_num_threads
-from sparsetir.transform import Schedule
-from sparsetir.transform.decompose import Decomposition
 from sparsetir.upstream import warn_of_other_meanings
 from sparsetir.verify import verify
 
@@ -61,6 +58,9 @@ def make_kernel(
 
 def _transformed(func: Any) -> Any:
     """The decomposition or the program that a stage-I schedule or a decomposition stands for."""
+    from sparsetir.transform import Schedule
+    from sparsetir.transform.decompose import Decomposition
+
     found = (func.decomposition or func.func) if isinstance(func, Schedule) else func
     if isinstance(found, (tirx.PrimFunc, Decomposition)):
         return found
@@ -81,6 +81,8 @@ def _check_stores(program: tirx.PrimFunc) -> None:
 
 
 def _composed(decomposition: Any, target: Any, schedule: Any) -> Any:
+    from sparsetir.call.composed import ComposedKernel
+
     verify(decomposition.func)
     # Not `build`: what is unusual about loops over pieces is not the user's doing.
     return ComposedKernel(decomposition, lambda func, covered: _kernel(single(func), target, schedule, covered=covered))
