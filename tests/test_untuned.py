@@ -16,10 +16,11 @@ import scipy.sparse as sp
 import sparsetir
 from corpus import BY_NAME
 from sparsetir import usage
+from sparsetir.compile.pipeline import to_stage_2
 from sparsetir.errors import ArgumentError
 from sparsetir.ir import decode
 from sparsetir.machine import last_cache, private_cache
-from sparsetir.schedules import Choices, suit
+from sparsetir.schedules import Choices, Registers, suit
 
 
 def scattered(rows: int, columns: int, nnz: int) -> Any:
@@ -32,6 +33,17 @@ def scattered(rows: int, columns: int, nnz: int) -> Any:
 def banded(rows: int) -> Any:
     """Columns close to the diagonal."""
     return sp.diags_array([np.ones(rows)] * 5, offsets=range(-2, 3), shape=(rows, rows)).tocsr().astype(np.float32)
+
+
+def test_registers_hold_as_many_elements_as_the_widest_result_has() -> None:
+    """Positions of 64 bits that a program keeps on the way do not count."""
+    wide = Registers(32, 512)
+    assert suit.usual(sparsetir.ops.spmm("float32"), wide).tile == 128
+    assert suit.usual(sparsetir.ops.spmm("float64"), wide).tile == 64
+    assert suit.usual(sparsetir.ops.spmm("float16"), wide).tile == 128  # held as float32
+    func = BY_NAME["csrmm_dense_hoist"].make("float32", "int64")
+    (second,) = to_stage_2(func).functions.values()
+    assert suit.usual(func, wide) == suit.usual(second, wide) == Choices(tile=128)
 
 
 @pytest.mark.parametrize(
