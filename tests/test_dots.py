@@ -17,7 +17,7 @@ from sparsetir import formats
 from sparsetir.lower import as_module
 from sparsetir.lower.rewriting import collect
 from sparsetir.lower.vector.vectorize_dots import VectorizeDots
-from sparsetir.schedules import Choices
+from sparsetir.schedules import Choices, suit
 
 VECTORIZED = tirx.ForKind.VECTORIZED
 
@@ -73,7 +73,7 @@ def test_short_rows_are_kept_as_a_whole() -> None:
     kernel, S = sparsetir.build(sparsetir.ops.sddmm()), pattern()
     for feat, tile in ((8, 0), (16, 16), (60, 32), (64, 64), (127, 64), (128, 0), (500, 0)):
         args = kernel.prepare({"S": S, "X": np.ones((11, feat), np.float32), "Y": np.ones((20, feat), np.float32)})
-        assert kernel.suited.changes(args.arrays, [], 2).get("tile", 0) == tile
+        assert suit.changes(kernel.usage, args.arrays).get("tile", 0) == tile
         bound, X = kernel.bind(S=S), np.ones((11, feat), np.float32)
         for _ in range(3):
             np.testing.assert_allclose(bound(X=X, Y=np.ones((20, feat), np.float32)).data, S.data * feat, rtol=1e-6)
