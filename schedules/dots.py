@@ -24,14 +24,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tvm import ir, s_tir, sym, tirx
+from tvm import ir, s_tir, tirx
 from tvm.runtime import DataType
 
-from sparsetir.ir import const
 from sparsetir.lower.host.promote_halves import HALVES
 from sparsetir.lower.marks import DOT, HELD, PREFETCH
-from sparsetir.lower.rewriting import collect, mentions, substitute
-from sparsetir.lower.vector.vectorize_dots import COMBINERS, VECTORS
+from sparsetir.lower.nests import COMBINERS
+from sparsetir.lower.rewriting import collect, is_along, mentions
+from sparsetir.lower.vector.vectorize_dots import VECTORS
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import REDUCE, tile_of
 
@@ -61,7 +61,7 @@ def tile_dot(sch: s_tir.Schedule, block: Any, choices: Choices, registers: Regis
     if int(along.iter_type) != REDUCE or bits < LEAST_BITS:
         return False
     loads = [x for x in collect(store.value.b, ir.TensorLoad) if mentions(x, [along.var])]
-    if not loads or not all(is_contiguous(x, along.var) for x in loads):
+    if not loads or not all(is_along(x, along.var) for x in loads):
         return False
     extent = sch.get(loop).extent
     is_ragged = bool(collect(extent, ir.TensorLoad))
@@ -84,11 +84,4 @@ def held(extent: Any, tile: int, registers: Registers, bits: int) -> int:
     return tile_of(extent, min(tile, registers.count // 2 * registers.bits // bits))
 
 
-def is_contiguous(load: ir.TensorLoad, var: Any) -> bool:
-    """Whether only the last subscript moves with `var`, by one."""
-    *others, last = load.indices
-    step = sym.Analyzer().simplify(substitute(last, {var: var + const(1, str(var.ty.dtype))}) - last)
-    return isinstance(step, tirx.IntImm) and int(step) == 1 and not mentions(others, [var])
-
-
-__all__ = ["is_contiguous", "tile_dot"]
+__all__ = ["tile_dot"]

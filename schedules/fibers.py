@@ -39,8 +39,7 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 
 from sparsetir.lower.marks import FACTOR
-from sparsetir.lower.rewriting import collect, mentions
-from sparsetir.lower.vector.factor_invariants import factors
+from sparsetir.lower.rewriting import collect, factors, mentions
 
 REDUCE = 2
 

@@ -26,9 +26,8 @@ from tvm.runtime import DataType
 
 from sparsetir import op
 from sparsetir.lower.marks import MAP
-from sparsetir.lower.rewriting import all_same, collect, mentions
+from sparsetir.lower.rewriting import all_same, collect, is_along, mentions
 from sparsetir.lower.vector.vector_math import is_exp
-from sparsetir.schedules.dots import is_contiguous
 from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import SPATIAL
 
@@ -56,7 +55,7 @@ def tile_map(
     moving = [x for x in loads if mentions(x, [along.var])]
     own = [x for x in loads if x.source.same_as(store.buffer)]
     place = tirx.BufferLoad(store.buffer, store.indices)
-    if not all(is_contiguous(x, along.var) for x in (place, *moving)):
+    if not all(is_along(x, along.var) for x in (place, *moving)):
         return False
     if not all(all_same(list(x.indices), list(store.indices)) for x in own):
         return False

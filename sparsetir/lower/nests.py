@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops as passes build them: new ones from 0 on, and copies of others with changes."""
+"""Loops as passes build them, from 0 on or as copies of others, and the updates that they recognise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
+from sparsetir.lower.rewriting import all_same, collect, substitute
 
 SERIAL, PARALLEL = tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL
 UNROLLED, VECTORIZED = tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
 
+COMBINERS = (tirx.Add, tirx.Max, tirx.Min)
 Change = Callable[[tirx.For], "tirx.Stmt | None"]
 
 
@@ -86,3 +89,83 @@ def each_loop(func: tirx.PrimFunc, *, outer: Change | None = None, inner: Change
         return changed if found is None else found
 
     return with_body(func, tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)]))
+
+
+@dataclass(frozen=True)
+class Update:
+    """``x[...] = x[...] (op) term``: a store that combines its own element with a term.
+
+    Parameters
+    ----------
+    store : BufferStore
+    own : BufferLoad
+        The element before.
+    term : Expr
+    """
+
+    store: tirx.BufferStore
+    own: ir.TensorLoad
+    term: ir.Expr
+
+    @classmethod
+    def of(cls, stmt: Any, ops: tuple[type, ...] = (tirx.Add,), *, either: bool = False) -> Update | None:
+        """That of a statement by one of `ops`; None where it is something else.
+
+        The element is the first operand; with `either` it may be the second one of what commutes.
+        """
+        if not isinstance(stmt, tirx.BufferStore) or not isinstance(stmt.value, ops):
+            return None
+        first, second = stmt.value.a, stmt.value.b
+        if is_element(first, stmt):
+            return cls(stmt, first, second)
+        commutes = either and not isinstance(stmt.value, tirx.Sub)
+        return cls(stmt, second, first) if commutes and is_element(second, stmt) else None
+
+    @property
+    def op(self) -> type:
+        """What combines the two."""
+        return type(self.store.value)
+
+    @property
+    def dtype(self) -> str:
+        """Of the element."""
+        return str(self.store.buffer.ty.dtype)
+
+    @property
+    def indices(self) -> list[ir.Expr]:
+        """The subscripts of the element."""
+        return list(self.store.indices)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the statement reads no other element of the array."""
+        return sum(load.source.same_as(self.store.buffer) for load in collect(self.store, ir.TensorLoad)) == 1
+
+
+def is_element(expr: ir.Expr, store: tirx.BufferStore) -> bool:
+    """Whether an expression is the element that a store sets."""
+    is_same = isinstance(expr, ir.TensorLoad) and expr.source.same_as(store.buffer)
+    return is_same and all_same(list(expr.indices), list(store.indices))
+
+
+def most(extent: ir.Expr) -> int | None:
+    """A constant that an extent does not exceed."""
+    bound = extent.b if isinstance(extent, tirx.FloorMod) else extent
+    return int(bound) if isinstance(bound, tirx.IntImm) else None
+
+
+def place_of(lanes: Sequence[tirx.For]) -> ir.Expr:
+    """Where a step of nested loops stands among all their steps, loops of bounded extents."""
+    flat: ir.Expr = const(0, str(lanes[0].loop_var.ty.dtype) if lanes else "int32")
+    for lane in lanes:
+        flat = flat * const(most(lane.extent) or 1, str(flat.ty.dtype)) + lane.loop_var
+    return sym.Analyzer().simplify(flat)
+
+
+def each_lane(lanes: Sequence[tirx.For], body: tirx.Stmt) -> tirx.Stmt:
+    """`body` below copies of nested loops with variables of their own."""
+    fresh = {lane.loop_var: Var(str(lane.loop_var.name), lane.loop_var.ty) for lane in lanes}
+    body = substitute(body, fresh)
+    for lane in reversed(lanes):
+        body = with_(lane, var=fresh[lane.loop_var], body=body, notes={})
+    return body

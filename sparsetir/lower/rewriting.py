@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
-from sparsetir.ir import const
+from sparsetir.ir import cast, const
 
 
 def substitute(node: Any, mapping: dict[Var, Any]) -> Any:
@@ -63,6 +64,22 @@ def is_along(load: ir.TensorLoad, var: Var) -> bool:
     """Whether a load moves by one element with `var`."""
     *others, last = load.indices
     return not mentions(others, [var]) and moves_by_one(last, var)
+
+
+def inside(index: ir.Expr, extent: ir.Expr) -> ir.Expr:
+    """A subscript kept inside a dimension of at least one element."""
+    dtype = str(index.ty.dtype)
+    return tirx.max(tirx.min(index, cast(extent, dtype) - const(1, dtype)), const(0, dtype))
+
+
+def factors(expr: ir.Expr) -> list[ir.Expr]:
+    """What a product is made of, in order."""
+    return [*factors(expr.a), *factors(expr.b)] if isinstance(expr, tirx.Mul) else [expr]
+
+
+def product(parts: Sequence[ir.Expr]) -> ir.Expr:
+    """The product of `parts`, from the left."""
+    return math.prod(parts[1:], start=parts[0])
 
 
 def conjunction(conditions: Sequence[ir.Expr]) -> ir.Expr:

@@ -9,7 +9,8 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import cast
-from sparsetir.lower.rewriting import all_same, mentions
+from sparsetir.lower.nests import Update
+from sparsetir.lower.rewriting import mentions
 
 
 def guarded_init(condition: ir.Expr, init: tirx.Stmt | None, moved: Sequence[Var]) -> tirx.Stmt | None:
@@ -30,11 +31,8 @@ def guarded(condition: ir.Expr, body: tirx.Stmt, moved: Sequence[Var]) -> tirx.S
     A sum stays a single store, the form that TVM's primitives take for a reduction, if its element does not depend
     on the variables `moved` that the condition is about.
     """
-    value = getattr(body, "value", None)
-    if isinstance(body, tirx.BufferStore) and isinstance(value, tirx.Add) and not mentions(body.indices, moved):
-        own, zero = value.a, tirx.const(0, str(value.ty.dtype))
-        is_own = isinstance(own, ir.TensorLoad) and own.source.same_as(body.buffer)
-        if is_own and all_same(list(own.indices), list(body.indices)):
-            term = tirx.if_then_else(condition, value.b, zero)
-            return tirx.BufferStore(body.buffer, own + term, list(body.indices))
-    return tirx.IfThenElse(condition, body, None)
+    update = Update.of(body)
+    if update is None or mentions(update.indices, moved):
+        return tirx.IfThenElse(condition, body, None)
+    term = tirx.if_then_else(condition, update.term, tirx.const(0, str(update.term.ty.dtype)))
+    return tirx.BufferStore(update.store.buffer, update.own + term, update.indices)

@@ -10,7 +10,8 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir import op
-from sparsetir.lower.rewriting import all_same, collect
+from sparsetir.lower.nests import Update
+from sparsetir.lower.rewriting import collect
 
 IsOwn = Callable[[Var, Any], bool]
 
@@ -42,18 +43,8 @@ def is_zero(expr: ir.Expr, clean: Set[Var], own: IsOwn) -> bool:
 
 def adds_nothing(store: tirx.BufferStore, clean: Set[Var], own: IsOwn) -> bool:
     """Whether a store only adds a term that is zero: ``X[i] = X[i] + 0``."""
-
-    def is_target(expr: ir.Expr) -> bool:
-        return (
-            isinstance(expr, ir.TensorLoad)
-            and expr.source.same_as(store.buffer)
-            and all_same(list(expr.indices), list(store.indices))
-        )
-
-    value = store.value
-    if isinstance(value, (tirx.Add, tirx.Sub)) and is_target(value.a):
-        return is_zero(value.b, clean, own)
-    return isinstance(value, tirx.Add) and is_target(value.b) and is_zero(value.a, clean, own)
+    update = Update.of(store, (tirx.Add, tirx.Sub), either=True)
+    return update is not None and is_zero(update.term, clean, own)
 
 
 def is_neutral(body: tirx.Stmt, rewritten: Set[Var], clean: Set[Var], own: IsOwn) -> bool:

@@ -11,7 +11,7 @@ from tvm.ir import Var
 from sparsetir.errors import VerifyError
 from sparsetir.ir import Axis, Entry, cast, const
 from sparsetir.lower.nest.access import Conditions, Cursor, Scope, fiber_of, guarded, in_range, lookup
-from sparsetir.lower.nests import serial
+from sparsetir.lower.nests import Update, serial
 from sparsetir.lower.rewriting import conjunction, mentions, same, substitute
 
 SPATIAL, REDUCE = 0, 2
@@ -118,12 +118,11 @@ def where_present(body: tirx.Stmt, present: Conditions, is_reduction: bool) -> t
         return body
     if not is_reduction or not isinstance(body, tirx.BufferStore):
         return tirx.IfThenElse(conjunction(present), body, None)
-    old = tirx.BufferLoad(body.buffer, body.indices)
-    value = body.value
-    if isinstance(value, tirx.Add) and same(value.a, old):
-        term = guarded(present, value.b, tirx.const(0, str(value.b.ty.dtype)))
+    old, update = tirx.BufferLoad(body.buffer, body.indices), Update.of(body)
+    if update is not None:
+        term = guarded(present, update.term, tirx.const(0, str(update.term.ty.dtype)))
         return tirx.BufferStore(body.buffer, old + term, body.indices)
-    return tirx.BufferStore(body.buffer, guarded(present, value, old), body.indices)
+    return tirx.BufferStore(body.buffer, guarded(present, body.value, old), body.indices)
 
 
 def realize_inside(block: s_tir.SBlock, level: Level, loops: list[Var]) -> s_tir.SBlockRealize:

@@ -44,9 +44,9 @@ from sparsetir.ir import const
 from sparsetir.lower.host.promote_halves import HALVES
 from sparsetir.lower.marks import HELD, PREFETCH, refused
 from sparsetir.lower.nests import each_loop, serial, unrolled, vectorized, with_, without
-from sparsetir.lower.rewriting import mentions, renewed, seq, substitute
+from sparsetir.lower.rewriting import factors, mentions, product, renewed, seq, substitute
 from sparsetir.lower.vector.insert_prefetch import ahead, fetch, gathers, line_starts
-from sparsetir.lower.vector.vectorize_dots import GROUP, Dot, around, factors, product, totals
+from sparsetir.lower.vector.vectorize_dots import GROUP, Dot, around, totals
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from tvm.ir import Var
 
 from sparsetir.ir import cast, const
 from sparsetir.lower.checks.steps import uncast
-from sparsetir.lower.nests import loop
+from sparsetir.lower.nests import Update, loop
 from sparsetir.lower.rewriting import all_same, collect, mentions, same, substitute
 
 WIDE = "int64"
@@ -54,17 +54,8 @@ def neutral(combiner: type, dtype: str) -> ir.Expr:
 
 def _update(store: tirx.BufferStore) -> type | None:
     """The combiner of ``x[i] = x[i] + term``; None where a store does something else."""
-    value = store.value
-    if type(value) not in NEUTRAL:
-        return None
-    own = [_is_own(side, store) for side in (value.a, value.b)]
-    return type(value) if any(own) else None
-
-
-def _is_own(expr: ir.Expr, store: tirx.BufferStore) -> bool:
-    """Whether `expr` is the element that is stored."""
-    is_load = isinstance(expr, ir.TensorLoad) and expr.source.same_as(store.buffer)
-    return is_load and all_same(list(expr.indices), list(store.indices))
+    update = Update.of(store, tuple(NEUTRAL), either=True)
+    return None if update is None else update.op
 
 
 def _loads(node: Any, buffer: Var) -> list[ir.TensorLoad]:

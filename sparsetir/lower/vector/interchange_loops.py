@@ -38,7 +38,7 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
-from sparsetir.lower.nests import SERIAL, VECTORIZED, with_, with_body
+from sparsetir.lower.nests import SERIAL, VECTORIZED, Update, with_, with_body
 from sparsetir.lower.rewriting import all_same, collect, mentions, renewed, same, seq, substitute
 
 
@@ -49,9 +49,7 @@ def _update(body: tirx.Stmt) -> tirx.BufferStore | None:
         return None
     (store,) = stores
     loads = [x for x in collect(body, ir.TensorLoad) if x.source.same_as(store.buffer)]
-    if not isinstance(store.value, tirx.Add) or len(loads) != 1 or not store.value.a.same_as(loads[0]):
-        return None
-    return store if all_same(list(loads[0].indices), list(store.indices)) else None
+    return store if Update.of(store) is not None and len(loads) == 1 else None
 
 
 def _lane(tiles: tirx.For, store: tirx.BufferStore) -> tirx.For | None:

@@ -28,16 +28,17 @@ these elements, the registers begin with that.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import ir, sym, tirx
+from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
-from sparsetir.lower.nests import PARALLEL, SERIAL, with_, with_body
+from sparsetir.lower.nests import PARALLEL, SERIAL, each_lane, most, place_of, with_body
 from sparsetir.lower.rewriting import all_same, alloc, collect, conjunction, conjuncts, mentions, same, seq, substitute
 
 MOST_LANES = 1024
@@ -92,15 +93,6 @@ class _Finder:
         del self.conditions[len(self.conditions) - len(conditions) :]
 
 
-def _bound(extent: ir.Expr) -> int | None:
-    """A constant that the extent of a lane does not exceed."""
-    if isinstance(extent, tirx.IntImm):
-        return int(extent)
-    if isinstance(extent, tirx.FloorMod) and isinstance(extent.b, tirx.IntImm):
-        return int(extent.b)
-    return None
-
-
 def _sites(loop: tirx.For) -> list[Site] | None:
     """Every store to memory below `loop`, if all may work on registers; None if one may not."""
     finder = _Finder(loop)
@@ -133,13 +125,10 @@ def _runs(loops: list[tirx.For], lanes: list[Var], moving: list[Var]) -> list[ir
 
 
 def _is_too_wide(lanes: list[tirx.For], inner: list[Var]) -> bool:
-    size = 1
-    for lane in lanes:
-        most = _bound(lane.extent)
-        if most is None or lane.kind == PARALLEL or mentions(lane.extent, inner):
-            return True
-        size *= most
-    return size > MOST_LANES
+    sizes = [most(lane.extent) for lane in lanes]
+    if None in sizes or any(lane.kind == PARALLEL or mentions(lane.extent, inner) for lane in lanes):
+        return True
+    return math.prod(size or 1 for size in sizes) > MOST_LANES
 
 
 def _agree(sites: list[Site], loop: tirx.For) -> bool:
@@ -167,23 +156,9 @@ def _own_loads(store: tirx.BufferStore) -> list[ir.TensorLoad]:
     return [x for x in loads if x.source.same_as(store.buffer) and all_same(list(x.indices), list(store.indices))]
 
 
-def _element(acc: Var, lanes: list[tirx.For]) -> list[ir.Expr]:
-    """Subscript of the register that a lane works on."""
-    dtype = str(lanes[0].loop_var.ty.dtype) if lanes else "int32"
-    flat: ir.Expr = const(0, dtype)
-    for lane in lanes:
-        flat = flat * const(_bound(lane.extent) or 1, dtype) + lane.loop_var
-    return [sym.Analyzer().simplify(flat)] if lanes else [const(0)]
-
-
 def _around(lanes: list[tirx.For], body: tirx.Stmt, guards: list[ir.Expr]) -> tirx.Stmt:
-    """`body` for every lane, below the guards; with loop variables of its own."""
-    fresh = {lane.loop_var: Var(str(lane.loop_var.name), lane.loop_var.ty) for lane in lanes}
-    body = tirx.IfThenElse(conjunction(guards), body, None) if guards else body
-    body = substitute(body, fresh)
-    for lane in reversed(lanes):
-        body = with_(lane, var=fresh[lane.loop_var], body=body, notes={})
-    return body
+    """`body` for every lane, below the guards."""
+    return each_lane(lanes, tirx.IfThenElse(conjunction(guards), body, None) if guards else body)
 
 
 def _initial(stmt: tirx.Stmt, site: Site) -> ir.Expr | None:
@@ -227,21 +202,19 @@ def keep(loop: tirx.For, before: tirx.Stmt | None = None) -> tirx.Stmt | None:
     if before is not None and start is None:
         return None
     target, lanes = first.store.buffer, first.lanes
-    size = 1
-    for lane in lanes:
-        size *= _bound(lane.extent) or 1
+    size = math.prod(most(lane.extent) or 1 for lane in lanes)
     acc = tirx.decl_buffer([size], str(target.ty.dtype), name="acc", scope="local", layout=None)
 
     def on_store(store: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
         if not store.buffer.same_as(target):
             return mutator.default_mutate(store)
         site = next(s for s in sites if s.store.same_as(store))
-        at = _element(acc, site.lanes)
+        at = [place_of(site.lanes)]
         on_load = lambda x, m: tirx.BufferLoad(acc, at) if x.source.same_as(target) else m.default_mutate(x)  # noqa: E731
         return tirx.BufferStore(acc, tvm_ffi.structural_mutate(store.value, [(ir.TensorLoad, on_load)]), at)
 
     inner = tvm_ffi.structural_mutate(loop, [(tirx.BufferStore, on_store)])
-    at, indices = _element(acc, lanes), list(first.store.indices)
+    at, indices = [place_of(lanes)], list(first.store.indices)
     end = _around(lanes, tirx.BufferStore(target, tirx.BufferLoad(acc, at), indices), first.guards)
     if start is not None:
         begin = _around(lanes, tirx.BufferStore(acc, start, at), [])

@@ -42,8 +42,8 @@ from sparsetir import op
 from sparsetir.ir import const
 from sparsetir.lower.host.promote_halves import HALVES
 from sparsetir.lower.marks import BLOCK, refused
-from sparsetir.lower.nests import SERIAL, UNROLLED, VECTORIZED, each_loop, with_
-from sparsetir.lower.rewriting import all_same, collect, conjunction, mentions, renewed, same, seq, substitute
+from sparsetir.lower.nests import SERIAL, UNROLLED, VECTORIZED, Update, each_loop, with_
+from sparsetir.lower.rewriting import collect, conjunction, mentions, renewed, same, seq, substitute
 from sparsetir.lower.vector.vectorize_dots import reduced
 from sparsetir.lower.vector.version_loops import hull
 
@@ -75,16 +75,12 @@ class Block:
             body = body.body
         if outer.kind != SERIAL or not any(BLOCK in f.annotations for f in loops):
             return None
-        if not isinstance(body, tirx.BufferStore) or not isinstance(body.value, tirx.Add):
-            return None
-        own = isinstance(body.value.a, ir.TensorLoad) and body.value.a.source.same_as(body.buffer)
-        if not own or not all_same(list(body.value.a.indices), list(body.indices)):
-            return None
-        if mentions(body.value.b, [body.buffer]) or mentions(body.indices, [outer.loop_var]):
+        update = Update.of(body)
+        if update is None or not update.is_alone or mentions(update.indices, [outer.loop_var]):
             return None
         rows = [f for f in loops if mentions(body.indices, [f.loop_var])]
         columns = [f for f in loops if f not in rows]
-        if str(body.buffer.ty.dtype) in HALVES or any(int(f.min) for f in loops):
+        if update.dtype in HALVES or any(int(f.min) for f in loops):
             return None
         return cls(outer, rows, columns, body) if loops == [*rows, *columns] else None
 

@@ -43,8 +43,20 @@ from tvm.ir import Var
 from sparsetir.ir import cast, const
 from sparsetir.lower.marks import STRUCTURE, SUM, names_in, refused
 from sparsetir.lower.nests import serial, vectorized, with_body
-from sparsetir.lower.rewriting import alloc, collect, conjunction, is_along, mentions, renewed, same, seq, substitute
-from sparsetir.lower.vector.vectorize_dots import Dot, match, product, reduced
+from sparsetir.lower.rewriting import (
+    alloc,
+    collect,
+    conjunction,
+    inside,
+    is_along,
+    mentions,
+    product,
+    renewed,
+    same,
+    seq,
+    substitute,
+)
+from sparsetir.lower.vector.vectorize_dots import Dot, match, reduced
 
 
 @dataclass(frozen=True)
@@ -110,15 +122,10 @@ def _clamp(term: ir.Expr, loads: list[ir.TensorLoad], var: Var) -> ir.Expr:
         if not any(same(load, other) for other in loads):
             return mutator.default_mutate(load)
         pairs = zip(load.indices, load.source.ty.shape, strict=True)
-        indices = [_inside(i, extent) if mentions(i, [var]) else i for i, extent in pairs]
+        indices = [inside(i, extent) if mentions(i, [var]) else i for i, extent in pairs]
         return tirx.BufferLoad(load.source, indices)
 
     return tvm_ffi.structural_mutate(term, [(ir.TensorLoad, on_load)])
-
-
-def _inside(index: ir.Expr, extent: ir.Expr) -> ir.Expr:
-    dtype = str(index.ty.dtype)
-    return tirx.max(tirx.min(index, cast(extent, dtype) - const(1, dtype)), const(0, dtype))
 
 
 class _Sum:
@@ -194,8 +201,8 @@ class _Sum:
         first = tirx.address_of(substitute(load, {self.j: done}))
         all_of = tirx.Broadcast(const(True, "bool"), lanes)
         read = tirx.call_llvm_pure_intrin(f"{dtype}x{lanes}", "llvm.vp.load", first, all_of, cast(left, "uint32"))
-        inside = self.every() < tirx.Broadcast(left, lanes)
-        chosen = tirx.Select(inside, read, tirx.Broadcast(const(0, dtype), lanes))
+        is_inside = self.every() < tirx.Broadcast(left, lanes)
+        chosen = tirx.Select(is_inside, read, tirx.Broadcast(const(0, dtype), lanes))
         return chosen if dtype == kind else tirx.reinterpret(f"{kind}x{lanes}", chosen)
 
     def finish(self) -> tirx.Stmt:

@@ -27,8 +27,8 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from sparsetir import op
-from sparsetir.lower.nests import SERIAL, UNROLLED, VECTORIZED, with_, with_body
-from sparsetir.lower.rewriting import all_same, collect, conjunction, conjuncts, mentions
+from sparsetir.lower.nests import SERIAL, UNROLLED, VECTORIZED, Update, with_, with_body
+from sparsetir.lower.rewriting import collect, conjunction, conjuncts, mentions
 
 KEPT = (SERIAL, UNROLLED, VECTORIZED)
 
@@ -51,20 +51,13 @@ def _choice(term: ir.Expr) -> tuple[ir.Expr, ir.Expr] | None:
 
 def _guarded(store: tirx.BufferStore) -> tirx.Stmt:
     """``x = x + if_then_else(c, t, 0)`` as ``if c: x = x + t``."""
-    value = store.value
-    if not isinstance(value, (tirx.Add, tirx.Sub)) or not _is_own(value.a, store):
-        return store
-    found = _choice(value.b)
-    if found is None or mentions(found[0], [store.buffer]):
+    update = Update.of(store, (tirx.Add, tirx.Sub))
+    found = None if update is None else _choice(update.term)
+    if update is None or found is None or mentions(found[0], [store.buffer]):
         return store
     condition, term = found
-    update = tirx.BufferStore(store.buffer, type(value)(value.a, term), store.indices)
-    return tirx.IfThenElse(condition, update, None)
-
-
-def _is_own(expr: ir.Expr, store: tirx.BufferStore) -> bool:
-    is_same = isinstance(expr, ir.TensorLoad) and expr.source.same_as(store.buffer)
-    return is_same and all_same(list(expr.indices), list(store.indices))
+    alone = tirx.BufferStore(store.buffer, update.op(update.own, term), store.indices)
+    return tirx.IfThenElse(condition, alone, None)
 
 
 def _lifted(loop: tirx.For) -> tirx.Stmt:

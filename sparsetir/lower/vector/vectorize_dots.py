@@ -44,14 +44,25 @@ from tvm.runtime import DataType
 from sparsetir.ir import const
 from sparsetir.lower.host.promote_halves import HALVES, widened
 from sparsetir.lower.marks import DOT, PREFETCH, refused
-from sparsetir.lower.nests import SERIAL, serial, unrolled, vectorized, with_body, without
-from sparsetir.lower.rewriting import all_same, alloc, cell, get, mentions, put, renewed, same, seq, substitute
+from sparsetir.lower.nests import COMBINERS, SERIAL, Update, serial, unrolled, vectorized, with_body, without
+from sparsetir.lower.rewriting import (
+    alloc,
+    cell,
+    factors,
+    get,
+    mentions,
+    product,
+    put,
+    renewed,
+    same,
+    seq,
+    substitute,
+)
 from sparsetir.lower.vector.insert_prefetch import ahead, fetch, gathers, line_starts
 
 GROUP = 4  # results at once
 VECTORS = 2  # of each sum: with four sums they hide the latency of the multiply-add units
 REGISTER_BITS = 128  # within which lanes are moved at least cost
-COMBINERS = (tirx.Add, tirx.Max, tirx.Min)
 
 
 @dataclass(frozen=True)
@@ -76,32 +87,15 @@ class Dot:
         return const(0, str(self.store.buffer.ty.dtype)) if self.combine is tirx.Add else self.start
 
 
-def factors(expr: ir.Expr) -> list[ir.Expr]:
-    """What a product is made of."""
-    if isinstance(expr, tirx.Mul):
-        return [*factors(expr.a), *factors(expr.b)]
-    return [expr]
-
-
-def product(terms: list[ir.Expr]) -> ir.Expr:
-    """All of them multiplied."""
-    out = terms[0]
-    for factor in terms[1:]:
-        out = out * factor
-    return out
-
-
 def match(loop: tirx.For, before: tirx.Stmt | None, note: str = DOT) -> Dot | None:
     """The sum that a loop with a `note` computes, begun by the store `before` it if that sets the same element."""
-    store = loop.body
-    if note not in loop.annotations or loop.kind != SERIAL or not isinstance(store, tirx.BufferStore):
+    update, own = Update.of(loop.body, COMBINERS), [loop.loop_var]
+    if note not in loop.annotations or loop.kind != SERIAL or update is None or not update.is_alone:
         return None
-    value, own = store.value, [loop.loop_var]
-    if mentions(store.indices, own) or not isinstance(value, COMBINERS) or not _is_element(value.a, store):
+    store = update.store
+    if mentions(store.indices, own):
         return None
-    if mentions(value.b, [store.buffer]):
-        return None
-    terms = factors(value.b) if isinstance(value, tirx.Add) else [value.b]
+    terms = factors(update.term) if update.op is tirx.Add else [update.term]
     moving = [f for f in terms if mentions(f, own)]
     fixed = [f for f in terms if not mentions(f, own)]
     if not moving:
@@ -110,12 +104,7 @@ def match(loop: tirx.For, before: tirx.Stmt | None, note: str = DOT) -> Dot | No
     is_whole = False
     if isinstance(before, tirx.BufferStore) and same(tirx.BufferLoad(before.buffer, before.indices), start):
         start, is_whole = before.value, True
-    return Dot(loop, store, start, is_whole, fixed, product(moving), int(loop.annotations[note]), type(value))
-
-
-def _is_element(expr: ir.Expr, store: tirx.BufferStore) -> bool:
-    is_same = isinstance(expr, ir.TensorLoad) and expr.source.same_as(store.buffer)
-    return is_same and all_same(list(expr.indices), list(store.indices))
+    return Dot(loop, store, start, is_whole, fixed, product(moving), int(loop.annotations[note]), update.op)
 
 
 def _emit(
@@ -302,15 +291,12 @@ def _joined(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
 
 
 __all__ = [
-    "COMBINERS",
     "GROUP",
     "VECTORS",
     "Dot",
     "VectorizeDots",
     "around",
-    "factors",
     "match",
-    "product",
     "reduced",
     "totals",
     "vectorize",

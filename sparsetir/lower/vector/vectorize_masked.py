@@ -42,13 +42,14 @@ from tvm.ir import Var
 
 from sparsetir import op
 from sparsetir.ir import cast, const
-from sparsetir.lower.nests import UNROLLED, VECTORIZED, each_loop, with_
+from sparsetir.lower.nests import UNROLLED, VECTORIZED, Update, each_loop, with_
 from sparsetir.lower.rewriting import (
     all_same,
     alloc,
     collect,
     conjunction,
     conjuncts,
+    inside,
     is_along,
     mentions,
     moves_by_one,
@@ -100,9 +101,8 @@ class _Clamp:
                 continue
             if any(self._gathers(x) for x in collect(index, ir.TensorLoad)):
                 self.is_known = False
-            dtype = str(index.ty.dtype)
-            size = cast(extent, dtype)
-            indices.append(tirx.max(tirx.min(index, size - const(1, dtype)), const(0, dtype)))
+            size = cast(extent, str(index.ty.dtype))
+            indices.append(inside(index, size))
             if not any(same(size, s) for s in self.sizes):
                 self.sizes.append(size)
         return tirx.BufferLoad(load.source, indices)
@@ -139,29 +139,24 @@ def mask(loop: tirx.For) -> tirx.Stmt | None:
     if found is None or str(found[0].buffer.ty.storage_scope) != "local":
         return None
     store, masks, kept = found
-    lane, lanes, value, indices = loop.loop_var, int(loop.extent), store.value, list(store.indices)
-    if len(indices) != 1 or not moves_by_one(indices[0], lane) or not isinstance(value, tirx.Add):
-        return None
-    own = value.a
-    if not isinstance(own, ir.TensorLoad) or not own.source.same_as(store.buffer) or not all_same(own.indices, indices):
-        return None
-    if mentions(value.b, [store.buffer]):
+    lane, lanes, update, indices = loop.loop_var, int(loop.extent), Update.of(store), list(store.indices)
+    if update is None or not update.is_alone or len(indices) != 1 or not moves_by_one(indices[0], lane):
         return None
     clamp = _Clamp(lane)
-    term = tvm_ffi.structural_mutate(value.b, [(ir.TensorLoad, clamp.on_load)])
+    term = tvm_ffi.structural_mutate(update.term, [(ir.TensorLoad, clamp.on_load)])
     if not clamp.is_known or any(clamp._gathers(x) for c in masks for x in collect(c, ir.TensorLoad)):
         return None
-    dtype = str(store.buffer.ty.dtype)
+    dtype = update.dtype
     held = tirx.decl_buffer([lanes], dtype, name="term", scope="local", layout=None)
     chosen = tirx.Select(conjunction(masks), tirx.BufferLoad(held, [lane]), const(0, dtype))
-    steps = [tirx.BufferStore(held, term, [lane]), tirx.BufferStore(store.buffer, own + chosen, indices)]
+    steps = [tirx.BufferStore(held, term, [lane]), tirx.BufferStore(store.buffer, update.own + chosen, indices)]
     vectors = [renewed(with_(loop, kind=VECTORIZED, body=step, notes={})) for step in steps]
     body = seq(*alloc(held), *vectors)
     exist = [size > const(0, str(size.ty.dtype)) for size in clamp.sizes]
     if exist:
         body = tirx.IfThenElse(conjunction(exist), body, None)
     # What stands below a condition of its own may lie outside of its array where that does not hold.
-    is_plain = not any(op.is_if_then_else(c) for c in collect(value.b, ir.Call))
+    is_plain = not any(op.is_if_then_else(c) for c in collect(update.term, ir.Call))
     every = in_every_lane(masks, lane, lanes) if is_plain else None
     if every is not None:
         body = tirx.IfThenElse(every, _whole(loop, store), body)
