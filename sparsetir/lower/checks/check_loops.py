@@ -16,8 +16,9 @@ from tvm import ir, sym, tirx
 
 from sparsetir.errors import ScheduleError
 from sparsetir.lower.marks import CHUNKS, from_dialect
+from sparsetir.lower.nests import PARALLEL, UNROLLED, VECTORIZED
 
-CONSTANT = {tirx.ForKind.VECTORIZED: "vectorize", tirx.ForKind.UNROLLED: "unroll"}
+CONSTANT = {VECTORIZED: "vectorize", UNROLLED: "unroll"}
 
 
 class _Loops:
@@ -29,7 +30,7 @@ class _Loops:
     def on_for(self, node: tirx.For, mutator: Any) -> tirx.For:
         self._check_extent(node)
         outer = self.parallel
-        if node.kind == tirx.ForKind.PARALLEL or CHUNKS in node.annotations:
+        if node.kind == PARALLEL or CHUNKS in node.annotations:
             self._check_nesting(node)
             self.parallel = node
         mutator.default_mutate(node)

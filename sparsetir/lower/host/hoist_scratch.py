@@ -28,10 +28,10 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.lower.nests import with_, with_body
+from sparsetir.lower.nests import PARALLEL, VECTORIZED, with_, with_body
 from sparsetir.lower.rewriting import collect, mentions, seq
 
-APART = (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
+APART = (PARALLEL, VECTORIZED)
 
 
 def _may_move(alloc: tirx.AllocBuffer) -> bool:

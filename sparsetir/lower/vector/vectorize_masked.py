@@ -42,7 +42,7 @@ from tvm.ir import Var
 
 from sparsetir import op
 from sparsetir.ir import cast, const
-from sparsetir.lower.nests import UNROLLED, VECTORIZED, Update, each_loop, with_
+from sparsetir.lower.nests import SERIAL, UNROLLED, VECTORIZED, Update, each_loop, with_
 from sparsetir.lower.rewriting import (
     all_same,
     alloc,
@@ -60,7 +60,7 @@ from sparsetir.lower.rewriting import (
 )
 
 FEWEST, MOST = 4, 64
-KINDS = (tirx.ForKind.SERIAL, UNROLLED)
+KINDS = (SERIAL, UNROLLED)
 # What takes a number and a vector, unlike the nodes' own constructors.
 OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     tirx.Add: operator.add,

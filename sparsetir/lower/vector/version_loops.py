@@ -32,7 +32,7 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
-from sparsetir.lower.nests import SERIAL, each_loop, with_
+from sparsetir.lower.nests import SERIAL, VECTORIZED, each_loop, with_
 from sparsetir.lower.rewriting import collect, conjunction, conjuncts, mentions, renewed, same, substitute
 
 
@@ -41,7 +41,7 @@ def _lanes(loop: tirx.For) -> dict[Var, int]:
 
     Not of vector loops: what they exceed is a tile's affair.
     """
-    loops = [f for f in collect(loop.body, tirx.For) if f.kind != tirx.ForKind.VECTORIZED]
+    loops = [f for f in collect(loop.body, tirx.For) if f.kind != VECTORIZED]
     return {f.loop_var: int(f.extent) for f in loops if isinstance(f.extent, tirx.IntImm)}
 
 
