@@ -115,7 +115,8 @@ class Update:
         """
         if not isinstance(stmt, tirx.BufferStore) or not isinstance(stmt.value, ops):
             return None
-        first, second = stmt.value.a, stmt.value.b
+        value: Any = stmt.value
+        first, second = value.a, value.b
         if is_element(first, stmt):
             return cls(stmt, first, second)
         commutes = either and not isinstance(stmt.value, tirx.Sub)
