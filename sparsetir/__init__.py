@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from sparsetir import errors, formats, ir, ops, relax
     from sparsetir.alignment import aligned
     from sparsetir.build import build
+    from sparsetir.call.arguments import unchecked
     from sparsetir.call.bound import BoundKernel
     from sparsetir.call.kernel import Kernel
     from sparsetir.call.saving import load
-    from sparsetir.call.signature import unchecked
     from sparsetir.compile.pipeline import lower
     from sparsetir.errors import SparseTIRError
     from sparsetir.files import read
@@ -92,7 +92,7 @@ _PUBLIC = {
     "set_num_threads": "sparsetir.threads",
     "template": "sparsetir.tuning.templates",
     "tune_sparse": "sparsetir.tuning",
-    "unchecked": "sparsetir.call.signature",
+    "unchecked": "sparsetir.call.arguments",
     "verify": "sparsetir.verify",
 }
 _MODULES = ("errors", "formats", "ir", "ops", "relax")

@@ -18,7 +18,7 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir import formats, ops
-from sparsetir.call.signature import checks_are_on
+from sparsetir.call.arguments import checks_are_on
 from sparsetir.errors import ArgumentError
 from sparsetir.tuning.workers import Process
 

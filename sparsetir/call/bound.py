@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparsetir.call.arguments import Arguments
 from sparsetir.call.plans import Caller, Plan, Run, Seen, Unfit, fits, learn, look, shaped
 from sparsetir.call.saving import Saved
-from sparsetir.call.signature import Arguments
 from sparsetir.call.timing import Timing
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.spare import Spare

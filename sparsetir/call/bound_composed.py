@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from sparsetir.call.arguments import SizeOf
 from sparsetir.call.bound import Bound
 from sparsetir.call.conversion import Converted, agree
-from sparsetir.call.signature import SizeOf
 from sparsetir.call.timing import Timing
 from sparsetir.errors import ArgumentTypeError
 

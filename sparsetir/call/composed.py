@@ -11,12 +11,13 @@ import numpy as np
 import scipy.sparse as sp
 from tvm import tirx
 
+from sparsetir.call.arguments import SizeOf
 from sparsetir.call.bound_composed import BoundComposedKernel
 from sparsetir.call.conversion import Converted, Converter, check_axes
 from sparsetir.call.export_pieces import layout, write_pieces
 from sparsetir.call.kernel import Kernel
 from sparsetir.call.saving import Saved
-from sparsetir.call.signature import Signature, SizeOf
+from sparsetir.call.signature import Signature
 from sparsetir.call.timing import Timing
 from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.export import export

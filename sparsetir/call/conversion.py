@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from sparsetir import sizes
-from sparsetir.call.signature import Signature, SizeOf, checks_are_on
+from sparsetir.call.arguments import SizeOf, checks_are_on
+from sparsetir.call.signature import Signature
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, VerifyError
 from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.formats.format import Format

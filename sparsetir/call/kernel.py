@@ -11,11 +11,12 @@ import tvm
 from tvm import s_tir, tirx
 
 from sparsetir import interop
+from sparsetir.call.arguments import Arguments
 from sparsetir.call.bound import BoundKernel
 from sparsetir.call.passing import argument_list, check_overlap
 from sparsetir.call.plans import Caller, Plan, Unfit, learn, look
 from sparsetir.call.saving import Saved
-from sparsetir.call.signature import Arguments, Signature
+from sparsetir.call.signature import Signature
 from sparsetir.call.timing import Timing, measure
 from sparsetir.compile.cache import compile_cached, variant, write_one
 from sparsetir.compile.compiled import Compiled

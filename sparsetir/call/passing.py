@@ -10,7 +10,9 @@ import tvm
 import tvm_ffi
 
 from sparsetir import interop
-from sparsetir.call.signature import Arguments, Param, Signature
+from sparsetir.call.arguments import Arguments
+from sparsetir.call.parameters import Param
+from sparsetir.call.signature import Signature
 from sparsetir.errors import ArgumentError
 
 

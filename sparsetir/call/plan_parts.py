@@ -12,7 +12,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir import alignment, interop, sizes
-from sparsetir.call.signature import Arguments, Signature, SizeOf, checks_are_on, numpy_dtype
+from sparsetir.call.arguments import Arguments, SizeOf, checks_are_on, numpy_dtype
+from sparsetir.call.signature import Signature
 from sparsetir.spare import Spare
 
 COMPRESSED = ("csr", "csc", "bsr")

@@ -20,9 +20,10 @@ import tvm
 import tvm_ffi
 
 from sparsetir import interop, sizes
+from sparsetir.call.arguments import LARGEST_INT32, Arguments, checks_are_on, numpy_dtype
 from sparsetir.call.passing import argument_list
 from sparsetir.call.plan_parts import Compressed, Function, Results, Seen, Separation, Unfit, Values, fits, look, shaped
-from sparsetir.call.signature import LARGEST_INT32, Arguments, Signature, checks_are_on, numpy_dtype
+from sparsetir.call.signature import Signature
 from sparsetir.errors import StructureError
 from sparsetir.ir import Axis
 from sparsetir.spare import Spare

@@ -6,95 +6,20 @@ Sizes are inferred and every disagreement names both sources; structure is check
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from tvm import tirx
 
 from sparsetir import alignment, interop, sizes
+from sparsetir.call import parameters
+from sparsetir.call.arguments import LARGEST_INT32, Arguments, checks_are_on, is_integer, numpy_dtype
+from sparsetir.call.parameters import Param
 from sparsetir.effects import Effects, analyse
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.ir import Axis, Program, SparseBuffer
-
-LARGEST_INT32 = 2**31 - 1
-# Of a thread or an asyncio task, so that a block of one takes no check from another.
-_checks: ContextVar[bool] = ContextVar("_checks", default=True)
-
-
-@contextlib.contextmanager
-def unchecked() -> Iterator[None]:
-    """Trust the index arrays of sparse arguments inside the block: no check, and a crash if they are wrong.
-
-    Only calls in the block's own thread are meant, and without ``with`` nothing changes.
-
-    Examples
-    --------
-    >>> import sparsetir
-    >>> with sparsetir.unchecked():
-    ...     pass
-    """
-    before = _checks.get()
-    _checks.set(False)
-    try:
-        yield
-    finally:
-        _checks.set(before)
-
-
-def checks_are_on() -> bool:
-    """Whether index arrays are checked where they enter."""
-    return _checks.get()
-
-
-class SizeOf(int):
-    """A size that knows what it was taken from, for messages."""
-
-    source: str
-
-    def __new__(cls, value: int, source: str) -> SizeOf:
-        size = super().__new__(cls, value)
-        size.source = source
-        return size
-
-
-@dataclass(frozen=True, eq=False)
-class Param:
-    """One parameter of the compiled function."""
-
-    name: str
-    dtype: str
-    shape: tuple[sizes.Size, ...] | None  # None: a scalar
-
-    @property
-    def is_array(self) -> bool:
-        return self.shape is not None
-
-
-@dataclass
-class Arguments:
-    """What one call knows so far."""
-
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    sizes: dict[str, Any] = field(default_factory=dict)
-    sources: dict[str, str] = field(default_factory=dict)
-    stored: dict[str, interop.Stored] = field(default_factory=dict)
-    raw: set[str] = field(default_factory=set)
-    given: dict[str, str] = field(default_factory=dict)
-    copy_back: list[tuple[Any, str]] = field(default_factory=list)
-    torch: bool = False
-
-    def size(self, name: str, value: Any, source: str) -> None:
-        """Note that symbol `name` is `value`; a disagreement is an error that names both sources."""
-        known = self.sizes.get(name)
-        if known is None:
-            self.sizes[name], self.sources[name] = value, source
-        elif known != value:
-            raise ArgumentError(f"{name} is {known} from {self.sources[name]} but {value} from {source}")
 
 
 class Signature:
@@ -112,18 +37,18 @@ class Signature:
     def __init__(self, program: Program, searched: set[str], covered: Collection[str] = ()) -> None:
         self.program = program
         self.effects: Effects = analyse(program, covered)
-        self.params = [_param(p) for p in program.func.params]
+        self.params = [parameters.parameter(p) for p in program.func.params]
         self.by_name = {p.name: p for p in self.params}
         self.buffers = {b.name: b for b in program.buffers.values() if not b.allocated}
         self.holder = {str(b.storage.name): b for b in self.buffers.values()}
         self.searched = searched
         self.outputs = self.effects.outputs
-        self.levels = {name: _levels(b) for name, b in self.buffers.items()}
+        self.levels = {name: parameters.levels(b) for name, b in self.buffers.items()}
         self.length = {a: sizes.Size(a.length) for a in program.axes.values()}
         self.width = {a: sizes.Size(a.width) for a in program.axes.values() if a.width is not None}
-        self.fixed_levels = {name: _fixed(self.levels[name], b) for name, b in self.buffers.items()}
-        self.counts = _counts(program)
-        self.axes_of_array = _arrays(program)
+        self.fixed_levels = {name: parameters.fixed_levels(self.levels[name], b) for name, b in self.buffers.items()}
+        self.counts = parameters.axis_counts(program)
+        self.axes_of_array = parameters.arrays_of_axes(program)
         self.scalars = {
             p.name: sizes.Size(v) for p, v in zip(self.params, program.func.params, strict=True) if not p.is_array
         }
@@ -235,7 +160,7 @@ class Signature:
             for d, axis in enumerate(buffer.axes):
                 self._unify(args, self.length[axis], shape[d], buffer.name, d)
         stored = interop.store(
-            value, self.known_levels(buffer, args), name=buffer.name, dtype=buffer.dtype, check=_checks.get()
+            value, self.known_levels(buffer, args), name=buffer.name, dtype=buffer.dtype, check=checks_are_on()
         )
         args.stored[buffer.name] = stored
         storage = str(buffer.storage.name)
@@ -361,7 +286,7 @@ class Signature:
         """Structure of raw index arrays, and sizes that 32 bits cannot count."""
         for storage, array in args.arrays.items():
             self._check_size(storage, array.size)
-        if not _checks.get():
+        if not checks_are_on():
             return
         for axis, names in self.axes_of_array.items():
             if any(n in args.raw for n in names if n):
@@ -447,11 +372,6 @@ class Signature:
         return next((name for name in args.stored if self.buffers[name].axes == buffer.axes), None)
 
 
-def is_integer(value: Any) -> bool:
-    """Whether a value can be a size."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
 def _check_writable(array: np.ndarray, name: str, kind: type, *, copied: bool) -> None:
     """Raise unless results can be written to an array that was passed for them."""
     if copied:
@@ -463,64 +383,4 @@ def _check_writable(array: np.ndarray, name: str, kind: type, *, copied: bool) -
         raise ArgumentError(f"{name} is written by this kernel but its elements share memory: pass a copy")
 
 
-def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """numpy's dtype of a TVM dtype; bfloat16 comes from ml_dtypes."""
-    if dtype == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(dtype)
-
-
-def _param(var: Any) -> Param:
-    if tirx.is_buffer_var(var):
-        return Param(str(var.name), str(var.ty.dtype), tuple(sizes.Size(d) for d in var.ty.shape))
-    return Param(str(var.name), str(var.ty.dtype), None)
-
-
-def _levels(buffer: SparseBuffer) -> list[interop.Level]:
-    axes = list(buffer.axes)
-    return [
-        interop.Level(
-            axis.name,
-            axis.kind,
-            axes.index(axis.parent) if axis.parent is not None else None,
-            axis.idtype,
-            sorted=axis.sorted,
-            unique=axis.unique,
-            full=axis.full,
-        )
-        for axis in axes
-    ]
-
-
-def _fixed(levels: list[interop.Level], buffer: SparseBuffer) -> list[interop.Level] | None:
-    """The levels themselves when no call has to fill anything in."""
-    plain = ("dense_fixed", "sparse_variable")
-    lengths = [_constant(a.length) for a in buffer.axes]
-    if all(a.kind in plain and a.rule is None for a in buffer.axes) and not any(n is not None for n in lengths):
-        return levels
-    return None
-
-
-def _constant(expr: Any) -> int | None:
-    return int(expr) if isinstance(expr, tirx.IntImm) else None
-
-
-def _counts(program: Program) -> dict[Axis, Callable[[dict[str, int]], tuple[int, ...]]]:
-    """(positions above, positions, length) of every axis, as a function of the sizes."""
-    out = {}
-    for axis in program.axes.values():
-        above = tirx.const(1, "int32") if axis.parent is None else axis.parent.count
-        out[axis] = sizes.evaluator([above, axis.count, axis.length])
-    return out
-
-
-def _arrays(program: Program) -> dict[Axis, tuple[str | None, str | None]]:
-    """Names of the indptr and indices parameters of every axis that has any."""
-    out = {}
-    for axis in program.axes.values():
-        names = tuple(str(b.name) if b is not None else None for b in (axis.indptr, axis.indices))
-        if any(names):
-            out[axis] = (names[0], names[1])
-    return out
+__all__ = ["Signature"]

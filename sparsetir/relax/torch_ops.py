@@ -16,8 +16,8 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.build import build
+from sparsetir.call.arguments import checks_are_on
 from sparsetir.call.kernel import Kernel
-from sparsetir.call.signature import checks_are_on
 from sparsetir.errors import ArgumentTypeError, StructureError
 from sparsetir.interop.structure import first_outside
 from sparsetir.relax import programs
