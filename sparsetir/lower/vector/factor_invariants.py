@@ -100,7 +100,7 @@ def factor(loop: tirx.For) -> tirx.Stmt | None:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.FactorInvariants")
 def FactorInvariants(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Take every annotated sum of a function apart; a note that fits nothing is dropped."""
+    """Take every annotated sum of a function apart; an annotation that fits nothing is refused."""
 
     marked = lambda loop: factor(loop) if FACTOR in loop.annotations else None  # noqa: E731
     why = "none of its factors is the same in every step"

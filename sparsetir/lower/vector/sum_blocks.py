@@ -181,7 +181,7 @@ def _in_turn(acc: Var, begin: int, count: int) -> ir.Expr:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SumBlocks")
 def SumBlocks(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Rewrite every annotated sum over blocks of a function; a note that fits nothing is dropped."""
+    """Rewrite every annotated sum over blocks of a function; an annotation that fits nothing is refused."""
 
     why = "the loops around it are no sum over blocks"
     return each_loop(func, outer=blocked, inner=lambda loop: refused(loop, BLOCK, why))

@@ -245,7 +245,7 @@ def _summed(loop: tirx.Stmt, before: tirx.Stmt | None, structure: set[str]) -> t
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SumRagged")
 def SumRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Rewrite every annotated ragged sum of a function; a note that fits nothing is dropped."""
+    """Rewrite every annotated ragged sum of a function; an annotation that fits nothing is refused."""
     structure = names_in(func, STRUCTURE)
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:

@@ -260,7 +260,7 @@ def vectorize(outer: tirx.For) -> tirx.Stmt | None:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.VectorizeDots")
 def VectorizeDots(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Rewrite every annotated sum of a function; a note that fits nothing is dropped."""
+    """Rewrite every annotated sum of a function; an annotation that fits nothing is refused."""
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
         found = vectorize(node)

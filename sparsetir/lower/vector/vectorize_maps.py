@@ -93,7 +93,7 @@ def _is_bfloat16(value: Any) -> bool:
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.VectorizeMaps")
 def VectorizeMaps(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Rewrite every annotated loop of a function that is still one store; the note is dropped elsewhere."""
+    """Rewrite every annotated loop of a function that is still one store; the annotation is refused elsewhere."""
 
     def change(loop: tirx.For) -> tirx.Stmt:
         is_map = MAP in loop.annotations and loop.kind == SERIAL and isinstance(loop.body, tirx.BufferStore)
