@@ -146,6 +146,7 @@ def can_run(block: Block) -> bool:
     return all(importlib.util.find_spec(name) is not None for name in needed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", DOCUMENTS, ids=title)
 def test_the_code_runs_and_prints_what_stands_below_it(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -226,6 +227,7 @@ def test_every_public_name_is_explained() -> None:
 # --- examples ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=title)
 def test_the_example_runs_and_shows_its_loops(path: Path, tmp_path: Path) -> None:
     done = subprocess.run(
@@ -242,6 +244,7 @@ def test_there_are_examples() -> None:
 # --- the commands behind the figures ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_overhead_prints_a_line_for_each_goal(capsys: pytest.CaptureFixture[str]) -> None:
     assert overhead.main(["--runs", "1", "--rounds", "1"]) == 0
     printed = capsys.readouterr().out

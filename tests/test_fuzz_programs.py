@@ -26,6 +26,7 @@ SEED, PROGRAMS = 1, 35
 MOST_REFUSED = 0.3
 
 
+@pytest.mark.slow
 def test_random_programs_are_right() -> None:
     run = Run("all", SEED, cases=1 << 30, programs=PROGRAMS).run(jobs=1)
     assert not run.failures, f"{len(run.failures)} failures, printed above"

@@ -17,6 +17,8 @@ import tvm.script
 
 from sparsetir import _autoload
 
+pytestmark = pytest.mark.slow
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:

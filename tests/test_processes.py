@@ -22,6 +22,8 @@ from sparsetir.call.arguments import checks_are_on
 from sparsetir.errors import ArgumentError
 from sparsetir.tuning.workers import Process
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 120  # in which a child that does not hang has answered, however busy the machine is
 A = sp.random_array((4000, 300), density=0.02, format="csr", dtype="float32", rng=np.random.default_rng(0))
 B = np.random.default_rng(1).standard_normal((300, 32)).astype("float32")

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import replay
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_loops_are_as_before() -> None:

@@ -18,6 +18,8 @@ import sparsetir
 from sparsetir.errors import ArgumentTypeError, ScriptError
 from sparsetir.script import prim_func
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PROGRAM = """\
 from tvm.script import sparsetir as T
