@@ -228,6 +228,7 @@ def close(found: np.ndarray, want: np.ndarray, dtype: str, message: str) -> None
     np.testing.assert_allclose(found, want, rtol=0, atol=500 * np.finfo(dtype).eps, err_msg=message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 def test_every_family_and_degenerate_rows(dtype: str, idtype: str) -> None:
@@ -242,6 +243,7 @@ def test_every_family_and_degenerate_rows(dtype: str, idtype: str) -> None:
             close(found, expected(G, Q, K, V, feat**-0.5), dtype, f"{name}, {feat}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [0, 1, 3, 16])
 def test_any_number_of_chunks(chunks: int) -> None:
     kernel = sparsetir.build(attention(), schedule=Choices(chunks=chunks, prefetch=4, unroll=2))
@@ -251,6 +253,7 @@ def test_any_number_of_chunks(chunks: int) -> None:
         close(kernel(G=G, Q=Q, K=K, V=V, scale=0.2), expected(G, Q, K, V, 0.2), "float32", name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("func", [heads_inside, heads_outside], ids=["inside", "outside"])
 def test_several_heads(func: tirx.PrimFunc) -> None:
     kernel = sparsetir.build(func)
@@ -263,6 +266,7 @@ def test_several_heads(func: tirx.PrimFunc) -> None:
             close(kernel(G=G, Q=Q, K=K, V=V, scale=0.2), want, "float32", f"{name}, {heads}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [1, 4, 16])
 def test_blocks(block: int) -> None:
     kernel = sparsetir.build(blocked(block))

@@ -288,6 +288,7 @@ def test_a_folder_without_sources(tmp_path: Path) -> None:
         bench.term_document(tmp_path)
 
 
+@pytest.mark.slow
 def test_term_document_of_the_standard_library() -> None:
     found, documents, terms = bench.term_document()
     assert found.shape == (len(documents), len(terms))
@@ -312,6 +313,7 @@ def test_density_counts_every_nonzero_in_its_cell(m: int, n: int) -> None:
     np.testing.assert_array_equal(bench.density(A), expected)
 
 
+@pytest.mark.slow
 @needs_matplotlib
 @pytest.mark.parametrize(
     "A", [matrix("float32"), sp.csr_array((0, 4)), sp.csr_array((4, 4)), sp.random_array((2000, 3))]
@@ -366,6 +368,7 @@ def test_the_roofline_writes_a_picture(tmp_path: Path) -> None:
 # --- the roofline -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ceilings_are_measured() -> None:
     found = roofs.measure_roofline(seconds=0.002, rounds=1)
     threads = sparsetir.get_num_threads()
@@ -539,6 +542,7 @@ def row(ours: dict | None = None, peers: dict | None = None, **changed: object) 
     return measure.Row("a", measure.Product("spmm", 8), (1, 1), 1, *times, roofs.Work(8, 8, 8, 8), **facts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["empty", "giant_row", "tensor_skewed"])
 def test_rows_of_all_operations(name: str) -> None:
     source = (suite.families() | suite.tensors())[name]()
@@ -684,6 +688,7 @@ def test_a_report_says_that_the_machine_was_busy() -> None:
 # --- runs -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_frees_one_operand_before_it_loads_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[int] = []
 
@@ -715,6 +720,7 @@ def test_sources_of_the_suite() -> None:
 # ---------------------------------------------------------------- sweep
 
 
+@pytest.mark.slow
 def test_a_sweep_tries_formats_and_choices_and_keeps_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case("spmm", suite.families()["fem_blocks"]("small"), feat=8)
     tried = list(sweep.options(case))
@@ -745,6 +751,7 @@ def test_a_sweep_measures_no_loops_twice() -> None:
     assert not any(choices.panel or choices.prefetch for choices in taken[1])
 
 
+@pytest.mark.slow
 def test_a_sweep_tries_choices_for_the_formats_that_did_well(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case("spmm", suite.families()["fem_blocks"]("small"), feat=8)
     block = formats.bsr(3, 3)
@@ -765,6 +772,7 @@ def test_a_sweep_leaves_out_what_cannot_be_stored(monkeypatch: pytest.MonkeyPatc
     assert found[1] == wanted
 
 
+@pytest.mark.slow
 def test_memory_and_time_of_a_member_of_a_family() -> None:
     for feat in (0, 8):
         found = scale.measure("stencil_2d", 2000, feat)

@@ -61,6 +61,7 @@ def test_choices_beside_blocks(choices: dict[str, int]) -> None:
         np.testing.assert_allclose(found, A @ x, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_blocks_are_summed_in_vectors() -> None:
     assert 4 in vectors(over_blocks((4, 4)))
     assert 3 in vectors(over_blocks((3, 3)))

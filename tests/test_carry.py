@@ -93,6 +93,7 @@ def test_spmm_of_random_row_lengths(chunks: int, dtype: str, idtype: str) -> Non
         np.testing.assert_array_equal(kernel(A=A, B=B), A @ B)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", CHUNKS)
 def test_sddmm_needs_no_carry(chunks: int) -> None:
     kernel = carrying("sddmm", chunks=chunks)
@@ -112,6 +113,7 @@ def compiled() -> dict[tuple[str, int], Any]:
     return {(name, chunks): carrying(name, chunks=chunks) for name in ("spmv", "spmm") for chunks in (2, 16)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(family: str, compiled: dict[tuple[str, int], Any]) -> None:
     A = FAMILIES[family](size="small", seed=0)

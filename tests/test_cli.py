@@ -61,6 +61,7 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_demo(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(["demo", "--matrix", str(small), "--feat", "8", "--seconds", "2", "--out", str(out)]) == 0
@@ -97,6 +98,7 @@ def test_the_demo_without_matplotlib(
     assert capsys.readouterr().out.count("no picture: drawing needs matplotlib") == 2
 
 
+@pytest.mark.slow
 def test_the_demo_of_a_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "small.tns"
     path.write_text("".join(f"{i % 3 + 1} {i % 5 + 1} {i % 7 + 1} {i + 1}.5\n" for i in range(40)))
@@ -107,6 +109,7 @@ def test_the_demo_of_a_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "--matrix" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_tune(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, database = tmp_path / "out", tmp_path / "records.jsonl"
     arguments = ["tune", str(small), "--op", "sddmm", "--feat", "8", "--trials", "2", "--seed", "3"]
@@ -173,6 +176,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+@pytest.mark.slow
 def test_bench_of_files(folder: Path, tmp_path: Path, quick: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     files = ["--markdown", str(out / "speed.md"), "--json", str(out / "speed.json"), "--plot", str(out / "roof.png")]
@@ -193,6 +197,7 @@ def test_bench_of_files(folder: Path, tmp_path: Path, quick: list[str], capsys: 
     assert (out / "roof.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_bench_of_generated_inputs(quick: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--suite", "empty,tensor_skewed", "--json", "-", *quick]) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -200,6 +205,7 @@ def test_bench_of_generated_inputs(quick: list[str], capsys: pytest.CaptureFixtu
     assert [row["op"] for row in facts["rows"]] == ["spmm", "sddmm", "spmv", "mttkrp"]
 
 
+@pytest.mark.slow
 def test_bench_tunes_with_a_database(
     folder: Path, tmp_path: Path, quick: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +227,7 @@ def test_bench_finds_wrong_results(
     assert "wide spmm:8, untuned: our result differs" in shown.out
 
 
+@pytest.mark.slow
 def test_bench_shows_what_it_has_when_interrupted(
     folder: Path, tmp_path: Path, quick: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +303,7 @@ def test_scripts_that_are_wrong(text: str, said: str, program: Path, capsys: pyt
     assert "Traceback" not in shown.err
 
 
+@pytest.mark.slow
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 0
     shown = capsys.readouterr().out
@@ -361,6 +369,7 @@ def test_files_with_nothing_to_time(
     assert "Traceback" not in shown.err
 
 
+@pytest.mark.slow
 def test_formats_are_listed_once_the_fastest_first(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["formats", str(small), "--feat", "8"]) == 0
     shown = capsys.readouterr()
@@ -392,6 +401,7 @@ def test_long_programs_are_shortened() -> None:
     assert shortened("# from x\n\na\nb\nc\n", 2) == "a\nb\n... (1 more lines)"
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own(program: Path) -> None:
     command = [sys.executable, "-m", "sparsetir", "show", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -82,6 +82,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_fields_of_any_type_are_read_or_skipped(path: Path, data: st.DataObject) -> None:
@@ -198,6 +199,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.slow
 def test_a_worker_inside_a_candidate_ends_with_its_parent() -> None:
     tuner = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True)
     assert tuner.stdout is not None

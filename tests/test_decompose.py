@@ -374,6 +374,7 @@ def stored_in(A: Any) -> np.ndarray:
 some = pytest.mark.parametrize("name", ["bsr", "sell", "columns", "hyb"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bsr", "sell", "columns", "hyb"])
 def test_fused_attention(name: str) -> None:
     kernel = own(name, ATTENTION, "A:I,J Q:I,K P:JD,K V:JD,K Y:I,K", "feat", "K = T.dense_fixed(feat)")

@@ -458,6 +458,7 @@ drawn_testing = st.sampled_from(sorted(DRAWN_TESTING)).flatmap(
 numbers = st.lists(st.sampled_from((-2.0, 0.0, 1.0, *SPECIAL)), min_size=1, max_size=24)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=6,
     deadline=None,

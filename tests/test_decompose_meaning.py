@@ -230,6 +230,7 @@ def _dense(tensor: CooTensor, values: np.ndarray) -> np.ndarray:
 NAMES = sorted(set(FORMATS) - {"nm", "dia", "band"})
 
 
+@pytest.mark.slow
 @drawn
 @given(programs(), st.sampled_from(NAMES))
 def test_a_program_means_the_same_over_any_format(drawing: Drawn, name: str) -> None:

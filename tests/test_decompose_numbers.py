@@ -36,6 +36,7 @@ drawn_formats = st.sampled_from(sorted(DRAWN)).flatmap(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=6,
     deadline=None,

@@ -52,6 +52,7 @@ def func(a: T.handle, b: T.handle, y: T.handle, p: T.handle, j: T.handle, q: T.h
 """
 
 
+@pytest.mark.slow
 def test_two_structures() -> None:
     """Two matrices of different formats, one program."""
     func = parsed(TWO_STRUCTURES)
@@ -75,6 +76,7 @@ def test_two_structures_of_different_sizes() -> None:
             kernel(A=A, B=B)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("op", "outer", "inner"),
     [

@@ -50,6 +50,7 @@ def loaded() -> bool:
     return not building._pending
 
 
+@pytest.mark.slow
 def test_whole_entries_are_loaded_and_damaged_ones_compiled_anew(folder: Path) -> None:
     library = written(folder)
     assert loaded()
@@ -152,6 +153,7 @@ def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() is None
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_the_cache_and_nothing_else(tmp_path: Path) -> None:
     code = """
 import atexit, resource

@@ -145,6 +145,7 @@ def reached() -> list[Any]:
     return [sparsetir.build(ops.spmm("bool"), FAST, schedule=schedule) for schedule in schedules]
 
 
+@pytest.mark.slow
 @given(
     shape=st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(0, 20)),
     density=st.sampled_from([0, 0.1, 0.5, 1]),
@@ -308,6 +309,7 @@ def compare(a: T.handle, b: T.handle, y: T.handle, n: T.int32):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_nan_is_compared_as_numpy_does(dtype: str) -> None:
     values = np.array([np.nan, 1, -np.inf, np.inf, 0, -0.0, 3]).astype(numpy_dtype(dtype))

@@ -231,6 +231,7 @@ def run_c(exported: Exported, text: str, *flags: str, compiler: str | None = Non
     return done.stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_c_program_gets_the_right_numbers(name: str, exported: Callable[[str], Exported]) -> None:
     library, (arguments, wanted) = exported(name), PROGRAMS[name][1]()
@@ -305,6 +306,7 @@ def test_it_runs_in_a_process_with_tvm(name: str, threads: int, exported: Callab
     np.testing.assert_allclose(library.kernel(**own).ravel(), wanted.ravel(), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -490,6 +492,7 @@ def test_the_header_goes_where_it_is_asked_for(kernel: Any, tmp_path: Path) -> N
     assert header.stat().st_mode & 0o777 == (tmp_path / "libspmm.so").stat().st_mode & 0o666
 
 
+@pytest.mark.slow
 def test_a_kernel_from_the_disk_cache_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(building, "_kernels", {})
@@ -565,6 +568,7 @@ def test_a_kernel_that_calls_into_tvm_is_refused(tmp_path: Path) -> None:
         sparsetir.build(calls).export(tmp_path / "x.so")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", [formats.bsr(2, 2), formats.blocks(2, 2), formats.sell(4, 8)], ids=repr)
 def test_kernels_over_other_formats(format: Any, tmp_path: Path) -> None:
     """The library takes the pieces, which Python writes to files, and the header says what they are."""

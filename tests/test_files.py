@@ -212,6 +212,7 @@ def test_no_permission_is_not_a_format_error(tmp_path, monkeypatch):
         read(path)
 
 
+@pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.skipif("SPARSETIR_DATA" not in os.environ, reason="SPARSETIR_DATA names no folder")
 def test_real_files():
@@ -311,6 +312,7 @@ def test_names_that_are_no_files(tmp_path):
             read(value)
 
 
+@pytest.mark.slow
 def test_mutated_files_end_no_process():
     counts, wrong = loaders.run(seed=0, cases=150)
     assert not wrong

@@ -77,6 +77,7 @@ def test_zeros_that_meet_no_numbers_are_harmless() -> None:
     assert not sparsetir.decompose_format(sparsetir.ops.spmm("int32"), {"A": formats.bsr(4, 4)}).multiplies_zeros
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["spmm", "spmv", "relu"]), st.booleans())
 def test_a_kernel_for_many_calls_keeps_them_apart(seed: int, op: str, is_spoilt: bool) -> None:

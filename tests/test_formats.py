@@ -207,6 +207,7 @@ def with_degenerate(test):
 # --- there and back ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @quick
 @given(matrix=lists(order=2), kind=st.sampled_from(CLASSES), chosen=st.sampled_from(MATRIX_FORMATS))
 @with_degenerate

@@ -243,6 +243,7 @@ def test_columns_that_meet_stay_together() -> None:
 # ---------------------------------------------------------------- loops
 
 
+@pytest.mark.slow
 def test_scratch_is_allocated_once() -> None:
     for order in ("", "B", "BC"):
         body = kernel(order, "float32", "int32", Choices(panel=64)).compiled.stage(3).body

@@ -484,6 +484,7 @@ REAL = ("bcsstk16", "amazon_computers", "wavernn_gru_4x4")
 ON_REAL = ["sell", "narrow_sell", "sr_bcrs", "rows", "buckets", "dia_rest", "blocks and hyb"]
 
 
+@pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("stem", REAL)
 def test_real_matrices(stem: str) -> None:
@@ -573,6 +574,7 @@ def test_programs_over_the_descriptions_with_wide_indices(name: str) -> None:
     check_spmm(WIDE[name], [MATRICES["random"], MATRICES["no rows"]], interpreted=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hyb", "columns of rows", "rows of sell", "dense columns, dense rows, diagonals"])
 def test_decomposed_programs(name: str) -> None:
     parts = sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": FORMATS[name]})

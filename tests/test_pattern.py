@@ -521,6 +521,7 @@ def test_formats_leaves_out_what_stores_too_much(files: Path, capsys: pytest.Cap
     assert all(row["values"] > 1 for row in facts["skipped"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_formats_times_the_product_in_turn_with_csr(
     files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -575,6 +576,7 @@ def test_formats_says_which_format_failed(
     assert any(line.startswith("dcsr()") for line in shown.out.splitlines())
 
 
+@pytest.mark.slow
 @needs_matplotlib
 @pytest.mark.parametrize("name", ["square", "nothing at all", "no rows", "one stored", "a dense row", "no entries"])
 def test_a_portrait_is_drawn(name: str, tmp_path: Path) -> None:
@@ -583,6 +585,7 @@ def test_a_portrait_is_drawn(name: str, tmp_path: Path) -> None:
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.slow
 @needs_matplotlib
 def test_formats_draws(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = files / "out" / "picture.svg"
@@ -744,6 +747,7 @@ def test_real_matrices_are_what_their_manifest_says(facts: dict[str, Any]) -> No
         assert found.symmetry == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("facts", described(3), ids=lambda facts: facts["name"])
 def test_real_tensors_are_what_their_manifest_says(facts: dict[str, Any]) -> None:

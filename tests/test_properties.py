@@ -65,6 +65,7 @@ def agree(program: Program, schedule: Any, seed: int) -> None:
             np.testing.assert_array_equal(found[name], expected[name], err_msg=f"{name} of\n{program.text}\n{args}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_compiled_programs_agree_with_the_interpreter(shape: str) -> None:
     @drawn
@@ -75,6 +76,7 @@ def test_compiled_programs_agree_with_the_interpreter(shape: str) -> None:
     check()
 
 
+@pytest.mark.slow
 def test_drawn_programs_survive_printing() -> None:
     @drawn
     @given(program=st.one_of(*SHAPES.values()))
@@ -85,6 +87,7 @@ def test_drawn_programs_survive_printing() -> None:
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feat", [1, 3, 7, 8, 31, 33, 64, 100, 200])
 def test_every_choice_gives_the_same_numbers(feat: int) -> None:
     rng = np.random.default_rng(feat)

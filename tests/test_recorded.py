@@ -46,6 +46,7 @@ def decided(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Candidate | None
     monkeypatch.setattr(sessions, "duel", found)
 
 
+@pytest.mark.slow
 def test_what_a_search_returned_is_built_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever the trials took: the last comparison counts, in a search without trials and in `build`."""
     inputs, path = arguments(), tmp_path / "tuning.jsonl"
@@ -66,6 +67,7 @@ def test_what_a_search_returned_is_built_again(monkeypatch: pytest.MonkeyPatch, 
         np.testing.assert_allclose(kernel(**inputs), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_untuned_kernel_is_recalled_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     inputs, path = arguments(), tmp_path / "tuning.jsonl"
     decided(monkeypatch, lambda c: 1.0 if c is None else 1.1)
@@ -85,6 +87,7 @@ def test_the_untuned_kernel_is_recalled_too(monkeypatch: pytest.MonkeyPatch, tmp
         build(ops.spmm(), schedule=Choices(), database=path)
 
 
+@pytest.mark.slow
 def test_one_set_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row of the report stands beside the untuned kernel of the last comparison."""
     decided(monkeypatch, lambda c: 4.0 if c is None else 2.0 + c.choices.tile / 1000)
@@ -103,6 +106,7 @@ def test_one_set_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{found.best.seconds * 1e3:.4g}" in found.explain()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", [None, BLOCKS])
 def test_a_tuned_kernel_takes_other_sizes(format: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     inputs, path = blocked(), tmp_path / "tuning.jsonl"
@@ -129,6 +133,7 @@ def test_a_tuned_kernel_takes_other_sizes(format: Any, monkeypatch: pytest.Monke
         assert kernel.time(A=A, B=B, seconds=0.01).calls >= 3
 
 
+@pytest.mark.slow
 def test_each_pattern_has_its_own_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path, first, second = tmp_path / "tuning.jsonl", arguments(), arguments(1)
     decided(monkeypatch, lambda c: 0.5 if c is not None else 1.0)
@@ -149,6 +154,7 @@ def test_each_pattern_has_its_own_kernel(monkeypatch: pytest.MonkeyPatch, tmp_pa
         np.testing.assert_allclose(bound(**rest), A @ inputs["B"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_matrix_that_the_format_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer rows than its slots: the untuned kernel takes it."""
     inputs, width = arguments(), formats.ell(width=20)

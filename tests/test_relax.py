@@ -92,6 +92,7 @@ def csr(A: Any) -> dict[str, Any]:
     return {"data": A.data, "indptr": A.indptr, "indices": A.indices}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "idtype"), [("float32", "int32"), ("float64", "int64"), ("float16", "int32"), ("bfloat16", "int64")]
 )
@@ -102,17 +103,20 @@ def test_spmm(dtype: str, idtype: str) -> None:
     check(make, {**csr(A), "data": A.data.astype(dtype), "B": B}, want, rtol=RTOL[dtype])
 
 
+@pytest.mark.slow
 def test_spmm_of_a_batch() -> None:
     A, B = matrix(), dense(3, N, F)
     make = lambda b, data, indptr, indices, B: srelax.spmm(data, indptr, indices, B)  # noqa: E731
     check(make, {**csr(A), "B": B}, np.stack([A @ x for x in B]))
 
 
+@pytest.mark.slow
 def test_spmv() -> None:
     A, x = matrix(), dense(N)
     check(lambda b, data, indptr, indices, x: srelax.spmv(data, indptr, indices, x), {**csr(A), "x": x}, A @ x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(N,), (1, N), (5, N), (2, 3, N)])
 def test_linear(shape: tuple[int, ...]) -> None:
     A, x = matrix(), dense(*shape)
@@ -120,6 +124,7 @@ def test_linear(shape: tuple[int, ...]) -> None:
     check(lambda b, data, indptr, indices, x: srelax.linear(x, data, indptr, indices), {**csr(A), "x": x}, want)
 
 
+@pytest.mark.slow
 def test_sddmm() -> None:
     A, X, Y = matrix(), dense(M, F), dense(N, F, seed=2)
     make = lambda b, data, indptr, indices, X, Y: srelax.sddmm(data, indptr, indices, X, Y)  # noqa: E731
@@ -127,6 +132,7 @@ def test_sddmm() -> None:
     check(make, {**csr(A), "X": X, "Y": Y}, A.data * np.einsum("ef,ef->e", X[rows], Y[cols]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_softmax(dtype: str) -> None:
     A = matrix(dtype)
@@ -148,6 +154,7 @@ def test_segment_reduce(reduce: str, feat: tuple[int, ...]) -> None:
     check(lambda b, x, indptr: srelax.segment_reduce(x, indptr, reduce), {"x": x, "indptr": A.indptr}, want)
 
 
+@pytest.mark.slow
 def test_gather_matmul_scatter() -> None:
     A = matrix()
     kinds = np.random.default_rng(0).integers(0, 4, A.nnz).astype("int32")
@@ -204,6 +211,7 @@ def test_entries_of_a_constant_structure_are_checked() -> None:
 OTHER_DTYPES = [(16, "float64"), (16, "float16"), (32, "bfloat16")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("block", "dtype"), [*((n, "float32") for n in (1, 4, 16, 64)), *OTHER_DTYPES])
 def test_attention(block: int, dtype: str) -> None:
     blocks, heads, feat = 6, 2, 24
@@ -285,6 +293,7 @@ def test_what_follows_is_done_in_the_same_kernel(name: str, operator: str, way: 
         assert len(kernels(module(make, args, {"data", "indptr", "indices"} if is_known else set(), symbolic))) == 1
 
 
+@pytest.mark.slow
 def test_gelu_in_float64_is_exact() -> None:
     A, B = matrix("float64"), dense(N, F, dtype="float64")
     make = lambda b, data, indptr, indices, B: relax.op.nn.gelu(b.emit(srelax.spmm(data, indptr, indices, B)))  # noqa: E731
@@ -292,6 +301,7 @@ def test_gelu_in_float64_is_exact() -> None:
     check(make, {**csr(A), "B": B}, 0.5 * plain * (1 + erf(plain / np.sqrt(2))), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_residuals_and_columns_join_too() -> None:
     A, B, other, scale = matrix(), dense(N, F), dense(M, F, seed=4), dense(M, 1, seed=5)
 
@@ -304,6 +314,7 @@ def test_residuals_and_columns_join_too() -> None:
     assert len(kernels(module(make, args, set(), True))) == 1
 
 
+@pytest.mark.slow
 def test_a_result_with_two_uses_stays_whole() -> None:
     A, B = matrix(), dense(N, F)
 
@@ -315,6 +326,7 @@ def test_a_result_with_two_uses_stays_whole() -> None:
     check(make, {**csr(A), "B": B}, want + np.maximum(want, 0))
 
 
+@pytest.mark.slow
 def test_steps_that_widen_the_result_are_left_to_relax() -> None:
     A, B, wide = matrix(), dense(N, F), dense(2, M, F, seed=4)
 
@@ -396,6 +408,7 @@ def test_a_wrong_constant_structure_is_refused() -> None:
             srelax.build(mod)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["spmm", "linear", "spmv"])
 def test_a_known_matrix_is_stored_as_suits_it(name: str) -> None:
     A = sp.csr_array(np.kron(matrix(m=40, n=30).toarray(), np.ones((4, 4), "float32")))
@@ -503,6 +516,7 @@ def test_constants_for_any_number_of_columns_are_checked_in_each_call() -> None:
         vm["main"](tvm.runtime.tensor(dense(3, F)))
 
 
+@pytest.mark.slow
 def test_entries_that_repeat_add_up() -> None:
     A = sp.csr_array(np.kron(np.eye(12, dtype="float32"), np.ones((4, 4), "float32")))
     doubled = {"data": np.repeat(A.data, 2), "indptr": 2 * A.indptr, "indices": np.repeat(A.indices, 2)}
@@ -543,6 +557,7 @@ def test_a_structure_is_looked_over_once() -> None:
     assert "check_spmm" not in str(lowered(mod, native_target(), checked=False).script())
 
 
+@pytest.mark.slow
 def test_programs_of_the_user_join() -> None:
     @T.prim_func
     def twice(

@@ -25,6 +25,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_table_of_checked_results(name: str, example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     lines = example(name).main(["--small", "--rounds", "1"])
@@ -35,6 +36,7 @@ def test_a_table_of_checked_results(name: str, example: Any, capsys: pytest.Capt
     assert all(line.times["ours"] > 0 and np.isfinite(line.difference) for line in lines)
 
 
+@pytest.mark.slow
 def test_without_torch_its_columns_are_left_out(
     example: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

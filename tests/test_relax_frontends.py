@@ -185,6 +185,7 @@ class Network(nn.Module):
 SPEC = {"forward": {"x": nn.spec.Tensor(["batch", N], "float32")}}
 
 
+@pytest.mark.slow
 def test_a_sparse_layer_of_relax_nn() -> None:
     A, B, bias = csr(), csr(F, M, seed=1), dense(M)
     mod, params = Network(SparseLinear.from_scipy(A, bias), SparseLinear.from_scipy(B)).export_tvm(SPEC)
@@ -195,6 +196,7 @@ def test_a_sparse_layer_of_relax_nn() -> None:
         np.testing.assert_allclose(model(x), np.maximum(x @ A.T + bias, 0) @ B.T, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_sparse_layer_whose_weight_comes_at_run_time() -> None:
     A, x = csr(), dense(5, N)
     layer = SparseLinear(N, M, A.nnz, bias=False)
@@ -240,6 +242,7 @@ def onnx_network(weights: dict[str, np.ndarray]) -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_pruned_network_from_onnx(keep: bool) -> None:
     pytest.importorskip("onnx")

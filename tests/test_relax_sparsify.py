@@ -202,6 +202,7 @@ def test_the_batch_may_come_at_run_time() -> None:
         np.testing.assert_allclose(vm["main"](tvm.runtime.tensor(x)).numpy(), want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_tuned_records_are_used(tmp_path: Path) -> None:
     W = np.kron(pruned(64, 64, 0.1), np.ones((4, 4), "float32"))
     mod = module([32, 256], lambda b, x: relax.op.matmul(x, relax.const(W.T.copy())))

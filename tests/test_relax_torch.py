@@ -61,6 +61,7 @@ def compiled(network: Any) -> srelax.CompiledModel:
     return srelax.from_torch(export(network))
 
 
+@pytest.mark.slow
 def test_a_model_nests_as_in_torch_and_takes_any_batch(network: Any, compiled: srelax.CompiledModel) -> None:
     for batch in (2, 5, 16):
         args, shift = arguments(batch), torch.randn(M)
@@ -84,6 +85,7 @@ def test_memory_is_shared_where_it_is_aligned(compiled: srelax.CompiledModel) ->
         assert torch.equal(returned, part)
 
 
+@pytest.mark.slow
 def test_results_outlive_the_model_and_later_calls() -> None:
     model = srelax.from_torch(torch.nn.Linear(N, M), (torch.randn(4, N),))
     x = torch.randn(4, N)
@@ -95,6 +97,7 @@ def test_results_outlive_the_model_and_later_calls() -> None:
     assert torch.equal(first, kept)
 
 
+@pytest.mark.slow
 def test_a_module_is_traced_as_in_eval_mode_and_not_changed() -> None:
     model = Network()
     compiled = srelax.from_torch(model, arguments(4), example_kwargs={"shift": torch.ones(M)})
@@ -104,6 +107,7 @@ def test_a_module_is_traced_as_in_eval_mode_and_not_changed() -> None:
     torch.testing.assert_close(compiled(*args, shift=torch.ones(M))["y"], want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_products_keep_their_dtype(dtype: Any) -> None:
     layer, x = torch.nn.Linear(N, M, dtype=dtype), torch.randn(4, N, dtype=dtype)
@@ -140,6 +144,7 @@ def test_wrong_nesting_is_refused(compiled: srelax.CompiledModel) -> None:
         compiled(needs_none, True, more, shift=torch.ones(M))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_traced_is_refused() -> None:
     x = torch.randn(4, N)
     layer = torch.nn.Linear(N, M)
@@ -176,6 +181,7 @@ def test_operators_that_tvm_does_not_know_are_named() -> None:
         srelax.from_torch(Rare(), (torch.randn(4, N),))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(get_cc() is None, reason="needs a C++ compiler")
 def test_a_saved_model_nests_and_checks_too(compiled: srelax.CompiledModel, tmp_path: Path) -> None:
     path = compiled.save(tmp_path / "network.so")
@@ -199,6 +205,7 @@ except ValueError as error:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_passes_run_before_the_model_is_lowered() -> None:
     seen: list[str] = []
 
@@ -242,6 +249,7 @@ class Pruned(torch.nn.Module):
         return torch.relu(y.t() + self.bias)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["csr", "bsr"])
 def test_sparse_parameters_are_traced_as_dense_ones(layout: str) -> None:
     model, x = Pruned(layout), torch.randn(5, N)
@@ -342,6 +350,7 @@ def test_operators_refuse_kinds_out_of_range_and_backward_passes() -> None:
         found.sum().backward()
 
 
+@pytest.mark.slow
 def test_operators_mix_with_those_of_torch_and_take_graphs_as_arguments() -> None:
     class Convolution(torch.nn.Module):
         def __init__(self) -> None:
@@ -396,6 +405,7 @@ def pruned_network() -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_pruned_weights_of_torch_become_sparse() -> None:
     network, x = pruned_network(), torch.randn(8, 64)
     sparsify = srelax.SparsifyWeights(decide="predict")
@@ -411,6 +421,7 @@ def test_a_linear_layer_of_no_rows() -> None:
     assert ops.linear(torch.zeros(4, 0, 3), *structure).shape == (4, 0, 2)
 
 
+@pytest.mark.slow
 def test_pruned_layers_are_seen_with_their_hooks() -> None:
     """As `prune.remove` would leave them; the model keeps its hooks."""
     prune = torch.nn.utils.prune
@@ -431,6 +442,7 @@ def test_pruned_layers_are_seen_with_their_hooks() -> None:
         torch.testing.assert_close(model(x), want)
 
 
+@pytest.mark.slow
 def test_small_weights_are_named() -> None:
     sparsify = srelax.SparsifyWeights(decide="predict")
     srelax.from_torch(torch.nn.Linear(30, 30, bias=False), (torch.randn(2, 30),), sparsify=sparsify)

@@ -65,6 +65,7 @@ def typed(A: Any, dtype: str, idtype: str) -> Any:
 # ---------------------------------------------------------------- kernels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "idtype"), TYPES)
 @pytest.mark.parametrize("name", MATRICES)
 def test_products_are_scipys(name: str, dtype: str, idtype: str) -> None:

@@ -94,6 +94,7 @@ def test_a_range_of_columns_is_done_before_the_next() -> None:
     assert [re.findall(r"indptr_(c\d)", str(loop))[0] for loop in loops] == ["c0", "c1", "c2"]
 
 
+@pytest.mark.slow
 def test_rows_of_blocks_stay_together() -> None:
     A = sp.random_array((29, 31), density=0.3, format="csr", dtype=np.float32, rng=np.random.default_rng(2))
     text = sparsetir.script(flat(decomposed(formats.blocks(2, 2, rest=formats.bsr(3, 3)))))
@@ -284,6 +285,7 @@ def test_what_must_be_tested_inside_stays_inside(store: str, lanes: str, why: st
     assert isinstance(hoisted(store, lanes).body, tirx.For), why
 
 
+@pytest.mark.slow
 def test_padding_does_not_spread_what_is_not_finite() -> None:
     A = sp.csr_array(np.array([[0, 2, 0], [1, 0, 3], [0, 0, 0]], np.float32))
     B = np.array([[np.inf, 1], [1, 2], [np.nan, 3]], np.float32)
