@@ -39,6 +39,14 @@ def modules() -> dict[str, ast.Module]:
     return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in paths().items()}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forgotten() -> Iterator[None]:
+    """Trees that are kept make garbage collections long, in which CPython 3.11 mixes up the parsers of two threads."""
+    yield
+    graph.cache_clear()
+    modules.cache_clear()
+
+
 def running(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes below one, without what only type checkers see."""
     for child in ast.iter_child_nodes(node):
