@@ -227,6 +227,7 @@ def test_a_matrix_comes_back_as_it_was(matrix, kind, chosen):
     check_restored(tensor.restore(), value)
 
 
+@pytest.mark.slow
 @quick
 @given(lists(), st.data())
 def test_a_tensor_of_any_order_comes_back_as_it_was(tensor, data):
@@ -243,6 +244,7 @@ def test_a_tensor_of_any_order_comes_back_as_it_was(tensor, data):
         assert stored.to_scipy().shape == tensor.shape
 
 
+@pytest.mark.slow
 @quick
 @given(lists(order=2), st.sampled_from(CLASSES), st.sampled_from(MATRIX_FORMATS), st.sampled_from(MATRIX_FORMATS))
 def test_any_format_converts_to_any_other(matrix, kind, first, second):
@@ -587,6 +589,7 @@ def test_a_band_by_formula():
         SparseTensor.from_dense(np.ones((4, 4)), formats.tree(sparsetir.parse(BAND), sizes={"w": 1}))
 
 
+@pytest.mark.slow
 @quick
 @given(lists(order=2))
 def test_columns_of_slices_of_rows(matrix):
@@ -815,6 +818,7 @@ def test_large_arrays_sort_by_counting_as_by_comparing():
     assert sorting_order([np.sort(rows)], [3_000]) is None
 
 
+@pytest.mark.slow
 def test_large_matrices_take_the_same_way():
     rng = np.random.default_rng(0)
     matrix = sp.random_array((700, 900), density=0.05, rng=rng, format="csr")
@@ -840,6 +844,7 @@ DATA = Path(os.environ.get("SPARSETIR_DATA", ""))
 REAL = ["graphs/amazon_computers.npz", "graphs/pubmed.npz", "graphs/usroads.npz"]
 
 
+@pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.skipif(not os.environ.get("SPARSETIR_DATA"), reason="SPARSETIR_DATA names no folder")
 @pytest.mark.parametrize("file", REAL)

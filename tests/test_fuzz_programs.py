@@ -36,6 +36,7 @@ def test_random_programs_are_right() -> None:
     assert run.counts["refused calls"] <= 0.1 * run.counts["cases"], run.refusals
 
 
+@pytest.mark.slow
 def test_the_oracle_agrees_with_the_interpreter() -> None:
     """Two evaluations that share nothing."""
     for number in range(40):

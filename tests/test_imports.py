@@ -114,6 +114,7 @@ def test_a_circle_is_found():
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edges", [graph, between_packages])
 def test_there_are_no_circles(edges):
     assert " -> ".join(circle(edges())) == ""
@@ -159,6 +160,7 @@ def defined(tree: ast.Module) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_private_names_stay_in_their_file():
     owners: dict[str, set[str]] = {}
     for name, tree in modules().items():
@@ -174,6 +176,7 @@ def test_private_names_stay_in_their_file():
     assert found == []
 
 
+@pytest.mark.slow
 def test_frozen_objects_are_not_changed():
     """`object.__setattr__` is for the `__post_init__` of a frozen class."""
     found = []

@@ -97,6 +97,7 @@ class Drawn:
         return not any(a[0] & (b[0] | b[1]) for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_what_is_proven_of_drawn_programs_holds() -> None:
     rng = np.random.default_rng(0)
     proven = 0

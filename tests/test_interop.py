@@ -242,6 +242,7 @@ def entries(value):
     return value.nnz
 
 
+@pytest.mark.slow
 @given(st.data(), st.sampled_from(CLASSES), st.sampled_from(MATRIX_FORMATS), st.sampled_from(["int32", "int64"]))
 @settings(max_examples=400)
 def test_matrix_classes_and_formats(data, cls, fmt, idtype):
@@ -295,6 +296,7 @@ def test_two_sparse_trees(tensor):
     round_trip(tensor, tensor.to_dense(), pair + other)
 
 
+@pytest.mark.slow
 @given(tensors(1, max_extent=9))
 def test_vectors(tensor):
     for levels in ([Level("I", "sparse_variable")], [Level("I", "sparse_fixed")], [Level("I", "dense_fixed")],
@@ -309,6 +311,7 @@ def test_scipy_coo_of_order_3(tensor):
     round_trip(as_scipy(tensor, "coo_array"), tensor.to_dense(), csf([2, 0, 1]))
 
 
+@pytest.mark.slow
 @given(
     st.data(),
     st.sampled_from(CLASSES),
@@ -575,6 +578,7 @@ def torch_tensor(torch, layout, dense, index_type):
     return torch.sparse_compressed_tensor(*indices, made.values(), size=made.shape, layout=made.layout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
 def test_torch_layouts(layout):
     torch = pytest.importorskip("torch")
@@ -879,6 +883,7 @@ def is_sound(indptr, indices, parent_count, length, in_order, unique):
     return not in_order or all(row == sorted(set(row) if unique else row) for row in rows)
 
 
+@pytest.mark.slow
 @given(st.data(), st.booleans(), st.booleans())
 @settings(max_examples=300)
 def test_check_level_agrees_with_a_slow_one(data, in_order, unique):

@@ -195,6 +195,7 @@ def func(f: T.handle, h: T.handle, n: T.handle, b: T.handle, c: T.handle, m: T.i
 """
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(value=EXPRESSIONS, dtype=DTYPES)
 @example(value="T.popcount(0.5)", dtype="int8")

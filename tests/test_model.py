@@ -389,6 +389,7 @@ def test_the_same_pattern_with_other_sizes_is_nearest(tmp_path: Path) -> None:
     assert found[0].records[0].fixed == {"feat": 64}
 
 
+@pytest.mark.slow
 def test_a_search_begins_with_what_was_best_nearby(tmp_path: Path) -> None:
     path, inputs = tmp_path / "records.jsonl", inputs_of("banded", 4_000)
     first = tune_sparse(ops.spmm(), inputs, max_trials=4, formats=[], database=path, progress=False)
@@ -399,6 +400,7 @@ def test_a_search_begins_with_what_was_best_nearby(tmp_path: Path) -> None:
     assert again.history[1].candidate == best
 
 
+@pytest.mark.slow
 def test_a_search_is_led_by_the_shipped_model_unless_told_otherwise() -> None:
     how: dict[str, Any] = {"max_trials": 6, "formats": [], "progress": False}
     led = tune_sparse(ops.spmm(), inputs_of("uniform", 2000), **how)
@@ -511,6 +513,7 @@ def test_a_collection_goes_on_where_it_was(tmp_path: Path, capsys: pytest.Captur
     assert "9 new trials" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_every_format_of_a_search_begins_with_what_suits_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suit, "SHARE", 0.0)  # every result is large
     A = sp.random_array((60, 50), density=0.2, format="csr", dtype="float32", rng=np.random.default_rng(0))
@@ -616,6 +619,7 @@ def test_the_evaluation_tells_models_apart(recorded: Path) -> None:
     assert replayed(cases[0], "evolution", 0, 4, whole)[-1] > 0.85
 
 
+@pytest.mark.slow
 def test_the_script_trains_and_prints(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "model.json"
     small = ["--rounds", "6", "--out", str(out)]
@@ -650,6 +654,7 @@ def test_storage_as_it_comes() -> None:
     assert isinstance(inputs["A"], sp.csr_array)
 
 
+@pytest.mark.slow
 def test_searches_over_other_records_are_led_by_models_of_other_families(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

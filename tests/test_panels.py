@@ -147,6 +147,7 @@ def test_chosen_panels(order: str, choices: Choices) -> None:
             is_right(order, A, feat, "float32", "int32", choices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", list(suite.families()))
 def test_every_family(family: str) -> None:
     A = suite.families()[family](size="small")

@@ -132,6 +132,7 @@ def _product(kernel: Any, func: Any) -> tuple[Any, str]:
     return kernel(A=A, B=B), str(func.attrs["global_symbol"])
 
 
+@pytest.mark.slow
 def test_a_pool_of_fresh_processes() -> None:
     """What TVM unpickles there first is a program of the dialect."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:

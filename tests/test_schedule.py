@@ -294,6 +294,7 @@ def test_a_split_sum_stays_one_store() -> None:
     keeps_meaning(sch, "sddmm", ["random", "zero_nnz"])
 
 
+@pytest.mark.slow
 def test_a_sparse_axis_is_split_by_slots_over_the_same_arrays() -> None:
     sch = schedule("csrmm")
     assert sch.sparse_split("csrmm", "J", 4) == ["J_o", "J_i", "J_c"]
@@ -335,6 +336,7 @@ def test_what_hangs_from_a_split_axis_is_declared_below_it() -> None:
     assert '"sparsetir.parallel": "vi_o"' in second
 
 
+@pytest.mark.slow
 def test_slots_are_split_again() -> None:
     sch = schedule("csrmm", idtype="int64")
     sch.sparse_split("csrmm", "J", 3)

@@ -176,6 +176,7 @@ def test_stores_over_the_axis_itself_reach_what_is_stored() -> None:
     keeps_meaning(named, "named_values", ["random"])
 
 
+@pytest.mark.slow
 def test_an_axis_below_is_attached() -> None:
     sch = schedule("dcsr")
     sch.to_dense("dcsr", "I")
@@ -356,6 +357,7 @@ def test_padded_rows_have_no_row_pointers() -> None:
         np.testing.assert_allclose(kernel(**held), plain(**args), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_spatial_axes_are_padded_with_a_guard() -> None:
     sch = schedule("csrmm")
     sch.pad("csrmm", "K", 4)

@@ -190,6 +190,7 @@ BROAD = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROAD)
 def test_each_primitive_alone(name: str) -> None:
     case, rng = BY_NAME[name], random.Random(name)

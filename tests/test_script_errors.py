@@ -446,6 +446,7 @@ from tvm.script import sparsetir as T
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decorator", ["if True:", "@I.ir_module\nclass Module:"])
 def test_an_uncaught_error_shows_its_text(decorator: str, tmp_path: Path) -> None:
     """TVM's excepthook hides a DiagnosticError; a ScriptError must come through."""

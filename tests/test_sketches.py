@@ -164,6 +164,7 @@ def spoilt(sch: s_tir.Schedule, block: Any, *_args: Any, **_more: Any) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_what_does_not_lower_is_dropped_piece_by_piece(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -895,6 +895,7 @@ FLOAT_PROGRAMS = sorted(name for name, subject in PROGRAMS.items() if "float32" 
 PARTS, MOST_REFUSED = 2, 2 / 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_drawn_schedules_are_right_or_refused(part: int) -> None:
     """Whatever TVM accepts of a program from the corpus: no wrong number, no step past an array, no foreign error."""

@@ -57,6 +57,7 @@ def test_nothing_to_write(shape: tuple[int, int]) -> None:
     np.testing.assert_array_equal(C, np.zeros((shape[0], 32), np.float32))
 
 
+@pytest.mark.slow
 def test_machine_code_bypasses_the_caches() -> None:
     if "x86_64" not in str(tvm.target.Target.from_device(tvm.cpu()).export().get("mtriple", "")):
         pytest.skip("reads x86 assembly")
@@ -77,6 +78,7 @@ def test_lines_are_finished_one_after_the_other(mcpu: str, width: int) -> None:
         assert following in (offset + size, 0)
 
 
+@pytest.mark.slow
 def test_results_that_are_read_again_are_stored_as_always() -> None:
     """Pieces of a format add to what earlier ones stored."""
     A = families()["bipartite"]("small")
@@ -86,6 +88,7 @@ def test_results_that_are_read_again_are_stored_as_always() -> None:
     np.testing.assert_allclose(kernel(A=A, B=B), product(A, B), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("format", "is_streamed"), [(sparsetir.formats.blocks(4, 4), False), (sparsetir.formats.ell(), True)]
 )
@@ -95,6 +98,7 @@ def test_results_are_streamed_if_no_other_piece_adds_to_them(format: Any, is_str
     assert ("sparsetir_stream" in kernel.kernel.script(stage=3)) is is_streamed
 
 
+@pytest.mark.slow
 def test_rows_of_blocks_stay_in_registers() -> None:
     """Together they are a kilobyte, which TVM would take from its runtime."""
     parts = sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": sparsetir.formats.bsr(4, 4)})

@@ -144,6 +144,7 @@ def test_values_that_are_decided_are_not_searched() -> None:
 # --- building -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_template_builds_with_values_and_without() -> None:
     inputs = arguments()
     for schedule in (tiled, tiled.with_values(tile=[2, 8]), tiled.with_values(tile=(1, 16), chunks=2)):
@@ -170,6 +171,7 @@ def test_a_template_may_return_another_schedule() -> None:
     assert "k_1" in sparsetir.build(fixed(), schedule=on_a_copy).script(stage=2)
 
 
+@pytest.mark.slow
 def test_kernels_of_functions_are_cached_by_what_they_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "_kernels", {})
     width = 4
@@ -350,6 +352,7 @@ def test_what_is_no_template() -> None:
 # --- searching ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_search_turns_the_knobs(tmp_path: Path) -> None:
     inputs, path = arguments(), tmp_path / "tuning.jsonl"
     how: dict[str, Any] = {"schedule": tiled, "database": path, "isolate": False, "progress": False}
@@ -375,6 +378,7 @@ def test_a_search_turns_the_knobs(tmp_path: Path) -> None:
     assert tune_sparse(ops.spmm(), inputs, max_trials=3, **how).measured == 3
 
 
+@pytest.mark.slow
 def test_the_winner_is_built_with_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = Config.of({"tile": (2, 8), "chunks": 2})
 
@@ -432,6 +436,7 @@ def by_format(cfg: Knobs, sch: s_tir.Schedule) -> None:
     sch.vectorize(inner)
 
 
+@pytest.mark.slow
 def test_a_template_over_formats() -> None:
     how: dict[str, Any] = {"schedule": by_format, "formats": [BLOCKS, formats.ell()], "progress": False}
     result = tune_sparse(ops.spmm(), arguments(), max_trials=11, **how)
@@ -500,6 +505,7 @@ def first_worker(template: Template) -> Any:
     return found.workers[0]
 
 
+@pytest.mark.slow
 def test_workers_turn_the_knobs(imported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluator = Evaluator(ops.spmm(), arguments(), None, imported.of_width)
     made = pool.pool_of(evaluator, [BLOCKS], isolate=True)
@@ -517,6 +523,7 @@ def test_workers_turn_the_knobs(imported: Any, monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(first_worker(imported.of_width.with_values()), LocalWorker)
 
 
+@pytest.mark.slow
 def test_templates_that_a_worker_cannot_import_stay_here(imported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(first_worker(make(4)), LocalWorker)
     folder = str(Path(imported.__file__).parent)
@@ -548,6 +555,7 @@ def test_without_trials(tmp_path: Path) -> None:
     assert re.search(r"best +as it is +2 +\(2, 8\)", known.report())
 
 
+@pytest.mark.slow
 def test_a_search_begins_with_what_suited_a_similar_matrix(tmp_path: Path) -> None:
     inputs, path = arguments(), tmp_path / "tuning.jsonl"
     tune_sparse(ops.spmm(), inputs, schedule=tiled, max_trials=4, database=path, progress=False)
@@ -655,6 +663,7 @@ def test_records_are_read_as_they_were_written(recorded: Path) -> None:
     assert isinstance(lines[1]["knobs"]["tile"], list)
 
 
+@pytest.mark.slow
 def test_recorded_knobs_are_searched_without_running(recorded: Path) -> None:
     (case,) = replay.load(recorded)
     assert len({len(row) for row in case.features.values()}) == 1

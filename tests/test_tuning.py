@@ -161,6 +161,7 @@ def test_records_of_another_search_do_not_end_it() -> None:
     assert len(order(explored(search, 20))) == 20
 
 
+@pytest.mark.slow
 def test_the_model_finds_what_is_fast() -> None:
     times = sorted(made_up_seconds(c) for c in new_space())
     for seed in range(3):
@@ -416,6 +417,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
     return tune_sparse(ops.spmm(), arguments(), max_trials=9, database=path, progress=False)
 
 
+@pytest.mark.slow
 def test_the_result_is_right_and_not_slower(tuned: TuneResult) -> None:
     inputs = arguments()
     np.testing.assert_allclose(tuned.kernel(**inputs), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-5)
@@ -444,6 +446,7 @@ def test_the_curve(tuned: TuneResult, tmp_path: Path) -> None:
     assert tuned.plot(tmp_path / "curve.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_records_are_used_again(tuned: TuneResult) -> None:
     assert tuned.database is not None
     lines = tuned.database.read_bytes()
@@ -462,6 +465,7 @@ def test_records_are_used_again(tuned: TuneResult) -> None:
     assert tune_sparse(ops.spmm(), arguments(1), max_trials=2, database=tuned.database, progress=False).measured == 2
 
 
+@pytest.mark.slow
 def test_inputs_are_not_changed_and_candidates_are_not_kept(cache: Path) -> None:
     inputs = arguments()
     inputs["C"] = np.full((inputs["A"].shape[0], FEAT), 7.0, "float32")
@@ -485,6 +489,7 @@ def wrong_for(monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[Choices], bool]
     monkeypatch.setattr(FormatVariant, "compile", lambda self, c: spoil if is_bad(c) else compile_rightly(self, c))
 
 
+@pytest.mark.slow
 def test_a_wrong_candidate_never_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong_for(monkeypatch, lambda c: c.tile == 16, lambda *arrays: None)
     result = tune_sparse(ops.spmm(), arguments(), max_trials=10, progress=False)
@@ -507,6 +512,7 @@ def test_a_candidate_that_raises_costs_only_itself(monkeypatch: pytest.MonkeyPat
     assert "4 failed" in result.report()
 
 
+@pytest.mark.slow
 def test_a_lucky_winner_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
@@ -523,6 +529,7 @@ def test_a_lucky_winner_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None
     assert result.kernel.signature.by_name["feat"]
 
 
+@pytest.mark.slow
 def test_the_speedup_is_that_of_the_confirmation(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
@@ -579,6 +586,7 @@ def test_cases_are_compared_at_the_same_pace() -> None:
     assert lost.tolist() == [np.inf, 2.0]
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     timed, seen = Evaluator.time, []
 
@@ -597,6 +605,7 @@ def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "(interrupted)" in result.report()
 
 
+@pytest.mark.slow
 def test_time_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second passes with each trial."""
     trials, begin, timed = count(1), time.perf_counter(), Evaluator.time
@@ -617,6 +626,7 @@ def cube() -> CooTensor:
     return CooTensor.from_dense(np.where(dense > 1.0, dense, 0.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["spmv", "sddmm", "mttkrp"])
 def test_other_operations(op: str) -> None:
     case = make_case(op, cube() if op == "mttkrp" else matrix(), feat=8, seed=3)
@@ -652,6 +662,7 @@ def updating() -> dict[str, Any]:
     return {"A": A, "B": np.ones(A.shape[1], "float32"), "C": np.ones(A.shape[0], "float32")}
 
 
+@pytest.mark.slow
 def test_a_program_of_ones_own_that_updates() -> None:
     inputs = updating()
     A = inputs["A"]
@@ -664,6 +675,7 @@ def test_a_program_of_ones_own_that_updates() -> None:
     np.testing.assert_allclose(inputs["C"], 1 + 2 * A.sum(axis=1), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_formats_start_from_what_an_updated_array_held() -> None:
     result = tune_sparse(add_product, updating(), max_trials=8, formats=[BLOCKS], strategy="portfolio", progress=False)
     assert BLOCKS in {record.candidate.format for record in result.history}
@@ -704,6 +716,7 @@ def blocked() -> dict[str, Any]:
     return {"A": A, "B": np.random.default_rng(1).standard_normal((240, 32)).astype("float32")}
 
 
+@pytest.mark.slow
 def test_formats_are_searched_with_the_schedule() -> None:
     inputs = blocked()
     result = tune_sparse(ops.spmm(), inputs, max_trials=14, progress=False)
@@ -717,6 +730,7 @@ def test_formats_are_searched_with_the_schedule() -> None:
     assert "loops:" in text
 
 
+@pytest.mark.slow
 def test_a_format_that_wins_is_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def blocks_win(cases: Any, **_kwargs: Any) -> dict[Any, float]:
         return {c: 0.5 if c is not None and c.format == BLOCKS else 1.0 for c in cases}
@@ -733,6 +747,7 @@ def test_a_format_that_wins_is_in_the_kernel(monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(result.kernel(**inputs), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_no_formats_is_schedules_only() -> None:
     result = tune_sparse(ops.spmm(), blocked(), max_trials=6, formats=[], progress=False)
     assert list(result.formats()) == ["as it is"]
@@ -758,6 +773,7 @@ def test_formats_are_formats() -> None:
         tune_sparse(ops.spmm(), arguments(), formats=["bsr"])  # type: ignore[list-item]
 
 
+@pytest.mark.slow
 def test_formats_that_cannot_be_had_are_told() -> None:
     inputs = make_case("sddmm", matrix(), feat=8).inputs
     result = tune_sparse(ops.sddmm(), inputs, max_trials=8, formats=[BLOCKS], progress=False)
@@ -822,6 +838,7 @@ def test_progress_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Progress(Budget(3), stream=io.StringIO(), shown=False).shown
 
 
+@pytest.mark.slow
 def test_other_libraries_are_timed_beside_the_result() -> None:
     result = tune_sparse(ops.spmm(), arguments(), max_trials=2, against=["scipy"], progress=False)
     assert result.peers["scipy"] > 0
@@ -847,6 +864,7 @@ def test_other_libraries_are_timed_beside_the_result() -> None:
 # --- a list of one's own --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_list_is_measured_once_for_each_size(tmp_path: Path) -> None:
     inputs, path = blocked(), tmp_path / "tuning.jsonl"
     configs = [Choices(tile=8), Candidate(Choices(tile=16, chunks=2)), BLOCKS]
@@ -907,6 +925,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_recorded_spaces_are_searched_without_running(recorded: Path) -> None:
     cases = replay.load(recorded)
     assert len(cases) == 2

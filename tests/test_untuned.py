@@ -288,6 +288,7 @@ def test_later_calls_whose_result_has_no_elements_take_the_short_way(name: str, 
     assert sum(f.nnz if name == "sddmm" else f.size for f in found) == 0
 
 
+@pytest.mark.slow
 def test_plans_keep_no_arrays_of_a_call() -> None:
     A = scattered(30, 40, 200)
     bound = sparsetir.build(sparsetir.ops.spmm(), schedule=Choices()).bind(A=A)

@@ -211,6 +211,7 @@ def test_5_two_children_of_one_axis_fit_two_buffers(kind: str) -> None:
     agrees(case, "float64", args)
 
 
+@pytest.mark.slow
 def test_6_decomposition_keeps_sortedness_defaults_and_other_buffers() -> None:
     @T.prim_func
     def highest(
@@ -257,6 +258,7 @@ def test_8_a_sum_over_relations_keeps_the_earlier_ones(name: str) -> None:
     assert y.ravel().tolist() == [43, 0]
 
 
+@pytest.mark.slow
 def test_9_overlapping_formats_add_up() -> None:
     """Every row has entries in both pieces: the second must not start from zero again."""
     A = sp.csr_array(np.array([[1, 2, 0, 4], [3, 0, 0, 5], [0, 6, 7, 0]], "float32"))
@@ -292,6 +294,7 @@ def test_10_a_search_follows_the_statement_that_makes_what_it_searches(search: s
     assert found.tolist() == [[0, 1, 0, 2], [0, 0, 3, 0]]
 
 
+@pytest.mark.slow
 def test_11_an_empty_bucket_is_no_problem() -> None:
     kernel = sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": formats.buckets(widths=(1, 2, 4))}))
     for dense in (np.eye(3), np.zeros((3, 3)), np.ones((3, 3)), np.zeros((0, 3))):
