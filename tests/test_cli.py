@@ -16,7 +16,7 @@ import scipy.io
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir.bench import MissingPackageError, command, kernels, plot, roofline
+from sparsetir.bench import MissingPackageError, command, kernels, roofline
 from sparsetir.cli import main, shortened
 from sparsetir.compile.cache import write_cache
 from sparsetir.tuning import tune
@@ -92,7 +92,7 @@ def test_the_demo_without_matplotlib(
     def require(*_args: object, **_kwargs: object) -> None:
         raise MissingPackageError("drawing needs matplotlib; try: pip install 'sparsetir[plot]'")
 
-    monkeypatch.setattr(plot, "require", require)
+    monkeypatch.setattr("sparsetir.harness.plot.require", require)
     out = tmp_path / "out"
     assert main(["demo", "--matrix", str(small), "--op", "spmv", "--seconds", "0.5", "--out", str(out)]) == 0
     assert capsys.readouterr().out.count("no picture: drawing needs matplotlib") == 2
@@ -219,7 +219,7 @@ def test_bench_tunes_with_a_database(
 def test_bench_finds_wrong_results(
     folder: Path, quick: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reference, "TOLERANCE", -1.0)
+    monkeypatch.setattr("sparsetir.harness.products.TOLERANCE", -1.0)
     assert main(["bench", str(folder / "wide.npz"), "--ops", "spmm:8,spmv", *quick]) == 1
     shown = capsys.readouterr()
     for text in (shown.out, shown.err):
