@@ -16,6 +16,7 @@ from fuzzing.inputs import LENGTHS, Inputs
 from fuzzing.oracle import Oracle, Unclear
 from fuzzing.program import Buffer, Program
 from sparsetir import CooTensor
+from sparsetir.call.composed import ComposedKernel
 
 #: whole numbers up to this are exact in a type
 EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53}
@@ -142,7 +143,7 @@ class Caller:
 
     def __init__(self, program: Program, kernel: Any, inputs: Inputs) -> None:
         self.program, self.inputs, self.oracle = program, inputs, Oracle(program, inputs)
-        groups = getattr(kernel, "groups", {})
+        groups = kernel.converter.groups if isinstance(kernel, ComposedKernel) else {}
         self.stored = {b for b in program.buffers if b.name in groups and not b.scratch}
         self.left_out = {b for b in self.stored if b.dtype in UNWRITTEN and b.name.lower() in kernel.signature.outputs}
         #: what a kernel over other formats has no use for
