@@ -414,12 +414,19 @@ def _check_target(target: Any) -> None:
         raise ArgumentError(f"{message}: build it without a target, or export it on such a machine")
 
 
+def _optimised(target: Any) -> Any:
+    """A target for which LLVM optimises: elsewhere it keeps references to functions that are never called."""
+    config = dict(target.export())
+    return target if config.pop("opt-level", 1) else tvm.target.Target(config)
+
+
 def _write_object(kernel: Kernel, path: Path) -> None:
     """Write TVM's object file."""
     compiled = kernel.compiled
     library = compiled.library
-    if not hasattr(library, "mod"):  # It came from the disk cache, already linked.
-        library = machine_code(compiled.stages[3], compiled.target)
+    target = _optimised(compiled.target)
+    if target is not compiled.target or not hasattr(library, "mod"):  # It came from the disk cache, already linked.
+        library = machine_code(compiled.stages[3], target)
     library.mod.write_to_file(str(path), "o")
     code = path.read_bytes()
     for symbol, what in MISSING.items():

@@ -11,7 +11,7 @@ from tvm import ir, s_tir, tirx
 from sparsetir.compile.target import native_target
 from sparsetir.errors import ArgumentTypeError, ScheduleError, VerifyError
 from sparsetir.ir import accesses
-from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module, run
+from sparsetir.lower import SCHEDULED, TO_STAGE_2, TO_STAGE_3, as_module, run
 from sparsetir.lower.marks import from_dialect
 from sparsetir.lower.rewriting import collect
 from sparsetir.specialize import with_sizes
@@ -25,7 +25,7 @@ def to_stage_2(func: Any) -> ir.IRModule:
 
 def to_stage_3(mod: ir.IRModule) -> ir.IRModule:
     """A stage-II module, scheduled or not, as loops over flat arrays."""
-    return _verified(run(TO_STAGE_3, _verified(mod, 2)), 3)
+    return _verified(run(TO_STAGE_3, _verified(run(SCHEDULED, mod), 2)), 3)
 
 
 def _verified(mod: ir.IRModule, stage: int) -> ir.IRModule:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sparsetir.errors import ArgumentError, SparseTIRError
 from sparsetir.formats.format import REGISTRY, Format, make
+from sparsetir.script import trees
 
 
 def parse(text: str) -> Format:
@@ -29,7 +30,7 @@ def parse(text: str) -> Format:
     4
     """
     try:
-        found = _value(ast.parse(text, mode="eval").body)
+        found = _value(trees.parse(text, mode="eval").body)
     except SparseTIRError:
         raise
     except (SyntaxError, ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError) as error:

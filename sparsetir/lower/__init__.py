@@ -65,8 +65,9 @@ TO_STAGE_2 = [
     DeclareRegions,  # reads and writes of every block
 ]
 
+SCHEDULED = [CheckForm]  # of a schedule: no variable outside its block
+
 TO_STAGE_3 = [
-    CheckForm,  # no variable outside its block
     CheckLoops,  # only kinds of loops that code can be generated for
     GuardDomains,  # no block variable past its domain
     MarkIndependent,  # loops that may run in parallel, as annotations

@@ -179,6 +179,6 @@ def _double_quotes(text: str) -> str:
     for token in reversed(list(tokenize.generate_tokens(io.StringIO(text).readline))):
         if token.type == tokenize.STRING and token.string.startswith("'"):
             (row, start), (_, end) = token.start, token.end
-            line = lines[row - 1]
-            lines[row - 1] = line[:start] + json.dumps(ast.literal_eval(token.string)) + line[end:]
+            line, value = lines[row - 1], ast.literal_eval(trees.parse(token.string, mode="eval"))
+            lines[row - 1] = line[:start] + json.dumps(value) + line[end:]
     return "".join(lines)
