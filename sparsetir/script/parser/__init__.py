@@ -25,6 +25,7 @@ from tvm.tirx.script.parser.parser import find_decorator_annotation
 
 from sparsetir.errors import ArgumentTypeError, ScriptError
 from sparsetir.op import AXIS_NAMES
+from sparsetir.script.trees import ONE_AT_A_TIME
 
 from .. import builder as _builder
 from ..builder import *  # noqa: F403
@@ -116,7 +117,8 @@ def prim_func(
         if utils.is_defined_in_class(outer_stack, function):
             return function
         extra = utils.inspect_function_capture(function)
-        utils.resolve_closure_vars(function, extra, outer_stack)
+        with ONE_AT_A_TIME:  # it makes trees of annotations
+            utils.resolve_closure_vars(function, extra, outer_stack)
         out = parse_function(function, extra)
         out.__name__ = function.__name__
         return out
