@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -314,3 +315,56 @@ def test_an_element_at_an_absent_coordinate_is_not_cached() -> None:
     sch.cache_inplace(block, [str(r.source.name) for r in sch.get(block).reads].index("a"), "global")
     with pytest.raises(ScheduleError, match=r"copies elements that may not exist: they are read only where .*k\["):
         sparsetir.build(sch)
+
+
+AT_A_CONSTANT = """
+@T.prim_func
+def gathered(b: T.handle, c: T.handle, y: T.handle, p: T.handle, j: T.handle, n: T.int32, m: T.int32, z: T.int32,
+             w: T.int32):
+    I = T.dense_fixed(n)
+    J = T.dense_variable(I, (m, z), p)
+    K = T.singleton(J, w, lambda i, j, s: 1)
+    S = T.sparse_fixed(None, (m, n), j, sorted=False)
+    D = T.dense_fixed(w)
+    B = T.match_sparse_buffer(b, (S,), "float32")
+    C = T.match_sparse_buffer(c, (D,), "int32")
+    Y = T.match_sparse_buffer(y, (I,), "float32")
+    with T.sp_iter([I, J, K], "SRR", "gathered") as [i, s, k]:
+        T.sp_iter_attr({"search": "hoist"})
+        Y[i] = Y[i] + B[C[k]]
+"""
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_search_at_a_constant_coordinate_stays_where_that_is_there(width: int) -> None:
+    func = sparsetir.parse(AT_A_CONSTANT)
+    assert "gathered_find" not in sparsetir.lower(func, stage=2).script()
+    args = {"b": _floats(3, 4), "p": _ints(0, 1, 3), "j": _ints(0, 1), "y": _floats(0, 0)}
+    sizes, c = {"n": 2, "m": 2, "z": 3, "w": width}, fenced(_ints(0, 1)[:width])
+    expected = sparsetir.interpret(func, {**args, "y": args["y"].copy(), "c": c, **sizes})["y"]
+    compiled(func)(**args, c=c, **sizes)
+    assert args["y"].tolist() == np.asarray(expected).tolist() == ([0, 0] if width == 1 else [4, 8])
+
+
+WIDE_ROWS = """
+@T.prim_func
+def sums(a: T.handle, b: T.handle, p: T.handle, j: T.handle, n: T.int32, m: T.int32, z: T.int32):
+    I = T.dense_fixed(n, "int64")
+    J = T.sparse_variable(I, (m, z), (p, j), "int64")
+    D = T.dense_fixed(m, "int64")
+    A = T.match_sparse_buffer(a, (I,), "float32")
+    B = T.match_sparse_buffer(b, (D,), "float32")
+    with T.sp_iter([I, J], "SR", "sums") as [i, k]:
+        A[i] = A[i] + B[k]
+"""
+
+
+@pytest.mark.parametrize("chunks", [2, 16])
+def test_rows_with_int64_positions_and_int32_sizes_are_balanced(chunks: int) -> None:
+    func = sparsetir.parse(WIDE_ROWS)
+    choices = {"tile": 8, "chunks": chunks, "unroll": 4, "prefetch": 0, "stream": 0, "carry": 1, "panel": 0, "lanes": 4}
+    kernel = sparsetir.build(func, schedule=sparsetir.Choices(**choices))
+    p, j = np.array([0, 3, 3, 40], "int64"), np.arange(40, dtype="int64") % 11
+    b, a = np.arange(11, dtype="float32"), np.zeros(3, "float32")
+    kernel(a=a, b=b, p=p, j=j, n=3, m=11, z=40)
+    assert a.tolist() == [b[j[s:e]].sum() for s, e in itertools.pairwise(p)]

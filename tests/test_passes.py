@@ -1022,6 +1022,22 @@ def test_lanes_that_search_take_turns() -> None:
     assert not loops(func, VECTORIZED)
 
 
+@pytest.mark.parametrize("value", ["C[0]", "T.Cast('bfloat16', T.Cast('float32', n))", "T.Cast('bfloat16', 2)"])
+def test_one_bfloat16_for_all_lanes_is_stored_in_turns(value: str) -> None:
+    text = f"""
+@T.prim_func(s_tir=True)
+def main(c: T.handle, y: T.handle, n: T.int32):
+    C = T.match_buffer(c, (n,), "bfloat16")
+    Y = T.match_buffer(y, (n * 8,), "bfloat16")
+    for i in range(n):
+        for lane in T.vectorized(8):
+            Y[i * 8 + lane] = {value}
+"""
+    func = applied(tvm.script.from_source(text), ScalarizeLoops)
+    assert not loops(func, VECTORIZED)
+    compiled(func)
+
+
 # ---------------------------------------------------------------- PromoteHalves
 
 

@@ -113,23 +113,23 @@ class Hoister:
         wanted |= self._placed_with(wanted)
         entries = [self.iteration.entries[n] for n in sorted(wanted)]
         inside = {a for e in entries for a in e.axes}
-        if any(e.attached_to is not None for e in entries):
+        others = [entry for n, entry in enumerate(self.iteration.entries) if n not in wanted]
+        if any(e.attached_to is not None for e in entries) or any(self._is_untraceable(e) for e in others):
             return None
         return entries if all(p in inside for a in inside for p in a.ancestors) else None
 
     def _is_at_attached(self, call: Call, entry: Entry) -> bool:
-        """Whether a search needs the coordinate of an attached axis, which need not have one.
-
-        A coordinate by rule has no load of its own that would show: whatever is read at a variable of it may be there.
-        """
+        """Whether a search is for the coordinate of an attached axis, which need not have one."""
         if entry.attached_to is None:
             return False
-        coord, read = self.scope.by_var[entry.vars[0]].coord, collect(call, ir.TensorLoad)
-        loads = collect(coord, ir.TensorLoad)
-        if loads:
-            return any(same(x, y) for x in loads for y in read)
-        variables = collect(coord, Var)
-        return any(mentions(i, variables) for load in read for i in load.indices)
+        loads = collect(self.scope.by_var[entry.vars[0]].coord, ir.TensorLoad)
+        return any(same(x, y) for x in loads for y in collect(call, ir.TensorLoad))
+
+    def _is_untraceable(self, entry: Entry) -> bool:
+        """Whether a coordinate by rule shows in no search that uses it: what is read there may be there only."""
+        slots = _slots(self.scope, entry)
+        placed = zip(entry.vars, entry.axes, strict=True)
+        return any(a.rule is not None and not mentions(self.scope.by_var[v].coord, slots) for v, a in placed)
 
     def _placed_with(self, wanted: set[int]) -> set[int]:
         """Singletons next to or below these entries: they have no loop, but an operand may need their coordinate."""

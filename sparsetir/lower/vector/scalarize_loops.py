@@ -24,6 +24,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.ir import Var
 
 from sparsetir.lower.nests import SERIAL, VECTORIZED, with_, with_body
 from sparsetir.lower.rewriting import collect, mentions
@@ -34,13 +35,14 @@ def _differ(lanes: tirx.For) -> bool:
     inner = collect(lanes.body, tirx.For)
     if collect(lanes.body, tirx.AllocBuffer) or collect(lanes.body, tirx.While):
         return True
-    if any(_is_bfloat16_number(s.value) for s in collect(lanes.body, tirx.BufferStore)):
+    if any(_is_one_bfloat16(s.value, lanes.loop_var) for s in collect(lanes.body, tirx.BufferStore)):
         return True
     return any(loop.kind != SERIAL or mentions(loop.extent, [lanes.loop_var]) for loop in inner)
 
 
-def _is_bfloat16_number(value: ir.Expr) -> bool:
-    return isinstance(value, tirx.FloatImm) and str(value.ty.dtype) == "bfloat16"
+def _is_one_bfloat16(value: ir.Expr, lane: Var) -> bool:
+    """Whether all lanes store the same bfloat16 number."""
+    return str(value.ty.dtype) == "bfloat16" and not mentions(value, [lane])
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ScalarizeLoops")

@@ -238,9 +238,12 @@ def _emit(dot: Dot, reads: _Reads) -> tirx.Stmt:
 
 
 def _summed(loop: tirx.Stmt, before: tirx.Stmt | None, structure: set[str]) -> tirx.Stmt | None:
+    """The sum of a loop in vectors, in place of the store `before` it too where there is one; None for no such sum."""
     dot = match(loop, before, SUM) if isinstance(loop, tirx.For) else None
-    reads = _reads(dot, structure) if dot is not None else None
-    return _emit(dot, reads) if dot is not None and reads is not None and reads.along else None
+    if dot is None or (before is not None and not dot.is_whole):
+        return None
+    reads = _reads(dot, structure)
+    return _emit(dot, reads) if reads is not None and reads.along else None
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SumRagged")

@@ -183,7 +183,8 @@ def _reloaded(indices: Sequence[ir.Expr], array: Var, lane: Var) -> list[ir.Expr
     It would take the elements out of that one by one, which takes twice as long as to load them. What is added to
     their places is the sign bit of a size, zero, which LLVM does not know.
     """
-    size = array.ty.shape[-1]
+    # Of the size itself: TVM narrows a size that was cast to 64 bits, and leaves the 63 places by which it is shifted.
+    size = next(iter(collect(array.ty.shape[-1], Var)), array.ty.shape[-1])
     sign = tirx.shift_right(size, const(tvm.DataType(str(size.ty.dtype)).bits - 1, str(size.ty.dtype)))
 
     def on_load(load: ir.TensorLoad, mutator: Any) -> ir.Expr:
