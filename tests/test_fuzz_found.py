@@ -368,3 +368,29 @@ def test_rows_with_int64_positions_and_int32_sizes_are_balanced(chunks: int) -> 
     b, a = np.arange(11, dtype="float32"), np.zeros(3, "float32")
     kernel(a=a, b=b, p=p, j=j, n=3, m=11, z=40)
     assert a.tolist() == [b[j[s:e]].sum() for s, e in itertools.pairwise(p)]
+
+
+ROWS_THAT_MAY_NOT_EXIST = """
+@T.prim_func
+def total(f: T.handle, e: T.handle, i: T.handle, p: T.handle, j: T.handle, n: T.int32, r: T.int32, m: T.int32,
+          z: T.int32):
+    V = T.singleton(None, n, i)
+    W = T.dense_fixed(r)
+    J = T.sparse_variable(W, (m, z), (p, j))
+    D = T.dense_fixed(m)
+    O = T.dense_fixed(1)
+    F = T.match_sparse_buffer(f, (D,), "float32")
+    E = T.match_sparse_buffer(e, (O,), "float32")
+    with T.sp_iter([V, T.attach(J, V)], "RR", "total") as [v, k]:
+        with T.init():
+            E[0] = 1
+        E[0] = E[0] + F[k]
+"""
+
+
+@pytest.mark.parametrize("row", [0, 1, 2**30])
+def test_a_row_that_may_not_exist_is_summed_where_it_does(row: int) -> None:
+    kernel = sparsetir.build(sparsetir.parse(ROWS_THAT_MAY_NOT_EXIST), schedule=sparsetir.Choices(lanes=2))
+    arrays = {"f": _floats(5), "i": _ints(row), "p": fenced(_ints(0, 1)), "j": fenced(_ints(0)), "e": _floats(7)}
+    kernel(**arrays, n=2**31 - 1, r=1, m=1, z=1)
+    assert arrays["e"].tolist() == [1 + (5 if row == 0 else 0)]

@@ -57,6 +57,7 @@ from sparsetir.lower.rewriting import (
     substitute,
 )
 from sparsetir.lower.vector.vectorize_dots import Dot, match, reduced
+from sparsetir.op import is_if_then_else
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,11 @@ class _Sum:
         sizes: list[ir.Expr] = []
         for load in (*self.reads.gathered, *self.reads.computed):
             sizes += [n for n in _moving_sizes(load, self.j) if not any(same(n, other) for other in sizes)]
+        extent = self.dot.loop.extent
+        if any(
+            map(is_if_then_else, collect(extent, ir.Call))
+        ):  # a row that may not exist, nor what says where it begins
+            sizes.append(extent)
         exist = [size > const(0, str(size.ty.dtype)) for size in sizes]
         return tirx.IfThenElse(conjunction(exist), step, None) if exist else step
 
