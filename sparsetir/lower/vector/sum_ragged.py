@@ -189,9 +189,7 @@ class _Sum:
         for load in (*self.reads.gathered, *self.reads.computed):
             sizes += [n for n in _moving_sizes(load, self.j) if not any(same(n, other) for other in sizes)]
         extent = self.dot.loop.extent
-        if any(
-            map(is_if_then_else, collect(extent, ir.Call))
-        ):  # a row that may not exist, nor what says where it begins
+        if any(map(is_if_then_else, collect(extent, ir.Call))):  # neither the row nor where it begins may exist
             sizes.append(extent)
         exist = [size > const(0, str(size.ty.dtype)) for size in sizes]
         return tirx.IfThenElse(conjunction(exist), step, None) if exist else step
