@@ -117,7 +117,7 @@ class _Order:
         if buffer is None or len(set(store.indices)) != len(store.indices):
             return False
         axis_of = dict(zip(iteration.vars, iteration.axes, strict=True))
-        if any(i not in axis_of for i in store.indices) or any(e.attached_to for e in iteration.entries):
+        if any(i not in axis_of for i in store.indices) or any(e.attached_to or e.merge for e in iteration.entries):
             return False
         used = [axis_of[i] for i in store.indices]
         pairs = list(zip(used, buffer.axes, strict=True))

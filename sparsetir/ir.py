@@ -96,9 +96,14 @@ class Axis:
         return self.kind in ("dense_fixed", "dense_variable", "dense_implicit")
 
     @property
+    def is_assembled(self) -> bool:
+        """Whether the program computes which coordinates are stored: it has no arrays before the program has run."""
+        return self.kind == "sparse_assembled"
+
+    @property
     def is_ragged(self) -> bool:
         """Whether the number of slots differs from fiber to fiber."""
-        return self.kind in ("dense_variable", "dense_implicit", "sparse_variable")
+        return self.kind in ("dense_variable", "dense_implicit", "sparse_variable", "sparse_assembled")
 
     @property
     def may_be_absent(self) -> bool:
@@ -206,16 +211,27 @@ class SparseBuffer:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One item of an sp_iter's list: a single axis, a fused chain, or an attached axis."""
+    """One item of an sp_iter's list: a single axis, a fused chain, an attached axis, or a union or an intersection.
+
+    ``merge`` is "union" or "intersect" where one variable walks the coordinates of several axes; ``hosts`` are then
+    the axes that its members are attached to, None for a member below its own parent.
+    """
 
     axes: tuple[Axis, ...]
     vars: tuple[Var, ...]
     kinds: str
     attached_to: Axis | None = None
+    merge: str = ""
+    hosts: tuple[Axis | None, ...] = ()
 
     @property
     def is_fused(self) -> bool:
-        return len(self.axes) > 1
+        return len(self.axes) > 1 and not self.merge
+
+    @property
+    def domains(self) -> tuple[Axis, ...]:
+        """The axis that gives each variable its length and its index type."""
+        return (merge_domain(self.axes),) if self.merge else self.axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +244,7 @@ class SpIter:
     node: s_tir.SBlockRealize
 
     def __repr__(self) -> str:
-        return f"{self.name} over [{', '.join(a.name for a in self.axes)}] {self.kinds!r}"
+        return f"{self.name} over [{', '.join(map(label, self.entries))}] {self.kinds!r}"
 
     @property
     def kinds(self) -> str:
@@ -240,6 +256,12 @@ class SpIter:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
+        """One axis for each variable; of a union or an intersection the one that `Entry.domains` says."""
+        return tuple(a for e in self.entries for a in e.domains)
+
+    @property
+    def listed(self) -> tuple[Axis, ...]:
+        """Every axis of the list, all members of unions and intersections among them."""
         return tuple(a for e in self.entries for a in e.axes)
 
     @property
@@ -292,6 +314,8 @@ def decode_axis(var: Var, value: Call, axes: dict[Var, Axis]) -> Axis:
         message = f"the parent of axis {var.name} must be an axis declared before it, found {args[0]}"
         raise VerifyError(message, str(var.name))
     above = const(1) if parent is None else parent.count
+    if kind == "sparse_assembled":
+        return Axis(var, kind, args[1], args[2], parent, sorted=bool(int(args[3])))
     if kind == "dense_variable":
         return Axis(var, kind, args[1], args[2], parent, indptr=args[3])
     if kind == "dense_implicit":
@@ -321,12 +345,37 @@ def decode_entries(block: s_tir.SBlock, values: Sequence[Call], axes: dict[Var, 
             entries.append(Entry(members, variables, kinds[n:last]))
             n = last
             continue
-        attached_to = None
-        if op.is_call(target, "attach"):
-            target, attached_to = target.args[0], axes[target.args[1]]
-        entries.append(Entry((axes[target],), (block.iter_vars[n].var,), kinds[n], attached_to))
+        variables = (block.iter_vars[n].var,)
+        if op.is_call(target, *op.MERGES):
+            merged = [_attached(member, axes) for member in target.args]
+            members, hosts = tuple(a for a, _ in merged), tuple(host for _, host in merged)
+            entries.append(Entry(members, variables, kinds[n], merge=op.name_of(target), hosts=hosts))
+        else:
+            axis, attached_to = _attached(target, axes)
+            entries.append(Entry((axis,), variables, kinds[n], attached_to))
         n += 1
     return tuple(entries)
+
+
+def _attached(target: ir.Expr, axes: dict[Var, Axis]) -> tuple[Axis, Axis | None]:
+    """An axis of a list, and the axis that it is attached to."""
+    if op.is_call(target, "attach"):
+        return axes[target.args[0]], axes[target.args[1]]
+    return axes[target], None
+
+
+def merge_domain(members: Sequence[Axis]) -> Axis:
+    """The first of the members with the widest index type: the variable counts as it does."""
+    return next((a for a in members if a.idtype == "int64"), members[0])
+
+
+def label(entry: Entry) -> str:
+    """An entry as it stands in the script's list."""
+    hosts = entry.hosts or (entry.attached_to,) * len(entry.axes)
+    pairs = zip(entry.axes, hosts, strict=True)
+    names = ", ".join(a.name if host is None else f"T.attach({a.name}, {host.name})" for a, host in pairs)
+    wrapped = "fuse" if entry.is_fused else entry.merge
+    return f"T.{wrapped}({names})" if wrapped else names
 
 
 def is_sp_iter(realize: s_tir.SBlockRealize) -> bool:

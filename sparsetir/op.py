@@ -13,11 +13,14 @@ sparse_fixed        parent, length, width, indices | expr, sorted, unique[, 1]  
 sparse_variable     parent, length, nnz, indptr, indices | expr, sorted,        an axis
                     unique[, 1]
 singleton           parent, length, indices | expr, sorted, unique[, 1]         an axis
+sparse_assembled    parent, length, nnz, sorted                                 an axis that a program computes
 attach              axis, new_parent                                            an entry of an sp_iter
 fuse                axis, axis, ...                                             an entry of an sp_iter
+union               axis | attach(...), ...                                     an entry of an sp_iter
+intersect           axis | attach(...), ...                                     an entry of an sp_iter
 root                -                                                           ``parent=None``
 arg                 k                                                           k-th lambda argument
-coord               axis | fuse(...), member                                    value of an iteration variable
+coord               axis | fuse(...) | union(...) | ..., member                 value of an iteration variable
 bind_axes           view, default_value, axis, ...                              a sparse buffer's axes
 find                indices[lo], count, coordinate, sorted, strategy            slot of a coordinate, or -1
 find_rule           expr of arg(0), count, coordinate                           slot of a coordinate, or -1
@@ -43,13 +46,15 @@ AXIS_NAMES = (
     "sparse_fixed",
     "sparse_variable",
     "singleton",
+    "sparse_assembled",
 )
+MERGES = ("union", "intersect")
 BEFORE_FULL = {
     "sparse_fixed": 6,
     "sparse_variable": 7,
     "singleton": 5,
 }  # arguments before the promise that every slot is full
-NAMES = (*AXIS_NAMES, "attach", "fuse", "root", "arg", "coord", "bind_axes", *FIND)
+NAMES = (*AXIS_NAMES, "attach", "fuse", *MERGES, "root", "arg", "coord", "bind_axes", *FIND)
 
 
 def _register(name: str) -> Op:

@@ -14,11 +14,11 @@ from functools import cached_property
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Call, Var
 
 from sparsetir.errors import VerifyError
-from sparsetir.ir import SPARSE_ITER, Axis, Entry, Program, SparseBuffer, SpIter, decode
+from sparsetir.ir import SPARSE_ITER, Axis, Entry, Program, SparseBuffer, SpIter, cast, decode
 
 INDEX_DTYPES = ("int32", "int64")
 VALUE_DTYPES = (
@@ -56,7 +56,7 @@ class Place:
     def variables(self) -> dict[Var, Axis]:
         """The axis of every iteration variable in force whose position is at hand."""
         entries = [e for it in (*self.outer, self.iteration) for e in it.entries]
-        return {v: a for e in entries for v, a in zip(e.vars, e.axes, strict=True)}
+        return {v: a for e in entries for v, a in zip(e.vars, e.domains, strict=True)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,24 +258,31 @@ def letters_fit(facts: Facts) -> Iterator[Problem]:
 def axes_come_once(facts: Facts) -> Iterator[Problem]:
     """No axis twice in one list, unless attached elsewhere."""
     for place in facts.places:
-        listed = [a for e in place.iteration.entries if e.attached_to is None for a in e.axes]
+        listed = [a for e in place.iteration.entries if e.attached_to is None and not e.merge for a in e.axes]
+        listed += [a for e in place.iteration.entries for a in dict.fromkeys(_unattached(e))]
         for axis in dict.fromkeys(a for a in listed if listed.count(a) > 1):
             yield _at(place.iteration, f"axis {axis.name} is listed twice; declare another axis for a second loop")
+
+
+def _unattached(entry: Entry) -> list[Axis]:
+    """The members of a union or an intersection that are walked below their own parents."""
+    return [a for a, host in zip(entry.axes, entry.hosts, strict=False) if host is None]
 
 
 def parents_come_first(facts: Facts) -> Iterator[Problem]:
     """An axis is iterated below its parent, an attached axis below its host."""
     for place in facts.places:
-        seen = {a for it in place.outer for a in it.axes}
+        seen = {a for it in place.outer for a in it.listed}
         for entry in place.iteration.entries:
-            message = _order_fault(entry, seen, place.iteration)
-            if message:
-                yield _at(place.iteration, message)
+            placed = zip(entry.axes, entry.hosts, strict=True) if entry.merge else [(entry.axes[0], entry.attached_to)]
+            for axis, host in placed:
+                message = _order_fault(axis, host, seen, place.iteration)
+                if message:
+                    yield _at(place.iteration, message)
             seen.update(entry.axes)
 
 
-def _order_fault(entry: Entry, seen: set[Axis], iteration: SpIter) -> str:
-    axis, host = entry.axes[0], entry.attached_to
+def _order_fault(axis: Axis, host: Axis | None, seen: set[Axis], iteration: SpIter) -> str:
     if axis.parent is None:
         return "" if host is None else f"axis {axis.name} has no parent, there is nothing to attach elsewhere"
     if host is None:
@@ -288,7 +295,7 @@ def _order_fault(entry: Entry, seen: set[Axis], iteration: SpIter) -> str:
 
 
 def _missing(what: str, needed: Axis, iteration: SpIter, role: str) -> str:
-    if needed in iteration.axes:
+    if needed in iteration.listed:
         return f"{what} is listed before {role} {needed.name}; list {needed.name} first"
     return f"{what} is iterated but {role} {needed.name} is not; list {needed.name} before it"
 
@@ -312,11 +319,41 @@ def fuse_fault(axes: Sequence[Axis]) -> str:
     return ""
 
 
+def merge_fault(name: str, axes: Sequence[Axis]) -> str:
+    """Why `axes` cannot be walked together by ``T.union`` or ``T.intersect``; empty if they can."""
+    if len(axes) < 2:
+        return f"T.{name} takes two axes or more, found {len(axes)}; list a single axis by itself"
+    for axis in axes:
+        if axis.is_assembled:
+            way = f"list {axis.name} itself: its variable runs over what the body stores"
+            return f"T.{name} walks coordinates that are stored, but {axis.name} is computed here; {way}"
+        if axis.kind == "dense_fixed":
+            what = "is all of them" if name == "union" else "adds nothing"
+            way = f"list {axis.name} alone" if name == "union" else f"leave {axis.name} out"
+            return f"T.{name} walks the coordinates that axes store; with the dense axis {axis.name} it {what}: {way}"
+    first = axes[0]
+    for axis in axes[1:]:
+        if not _same_length(first.length, axis.length):
+            found = f"{first.name} has {first.length}, {axis.name} has {axis.length}"
+            return f"the axes of T.{name} must have one length, found that {found}; declare both with the same size"
+    return ""
+
+
+def _same_length(a: ir.Expr, b: ir.Expr) -> bool:
+    """Whether two lengths are one, whatever their index types."""
+    wide = [cast(x, "int64") for x in (_uncast(a), _uncast(b))]
+    return bool(sym.Analyzer().can_prove_equal(*wide))
+
+
+def _uncast(length: ir.Expr) -> ir.Expr:
+    return length.value if isinstance(length, tirx.Cast) else length
+
+
 def variables_have_their_axis_dtype(facts: Facts) -> Iterator[Problem]:
     """An iteration variable has its axis's index type."""
     for place in facts.places:
         for entry in place.iteration.entries:
-            for var, axis in zip(entry.vars, entry.axes, strict=True):
+            for var, axis in zip(entry.vars, entry.domains, strict=True):
                 found = str(var.ty.dtype)
                 if found != axis.idtype:
                     message = f"variable {var.name} must be {axis.idtype} like its axis {axis.name}, found {found}"
@@ -419,7 +456,7 @@ def sums_start_somewhere(facts: Facts) -> Iterator[Problem]:
 def structure_is_read_only(facts: Facts) -> Iterator[Problem]:
     """An iteration does not write the index arrays that it walks."""
     for place in facts.places:
-        arrays = {x: a for a in place.iteration.axes for x in (a.indptr, a.indices) if x is not None}
+        arrays = {x: a for a in place.iteration.listed for x in (a.indptr, a.indices) if x is not None}
         for access in stores(place.iteration.block):
             axis = arrays.get(facts.storage(access.buffer))
             if axis is not None:

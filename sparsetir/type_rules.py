@@ -121,7 +121,7 @@ def axes_are_not_numbers(facts: Facts) -> Iterator[Problem]:
         visitor.default_visit(node)
 
     def on_call(call: Call, visitor: Any) -> None:
-        if op.is_call(call, "attach", "fuse"):
+        if op.is_call(call, "attach", "fuse", *op.MERGES):
             name = op.name_of(call)
             problem(f"T.{name} belongs into the list of an sp_iter: T.sp_iter([.., T.{name}(..)], ..)")
         elif not op.is_call(call, "coord", "bind_axes", *op.AXIS_NAMES):  # those take axes

@@ -13,7 +13,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
-from tvm.ir import Call
+from tvm.ir import Call, Var
 
 from sparsetir import op, rules, type_rules
 from sparsetir.errors import VerifyError
@@ -52,11 +52,22 @@ def programs_are_well_formed(facts: Facts) -> Iterator[Problem]:
     """TVM's own check passes, apart from what it cannot know.
 
     It asks that a block takes the variables of loops around it as its own; a sparse iteration gets them when it
-    is lowered.
+    is lowered. It asks that an array tells every size; that of an assembled axis above another is known after the run.
     """
-    complaint = _complaint(facts.func)
+    complaint = _complaint(_with_counts(facts))
     if complaint and not (facts.places and "Loop iterator var" in complaint):
         yield Problem(complaint)
+
+
+def _with_counts(facts: Facts) -> tirx.PrimFunc:
+    """The function with the sizes that it computes as parameters, where no array has them."""
+    computed = [a.count for a in facts.program.axes.values() if a.is_assembled]
+    if not computed:
+        return facts.func
+    arrays = [p for p in facts.func.params if tirx.is_buffer_var(p)]
+    told = {extent for array in arrays for extent in array.ty.shape if isinstance(extent, Var)}
+    params = [*facts.func.params, *(c for c in computed if c not in told)]
+    return tirx.PrimFunc(params, facts.func.body, facts.func.ret_type, facts.func.attrs)
 
 
 # ---------------------------------------------------------------------------------------------- stages II and III

@@ -159,7 +159,7 @@ OTHER_NAMES = {
     "dynamic": "T.dense_variable(parent, (length, nnz), indptr)",
     "dense": "T.dense_fixed(length)",
     "compressed": "T.sparse_variable(parent, (length, nnz), (indptr, indices))",
-    "axis": "T.dense_fixed, T.dense_variable, T.sparse_fixed, T.sparse_variable or T.singleton",
+    "axis": "T.dense_fixed, T.dense_variable, T.sparse_fixed, T.sparse_variable, T.singleton or T.sparse_assembled",
     "block": "T.sblock",
 }
 UNKNOWN = re.compile(r"(?:module 'sparsetir\.script(?:\.parser)?'|type object 'sp') has no attribute '(\w+)'")

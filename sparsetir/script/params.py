@@ -86,6 +86,8 @@ class Signature:
 
     def _is_hidden(self, var: Var) -> bool:
         """Whether the program can do without a name for the size `var`."""
+        if var in self.body.computed:
+            return not self.names[self.body.computed[var]] and not any(var in _variables(p) for p in self.buffers)
         here = [s for s in self.body.sizes if s.var.same_as(var)]
         arrays = {s.axis.indices if s.axis.indices is not None else s.call for s in here}
         if len(arrays) != 1 or any(var in _variables(p) for p in self.buffers):

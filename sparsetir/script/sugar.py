@@ -43,7 +43,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import SPARSE_ITER, Axis, SparseBuffer, decode
-from sparsetir.op import AXIS_NAMES
+from sparsetir.op import AXIS_NAMES, MERGES
 from sparsetir.script import builder, trees  # importing builder settles how `T.sp.arg` is printed
 
 DECLARATIONS = (*AXIS_NAMES, "match_sparse_buffer")
@@ -75,6 +75,7 @@ class Body:
     mentions: Counter[str] = field(default_factory=Counter)
     late: set[str] = field(default_factory=set)
     sizes: list[Size] = field(default_factory=list)
+    computed: dict[Var, str] = field(default_factory=dict)  # numbers of entries that the program computes, by name
     matched: dict[Var, list[SparseBuffer]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -155,6 +156,11 @@ class Body:
 
     def _singleton(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
         made = trees.call("singleton", _parent(args[0]), args[1], self._where(axis, args[2]), ast.Constant(axis.idtype))
+        return _flagged(made, axis)
+
+    def _sparse_assembled(self, axis: Axis, args: list[ast.expr]) -> ast.Call:
+        made = trees.call("sparse_assembled", _parent(args[0]), args[1], ast.Constant(axis.idtype))
+        self.computed[axis.count] = ast.unparse(args[2])
         return _flagged(made, axis)
 
     def _array(self, node: ast.expr) -> ast.expr:
@@ -355,7 +361,7 @@ class _RawBlock:
         letters = "".join("S" if called == "axis.spatial" else "R" for called, _, _ in self.domains)
         if not self.kinds or self.kinds != letters or self.regions:
             return []
-        if any(lengths.get(_member(coord)) != domain for _, domain, coord in self.domains):
+        if any(domain not in [lengths.get(m) for m in _members(coord)] for _, domain, coord in self.domains):
             return []
         heads = [coord.args[0] for _, _, coord in self.domains if _number(coord) == 0]
         return [_entry(head) for head in heads] if self._in_order() else []
@@ -375,16 +381,16 @@ def _number(coord: ast.Call) -> int:
     return int(coord.args[1].value)  # type: ignore[attr-defined]
 
 
-def _member(coord: ast.Call) -> str:
-    """The axis whose coordinate ``T.sp.coord(item, member)`` is."""
-    item = coord.args[0]
-    if trees.called(item) == "sp.attach":
-        item = item.args[0]  # type: ignore[attr-defined]
-    if trees.called(item) == "sp.fuse":
-        item = item.args[_number(coord)]  # type: ignore[attr-defined]
-    return ast.unparse(item)
+def _members(coord: ast.Call) -> list[str]:
+    """The axes whose coordinate ``T.sp.coord(item, member)`` is: one, or all that are walked together."""
+    items = [coord.args[0]]
+    if trees.called(items[0]) == "sp.fuse":
+        items = [items[0].args[_number(coord)]]  # type: ignore[attr-defined]
+    elif trees.called(items[0]) in [f"sp.{name}" for name in MERGES]:
+        items = items[0].args  # type: ignore[attr-defined]
+    return [ast.unparse(i.args[0] if trees.called(i) == "sp.attach" else i) for i in items]  # type: ignore[attr-defined]
 
 
 def _entry(item: ast.expr) -> ast.expr:
     called = trees.called(item)
-    return trees.call(called.removeprefix("sp."), *item.args) if called else item  # type: ignore[attr-defined]
+    return trees.call(called.removeprefix("sp."), *map(_entry, item.args)) if called else item  # type: ignore[attr-defined]

@@ -57,7 +57,7 @@ def _check_value(value: Any) -> None:
 
 def _noted(func: tirx.PrimFunc, iteration: str, key: str, value: Any) -> Edit:
     editor = Editor(func)
-    found = editor.iteration(iteration)
+    found = editor.iteration(iteration, merged=True)
     notes = {k: v for k, v in notes_of(found).items() if k != key}
     if value is not None:
         notes[key] = value
@@ -95,12 +95,12 @@ def set_search(func: tirx.PrimFunc, iteration: str, strategy: str) -> Edit:
         raise ScheduleError(f"the search of an iteration is one of {', '.join(SEARCHES)}, found {strategy!r}")
     if strategy == "merge":
         editor = Editor(func)
-        _check_merge(editor, editor.iteration(iteration))
+        _check_merge(editor, editor.iteration(iteration, merged=True))
     return _noted(func, iteration, SEARCH, None if strategy == "inline" else strategy)
 
 
 def _check_merge(editor: Editor, iteration: SpIter) -> None:
-    place = editor.place(iteration.name)
+    place = editor.place(iteration.name, merged=True)
     for axis, access in searched_axes(place, editor.facts):
         fault = "not sorted" if not axis.sorted else "not unique" if not axis.unique else ""
         if fault:

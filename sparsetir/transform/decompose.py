@@ -33,7 +33,7 @@ from tvm.ir import Var
 
 from sparsetir.errors import VerifyError, own_errors
 from sparsetir.formats.rule import FormatRewriteRule
-from sparsetir.ir import Axis, Program, SpIter, accesses, decode, is_sp_iter
+from sparsetir.ir import Axis, Program, SpIter, accesses, decode, is_sp_iter, label
 from sparsetir.lower.rewriting import mentions, seq
 from sparsetir.transform.pieces import Pieces
 from sparsetir.transform.structure import Structure
@@ -145,9 +145,13 @@ class Rewriter:
         """An iteration of the old program as the new program has it."""
         views = {b.view for b in self.structure.group}
         touched = {b for b, _, _ in accesses(it.block)} & views
-        walked = [a for a in self.structure.axes if a in it.axes and a.kind != "dense_fixed"]
+        walked = [a for a in self.structure.axes if a in it.listed and a.kind != "dense_fixed"]
         if not touched and not walked:
             return it.node
+        for entry in (e for e in it.entries if e.merge or e.axes[-1].is_assembled):
+            fault = f"walks {label(entry)}, whose members have no order over several pieces"
+            how = "store this buffer as it is"
+            raise VerifyError(f"cannot decompose {self.structure.name}: iteration {it.name} {fault}; {how}", it.name)
         missing = [a.name for a in self.structure.axes if a not in it.axes]
         if missing or any(e.attached_to for e in it.entries if set(e.axes) & set(self.structure.axes)):
             fault = f"does not iterate axis {missing[0]}" if missing else "attaches an axis of it to another"

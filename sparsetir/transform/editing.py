@@ -25,11 +25,13 @@ from sparsetir.ir import (
     const,
     decode_axis,
     is_sp_iter,
+    label,
 )
 from sparsetir.rules import Place, facts_of
 from sparsetir.scalars import as_whole
 
 REDUCE = 2
+MERGED = {"union": "a union", "intersect": "an intersection"}
 Ref = Any  # an axis by name, a fused entry by the names of its members
 
 
@@ -41,14 +43,6 @@ class Edit(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------------- by name
-
-
-def label(entry: Entry) -> str:
-    """An entry as it stands in the script's list."""
-    names = ", ".join(a.name for a in entry.axes)
-    if entry.is_fused:
-        return f"T.fuse({names})"
-    return names if entry.attached_to is None else f"T.attach({names}, {entry.attached_to.name})"
 
 
 def find_entry(iteration: SpIter, ref: Ref) -> Entry:
@@ -130,12 +124,15 @@ def statements(node: tirx.Stmt | None) -> list[tirx.Stmt]:
 
 
 def _target(entry: Entry) -> ir.Expr:
-    axes = [a.var for a in entry.axes]
+    hosts = entry.hosts or (entry.attached_to,) * len(entry.axes)
+    axes = [_below(axis, host) for axis, host in zip(entry.axes, hosts, strict=True)]
     if entry.is_fused:
         return op.call("fuse", axes, entry.axes[-1].idtype)
-    if entry.attached_to is not None:
-        return op.call("attach", [axes[0], entry.attached_to.var], entry.axes[0].idtype)
-    return axes[0]
+    return op.call(entry.merge, axes, entry.domains[0].idtype) if entry.merge else axes[0]
+
+
+def _below(axis: Axis, host: Axis | None) -> ir.Expr:
+    return axis.var if host is None else op.call("attach", [axis.var, host.var], axis.idtype)
 
 
 def notes_of(iteration: SpIter) -> dict[str, Any]:
@@ -157,7 +154,7 @@ def make_iteration(
     iter_vars, values = [], []
     for entry in entries:
         target = _target(entry)
-        for n, (axis, var, kind) in enumerate(zip(entry.axes, entry.vars, entry.kinds, strict=True)):
+        for n, (axis, var, kind) in enumerate(zip(entry.domains, entry.vars, entry.kinds, strict=True)):
             domain = ir.Range(const(0, str(axis.length.ty.dtype)), axis.length)
             iter_vars.append(tirx.IterVar(domain, var, REDUCE if kind == "R" else 0))
             values.append(op.call("coord", [target, n], axis.idtype))
@@ -208,19 +205,27 @@ class Editor:
 
     # ------------------------------------------------------------------ what there is
 
-    def place(self, name: str) -> Place:
-        """The iteration called `name`, and the iterations around it."""
+    def place(self, name: str, *, merged: bool = False) -> Place:
+        """The iteration called `name`, and the iterations around it.
+
+        Unless `merged`, neither it nor what is inside it walks several axes as one, or an axis that it computes.
+        """
         found = [p for p in self.facts.places if p.iteration.name == name]
         if len(found) == 1:
+            inside = [] if merged else [found[0], *self.nested(found[0].iteration)]
+            for entry in (e for p in inside for e in p.iteration.entries if e.merge or e.axes[-1].is_assembled):
+                what = "computes an axis" if not entry.merge else f"walks {MERGED[entry.merge]} of axes"
+                message = f"sp_iter {name!r} {what}, {label(entry)}: this primitive changes loops of stored axes"
+                raise ScheduleError(f"{message}; annotate and set_search change such an iteration")
             return found[0]
         known = ", ".join(repr(p.iteration.name) for p in self.facts.places) or "none"
         if found:
             raise ScheduleError(f"{len(found)} sparse iterations are called {name!r}; give them different names")
         raise ScheduleError(f"no sparse iteration is called {name!r}; there are: {known}")
 
-    def iteration(self, name: str) -> SpIter:
-        """The iteration called `name`."""
-        return self.place(name).iteration
+    def iteration(self, name: str, *, merged: bool = False) -> SpIter:
+        """The iteration called `name`; `merged` as for `place`."""
+        return self.place(name, merged=merged).iteration
 
     def nested(self, iteration: SpIter) -> list[Place]:
         """The iterations inside `iteration`."""

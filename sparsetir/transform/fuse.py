@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from tvm import tirx
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir import Axis, Entry, SpIter
+from sparsetir.ir import Axis, Entry, SpIter, label
 from sparsetir.rules import fuse_fault
-from sparsetir.transform.editing import Edit, Editor, Ref, find_entry, label, rebuilt
+from sparsetir.transform.editing import Edit, Editor, Ref, find_entry, rebuilt
 
 
 def sparse_fuse(func: tirx.PrimFunc, iteration: str, axes: Sequence[Ref]) -> Edit:

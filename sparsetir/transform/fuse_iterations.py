@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir import INDEPENDENT, Axis, Entry, SpIter
+from sparsetir.ir import INDEPENDENT, Axis, Entry, SpIter, label
 from sparsetir.lower.rewriting import mentions, same, substitute
 from sparsetir.rules import stores
 from sparsetir.transform.dependence import Footprint, Steps, footprint, meeting_faults
@@ -22,7 +22,6 @@ from sparsetir.transform.editing import (
     check_count,
     dependents,
     is_declaration,
-    label,
     make_iteration,
     notes_of,
     sequence,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tvm import tirx
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir import SpIter, cast, const
+from sparsetir.ir import SpIter, cast, const, label
 from sparsetir.transform.editing import (
     Edit,
     Editor,
@@ -16,7 +16,6 @@ from sparsetir.transform.editing import (
     ceil_div,
     check_count,
     divides,
-    label,
     rebuilt,
     refuse_grandparent,
     refuse_repeated,

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from tvm import tirx
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir import Axis, Entry, SpIter
+from sparsetir.ir import Axis, Entry, SpIter, label
 from sparsetir.rules import Place
 from sparsetir.transform.dependence import Steps, footprint, order_faults
-from sparsetir.transform.editing import Edit, Editor, Ref, find_entry, label, rebuilt
+from sparsetir.transform.editing import Edit, Editor, Ref, find_entry, rebuilt
 
 
 def sparse_reorder(func: tirx.PrimFunc, iteration: str, order: Sequence[Ref]) -> Edit:

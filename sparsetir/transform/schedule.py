@@ -9,8 +9,9 @@ from typing import Any
 from tvm import s_tir
 
 from sparsetir.compile.pipeline import to_stage_2
+from sparsetir.ir import label
 from sparsetir.script.printer import script
-from sparsetir.transform.editing import Editor, label
+from sparsetir.transform.editing import Editor
 from sparsetir.transform.trace import Scheduled, Step, plain
 
 
@@ -79,7 +80,7 @@ class Schedule(Scheduled):
         ScheduleError
             No iteration, or more than one, has the name.
         """
-        return Editor(self.func).iteration(name).name
+        return Editor(self.func).iteration(name, merged=True).name
 
     @property
     def sp_iters(self) -> list[str]:
@@ -88,7 +89,7 @@ class Schedule(Scheduled):
 
     def get_axes(self, iteration: str) -> list[str]:
         """The entries of an iteration's list as they stand in the text."""
-        return [label(e) for e in Editor(self.func).iteration(iteration).entries]
+        return [label(e) for e in Editor(self.func).iteration(iteration, merged=True).entries]
 
     # ------------------------------------------------------------------ primitives
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from tvm import tirx
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir import Entry, cast, const
+from sparsetir.ir import Entry, cast, const, label
 from sparsetir.lower.rewriting import substitute
 from sparsetir.rules import Place
 from sparsetir.transform.editing import (
@@ -20,7 +20,6 @@ from sparsetir.transform.editing import (
     check_count,
     dependents,
     divides,
-    label,
     new_var,
     rebuilt,
     single_entry,

@@ -22,7 +22,7 @@ from tvm.ir import Call, Var
 
 from sparsetir import op
 from sparsetir.errors import ScheduleError
-from sparsetir.ir import Axis, Entry, SparseBuffer, cast, const, substitute_args
+from sparsetir.ir import Axis, Entry, SparseBuffer, cast, const, label, substitute_args
 from sparsetir.lower.rewriting import mentions, substitute
 from sparsetir.rules import Access, Place, loads, stores
 from sparsetir.transform.editing import (
@@ -31,7 +31,6 @@ from sparsetir.transform.editing import (
     ceil_div,
     divides,
     fiber_vars,
-    label,
     new_var,
     rebuilt,
     refuse_grandparent,

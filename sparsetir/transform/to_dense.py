@@ -8,7 +8,7 @@ from dataclasses import replace
 from tvm import ir, tirx
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir import Entry, SpIter, const
+from sparsetir.ir import Entry, SpIter, const, label
 from sparsetir.lower.nest.access import Scope
 from sparsetir.lower.rewriting import collect
 from sparsetir.rules import Place, loads, stores
@@ -18,7 +18,6 @@ from sparsetir.transform.editing import (
     Editor,
     Ref,
     fiber_vars,
-    label,
     rebuilt,
     refuse_grandparent,
     refuse_repeated,

@@ -36,6 +36,7 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Var
 
 from sparsetir import op
+from sparsetir.errors import LoweringError
 from sparsetir.ir import (
     INDEPENDENT,
     INIT,
@@ -50,6 +51,7 @@ from sparsetir.ir import (
     decode,
     decode_entries,
     is_sp_iter,
+    label,
 )
 from sparsetir.lower.checks.independence import init_is_parallel, is_parallel
 from sparsetir.lower.host.hoist_search import Hoister
@@ -187,6 +189,9 @@ class NestEmitter:
 
     def emit(self, iteration: SpIter) -> tirx.Stmt:
         """The nest of one iteration, its initialisation inside, next to or above it as the program needs."""
+        for entry in (e for e in iteration.entries if e.merge or e.axes[-1].is_assembled):
+            message = f"sp_iter {iteration.name!r} lists {label(entry)}, which the loops of stored axes do not walk"
+            raise LoweringError(f"{message}; sparsetir.interpret runs it")
         split = InitPlan(iteration, self.program)
         levels: list[Level] = [Level()]
         init_at: int | None = None

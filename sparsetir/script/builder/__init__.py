@@ -20,8 +20,8 @@ from tvm.tirx.script import builder as T
 
 from sparsetir import op
 from sparsetir.errors import VerifyError
-from sparsetir.ir import SPARSE_ITER, Axis, cast, const, decode_axis
-from sparsetir.rules import INDEX_DTYPES, SEARCHES, VALUE_DTYPES, chain_fault, fuse_fault
+from sparsetir.ir import SPARSE_ITER, Axis, cast, const, decode_axis, merge_domain
+from sparsetir.rules import INDEX_DTYPES, SEARCHES, VALUE_DTYPES, chain_fault, fuse_fault, merge_fault
 from sparsetir.scalars import as_whole, dtype_name
 
 # `arg` has no operand to take its type from, so its text must say it.
@@ -366,6 +366,25 @@ def singleton(
     return _declare("singleton", args, idtype)
 
 
+def sparse_assembled(parent: Any, length: Any, idtype: str = "int32", sorted: bool = True) -> Var:
+    """A compressed axis whose coordinates the program computes: its indptr and indices are results.
+
+    Only results lie over it. In the list of an `sp_iter` its variable runs over the coordinates that the body stores.
+    """
+    idtype = _check_idtype(idtype)
+    _, operand, _ = _parent_args(parent)
+    if isinstance(length, (tuple, list)):
+        raise VerifyError("a sparse_assembled axis takes its length alone: the program computes how much is stored")
+    nnz = _implicit_count(idtype, _assembled_name())
+    return _declare("sparse_assembled", [operand, cast(_size(length, idtype), idtype), nnz, int(sorted)], idtype)
+
+
+def _assembled_name() -> str:
+    """What the number of entries of a new assembled axis is called: no handle tells."""
+    count = sum(axis.is_assembled for axis in _scopes.functions[-1].axes.values())
+    return f"assembled_nnz_{count}" if count else "assembled_nnz"
+
+
 def attach(axis: Any, parent: Any) -> Call:
     """In an sp_iter list: iterate `axis` below the coordinate of `parent` instead of below its own parent."""
     base, at = _axis_of(axis, "the attached axis"), _axis_of(parent, "the axis attached to")
@@ -383,6 +402,35 @@ def fuse(*axes: Any) -> Call:
     if fault:
         raise VerifyError(fault, chain[0].name)
     return op.call("fuse", list(axes), chain[-1].idtype)
+
+
+def union(*members: Any) -> Call:
+    """In an sp_iter list: iterate every coordinate that one of the axes stores, with one variable.
+
+    A member is an axis, or ``T.attach(axis, other)``.
+    """
+    return _merged("union", members)
+
+
+def intersect(*members: Any) -> Call:
+    """In an sp_iter list: iterate the coordinates that all of the axes store, with one variable.
+
+    A member is an axis, or ``T.attach(axis, other)``.
+    """
+    return _merged("intersect", members)
+
+
+def _merged(name: str, members: tuple[Any, ...]) -> Call:
+    decoded = [_axis_of(member_axis(m), f"every item of a T.{name}") for m in members]
+    fault = merge_fault(name, decoded)
+    if fault:
+        raise VerifyError(fault, decoded[0].name if decoded else "")
+    return op.call(name, list(members), merge_domain(decoded).idtype)
+
+
+def member_axis(item: Any) -> Any:
+    """What an item of a list is without the axis that it is attached to."""
+    return item.args[0] if op.is_call(item, "attach") else item
 
 
 # ---------------------------------------------------------------------------------------------- buffers
@@ -430,6 +478,10 @@ def match_sparse_buffer(
     """Give the values array `handle` the axes `axes`; absent coordinates read `default_value` (0 if None)."""
     dtype = _check_dtype(dtype)
     decoded = _buffer_axes(axes)
+    computed = next((a for a in decoded if a.is_assembled), None)
+    if computed is not None and not _is_handle(handle):
+        message = f"a result over {computed.name} is a T.handle parameter, found {_shown(handle)}"
+        raise VerifyError(f"{message}: the program computes how many values there are", computed.name)
     if extra_storage is not None:
         raise VerifyError("extra_storage belongs to auxiliary arrays, which this dialect declares on the axis")
     if tirx.is_buffer_var(handle):
@@ -458,6 +510,10 @@ def alloc_sparse_buffer(
     """A scratch buffer over `axes`, alive during the call."""
     dtype = _check_dtype(dtype)
     decoded = _buffer_axes(axes)
+    computed = next((a for a in decoded if a.is_assembled), None)
+    if computed is not None:
+        message = f"scratch over the assembled axis {computed.name} is not supported: its size is known after the run"
+        raise VerifyError(f"{message}; match a T.handle parameter, which is a result", computed.name)
     storage = T.alloc_buffer(_storage_shape(decoded), dtype, scope=scope)
     storage = storage if tirx.is_buffer_var(storage) else storage.__enter__()
     count = len(_scopes.functions[-1].views)
@@ -518,8 +574,10 @@ def _entries(axes: Any) -> list[tuple[Axis, Call]]:
             members = [_axis_of(a, "a fused axis") for a in item.args]
             out += [(a, op.call("coord", [item, k], a.idtype)) for k, a in enumerate(members)]
             continue
-        base = item.args[0] if op.is_call(item, "attach") else item
-        axis = _axis_of(base, "every item of an sp_iter list")
+        if op.is_call(item, *op.MERGES):
+            axis = merge_domain([_axis_of(member_axis(m), "a member") for m in item.args])
+        else:
+            axis = _axis_of(member_axis(item), "every item of an sp_iter list")
         out.append((axis, op.call("coord", [item, 0], axis.idtype)))
     return out
 
@@ -602,8 +660,7 @@ def _raw_axis(kind: str, *args: Any) -> Var:
 
 
 def _raw_coord(target: Any, member: int) -> Call:
-    axes = list(target.args) if op.is_call(target, "fuse") else [target]
-    axis = axes[0].args[0] if op.is_call(axes[0], "attach") else axes[int(member)]
+    axis = target.args[int(member)] if op.is_call(target, "fuse") else member_axis(target)
     return op.call("coord", [target, member], str(axis.ty.dtype))
 
 
@@ -628,8 +685,11 @@ class sp:
     compressed_fixed = staticmethod(sparse_fixed)
     compressed_varied = staticmethod(sparse_variable)
     singleton = staticmethod(singleton)
+    sparse_assembled = staticmethod(sparse_assembled)
     attach = staticmethod(attach)
     fuse = staticmethod(fuse)
+    union = staticmethod(union)
+    intersect = staticmethod(intersect)
     match_buffer = staticmethod(match_sparse_buffer)
     alloc_buffer = staticmethod(alloc_sparse_buffer)
     iteration = staticmethod(sp_iter)
@@ -667,11 +727,14 @@ __all__ = [
     "dense_fixed",
     "dense_variable",
     "fuse",
+    "intersect",
     "match_sparse_buffer",
     "singleton",
     "sp",
     "sp_iter",
     "sp_iter_attr",
+    "sparse_assembled",
     "sparse_fixed",
     "sparse_variable",
+    "union",
 ]
