@@ -8,14 +8,11 @@ and prints nanoseconds for each nonzero and the peak of the memory over that of 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -24,27 +21,12 @@ from sparsetir.build import build
 from sparsetir.errors import ArgumentError
 from sparsetir.harness import suite
 from sparsetir.harness.inputs import say
+from sparsetir.harness.memory import CLEAR, STATUS, forget_peak, resident
 from sparsetir.harness.tables import markdown
 
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 SIZES = "1e5,1e6,1e7,1e8"
 FAMILIES = "rmat,stencil_2d,stencil_3d"
 SECONDS, FEWEST = 1.0, 5
-
-
-def resident(field: str) -> int:
-    """Bytes of this process: ``"VmRSS"`` now, ``"VmHWM"`` at most since `forget_peak`."""
-    lines = STATUS.read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
-
-
-def forget_peak() -> None:
-    """Give freed memory back, and reset the peak."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-    CLEAR.write_text("5")
 
 
 def measure(family: str, nnz: int, feat: int) -> dict[str, float]:
