@@ -15,7 +15,7 @@ kernels     `build`, `Kernel`, `Kernel.bind`; `lower` for the stages between
 formats     `formats`, `SparseTensor`, `CooTensor`, `decompose_format`, `pattern`
 schedules   `Schedule` (stage I), `Choices` and `template` (loops)
 searching   `tune_sparse`, `autotune`
-models      `relax`
+models      `relax`; `import sparsetir.torch` for training with torch
 files       `read` of matrices and tensors, `load` of saved kernels
 threads     `set_num_threads`, `get_num_threads`; checks of indices are left out under `unchecked`
 

@@ -11,6 +11,8 @@ import numpy as np
 from sparsetir.errors import ArgumentTypeError
 from sparsetir.interop.levels import Array
 
+HAVE_GRADIENTS = "sparsetir.torch.Graph has operators with gradients"
+
 
 def to_torch(array: Array) -> Any:
     """A torch tensor that shares the array's memory; bfloat16 included."""
@@ -28,7 +30,7 @@ def check_detached(tensor: Any, name: str, what: str) -> None:
     """Raise `ArgumentTypeError` where gradients are asked of a tensor: `what` has none."""
     if tensor.requires_grad and importlib.import_module("torch").is_grad_enabled():
         fault = f"{name} requires grad, but {what} has no gradients"
-        raise ArgumentTypeError(f"{fault}: pass {name}.detach(), or call under torch.no_grad()")
+        raise ArgumentTypeError(f"{fault}: pass {name}.detach(), or call under torch.no_grad(); {HAVE_GRADIENTS}")
 
 
 def torch_to_numpy(tensor: Any, name: str) -> Array:

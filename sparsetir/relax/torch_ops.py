@@ -2,7 +2,7 @@
 """The operators as torch operators, ``torch.ops.sparsetir.spmm(data, indptr, indices, B)`` and so on.
 
 In torch they run the kernels of this package; ``torch.export`` keeps them as they are, and `from_torch` makes
-``R.sparse`` calls of them. They have no gradients.
+``R.sparse`` calls of them. They have no gradients; `sparsetir.torch.Graph` does.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sparsetir.call.arguments import checks_are_on
 from sparsetir.call.kernel import Kernel
 from sparsetir.errors import ArgumentTypeError, StructureError
 from sparsetir.interop.structure import first_outside
+from sparsetir.interop.torch_arrays import HAVE_GRADIENTS
 from sparsetir.relax import programs
 from sparsetir.relax.attention import attention
 
@@ -177,7 +178,7 @@ def _register(torch: Any, name: str, operator: TorchOperator) -> None:
 
 def _no_gradient(name: str) -> None:
     fault = f"{NAMESPACE}::{name} has no gradients"
-    raise ArgumentTypeError(f"{fault}: pass detached tensors, or call it under torch.no_grad()")
+    raise ArgumentTypeError(f"{fault}: pass detached tensors, or call it under torch.no_grad(); {HAVE_GRADIENTS}")
 
 
 __all__ = ["NAMESPACE", "TORCH_OPERATORS", "TorchOperator", "register_torch_ops"]

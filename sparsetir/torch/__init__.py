@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training with torch: graphs whose products, softmax and attention have gradients.
+
+>>> import torch, sparsetir.torch
+>>> graph = sparsetir.torch.Graph(torch.eye(3))
+>>> graph.spmm(torch.ones(3, 2, requires_grad=True)).sum().item()
+6.0
+"""
+
+from __future__ import annotations
+
+from sparsetir.harness.optional import require
+
+require("torch", extra="torch", purpose="sparsetir.torch")
+
+from sparsetir.torch.graph import Graph  # noqa: E402
+
+__all__ = ["Graph"]

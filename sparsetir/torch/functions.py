@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators of a graph as functions of torch with gradients.
+
+Values of edges are here in the order of the rows. A gradient is a kernel again, over the rows or over the columns, and
+keeps nothing that is as large as edges times features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from sparsetir.errors import LoweringError
+from sparsetir.torch.programs import Sizes
+
+if TYPE_CHECKING:
+    from sparsetir.torch.structure import Compressed
+
+
+NAMES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+
+
+def run(kernel: Any, **tensors: Tensor) -> Any:
+    """Call a kernel with dense tensors; it returns one, or several."""
+    if next(iter(tensors.values())).dtype is torch.bfloat16:  # which numpy does not have
+        return kernel(**{name: tensor.detach() for name, tensor in tensors.items()})
+    found = kernel(**{name: tensor.detach().numpy() for name, tensor in tensors.items()})
+    return tuple(map(torch.from_numpy, found)) if type(found) is tuple else torch.from_numpy(found)
+
+
+class _Refused(Function):
+    """Gradients that have no gradients themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, gradient: Tensor, *_saved: Tensor) -> Tensor:
+        ctx.name = name
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: Tensor) -> None:
+        fault = f"the gradients of {ctx.name} are kernels without gradients of their own"
+        raise LoweringError(f"{fault}: differentiate it once, without create_graph=True; or use dense operations")
+
+
+def once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a backward function without gradients, and refuse to differentiate what it returns."""
+
+    @wraps(backward)
+    def wrapper(ctx: Any, *gradients: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *gradients)
+        with torch.no_grad():
+            found = backward(ctx, *gradients)
+        if not any(g.requires_grad for g in (*gradients, *ctx.saved_tensors) if g is not None):
+            return found
+        name, sources = type(ctx).__name__.removesuffix("Backward"), (*gradients, *ctx.saved_tensors)
+        refuse = lambda g: g if g is None else _Refused.apply(name, g, *(s for s in sources if s is not None))  # noqa: E731
+        return tuple(map(refuse, found)) if isinstance(found, tuple) else refuse(found)
+
+    return wrapper
+
+
+def _named(**tensors: Tensor | None) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+class Graphs:
+    """What a function needs of a graph: rows and, when a gradient wants them, columns."""
+
+    rows: Compressed
+    columns: Compressed
+
+
+class SpMM(Function):
+    """Sums and means of neighbours."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graphs, inner: Sizes, is_mean: bool, weight: Tensor | None, x: Tensor) -> Tensor:
+        ctx.graph, ctx.inner, ctx.share = graph, inner, None
+        if is_mean:
+            ctx.share = graph.rows.share(x.dtype)
+        ctx.save_for_backward(weight, x if ctx.needs_input_grad[3] else None)
+        kernel = graph.rows.kernel("spmm", NAMES[x.dtype], inner, "sum", weight is not None, "row" if is_mean else "")
+        return run(kernel, **_named(w_data=weight, S=ctx.share, X=x))
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, g: Tensor) -> Any:
+        graph, inner, share = ctx.graph, ctx.inner, ctx.share
+        weight, x = ctx.saved_tensors
+        dtype, g, g_weight, g_x = NAMES[g.dtype], g.contiguous(), None, None
+        if ctx.needs_input_grad[4]:
+            scaled = "" if share is None else "column"
+            kernel = graph.columns.kernel("spmm", dtype, inner, "sum", weight is not None, scaled)
+            g_x = run(kernel, **_named(W=weight, S=share, X=g))
+        if ctx.needs_input_grad[3]:
+            kernel = graph.rows.kernel("sddmm", dtype, inner, share is not None)
+            g_weight = run(kernel, **_named(X=g, S=share, Y=x))
+        return None, None, None, g_weight, g_x
+
+
+class Extreme(Function):
+    """Maxima and minima of neighbours; equal ones share a gradient evenly."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graphs, inner: Sizes, reduce: str, weight: Tensor | None, x: Tensor) -> Tensor:
+        ctx.graph, ctx.inner = graph, inner
+        kernel = graph.rows.kernel("spmm", NAMES[x.dtype], inner, reduce, weight is not None, "")
+        y = run(kernel, **_named(w_data=weight, X=x))
+        ctx.save_for_backward(weight, x, y)
+        return y
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, g: Tensor) -> Any:
+        graph, inner = ctx.graph, ctx.inner
+        weight, x, y = ctx.saved_tensors
+        dtype, is_weighted, g_weight, g_x = NAMES[g.dtype], weight is not None, None, None
+        kernel = graph.rows.kernel("ties", dtype, inner, is_weighted)
+        shared = run(kernel, **_named(w_data=weight, X=x, Y=y, G=g.contiguous()))
+        if ctx.needs_input_grad[4]:
+            kernel = graph.columns.kernel("picked", dtype, inner, is_weighted)
+            g_x = run(kernel, **_named(W=weight, X=x, Y=y, G=shared))
+        if ctx.needs_input_grad[3]:
+            kernel = graph.rows.kernel("picked_edges", dtype, inner)
+            g_weight = run(kernel, w_data=weight, X=x, Y=y, G=shared)
+        return None, None, None, g_weight, g_x
+
+
+class SDDMM(Function):
+    """Dot products along edges."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graphs, inner: Sizes, q: Tensor, k: Tensor) -> Tensor:
+        ctx.graph, ctx.inner = graph, inner
+        ctx.save_for_backward(q, k)
+        return run(graph.rows.kernel("sddmm", NAMES[q.dtype], inner, False), X=q, Y=k)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, g: Tensor) -> Any:
+        graph, options = ctx.graph, (NAMES[g.dtype], ctx.inner, "sum", True, "")
+        q, k = ctx.saved_tensors
+        g, g_q, g_k = g.contiguous(), None, None
+        if ctx.needs_input_grad[2]:
+            g_q = run(graph.rows.kernel("spmm", *options), w_data=g, X=k)
+        if ctx.needs_input_grad[3]:
+            g_k = run(graph.columns.kernel("spmm", *options), W=g, X=q)
+        return None, None, g_q, g_k
+
+
+class EdgeSum(Function):
+    """Sums of the values of the two ends of edges."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graphs, inner: Sizes, rows: Tensor, columns: Tensor) -> Tensor:
+        ctx.graph, ctx.inner = graph, inner
+        return run(graph.rows.kernel("edge_sum", NAMES[rows.dtype], inner), X=rows, Y=columns)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, g: Tensor) -> Any:
+        graph, options = ctx.graph, (NAMES[g.dtype], ctx.inner)
+        g, g_rows, g_columns = g.contiguous(), None, None
+        if ctx.needs_input_grad[2]:
+            g_rows = run(graph.rows.kernel("row_sum", *options), w_data=g)
+        if ctx.needs_input_grad[3]:
+            g_columns = run(graph.columns.kernel("row_sum", *options), W=g)
+        return None, None, g_rows, g_columns
+
+
+class Softmax(Function):
+    """The softmax of the edges of each row."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graphs, inner: Sizes, scores: Tensor) -> Tensor:
+        ctx.graph, ctx.inner = graph, inner
+        found = run(graph.rows.kernel("softmax", NAMES[scores.dtype], inner), w_data=scores)
+        ctx.save_for_backward(found)
+        return found
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (p,) = ctx.saved_tensors
+        kernel = ctx.graph.rows.kernel("softmax_gradient", NAMES[g.dtype], ctx.inner)
+        return None, None, run(kernel, p__data=p, g_data=g.contiguous())
+
+
+class Attention(Function):
+    """Attention along edges: one kernel forward, and backward one by rows and one by columns."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graphs, inner: Sizes, scale: float, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.graph, ctx.inner, ctx.scale = graph, inner, scale
+        keep = any(ctx.needs_input_grad)
+        found = run(graph.rows.kernel("attention", NAMES[q.dtype], inner, scale, keep), Q=q, KEYS=k, V=v)
+        if not keep:
+            return found
+        p, out = found
+        ctx.save_for_backward(q, k, v, p)
+        return out
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, g: Tensor) -> Any:
+        graph, inner = ctx.graph, ctx.inner
+        q, k, v, p = ctx.saved_tensors
+        dtype, g = NAMES[g.dtype], g.contiguous()
+        kernel = graph.rows.kernel("attention_rows", dtype, inner, ctx.scale)
+        s, g_q = run(kernel, p__data=p, G=g, V=v, KEYS=k)
+        if not any(ctx.needs_input_grad[4:]):
+            return None, None, None, g_q, None, None
+        g_k, g_v = run(graph.columns.kernel("attention_columns", dtype, inner), P_=p, S=s, Q=q, G=g)
+        return None, None, None, g_q, g_k, g_v
+
+
+class Reorder(Function):
+    """Values of edges in another order."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.back = back
+        return values.index_select(0, order)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g.index_select(0, ctx.back), None, None
+
+
+__all__ = ["NAMES", "SDDMM", "Attention", "EdgeSum", "Extreme", "Graphs", "Reorder", "Softmax", "SpMM"]

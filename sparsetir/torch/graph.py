@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph for training with torch: its structure once, and operators with gradients along its edges."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
+from sparsetir.torch import functions, structure
+from sparsetir.torch.programs import Sizes
+
+SUMS = {"sum": False, "add": False, "mean": True}  # is the sum divided by the count?
+EXTREMES = {"max": "max", "amax": "max", "min": "min", "amin": "min"}
+
+
+class Graph(functions.Graphs):
+    """The edges of a graph, for sums, softmax and attention along them in forward and backward.
+
+    An edge leads from a column (source) to a row (target): a product sums what sources have at their targets, as
+    ``A @ x`` does. The structure is copied and laid out by rows; gradients need it by columns, which is made when one
+    is first asked for. A graph does not change; it can be pickled, copied, and used in several threads.
+
+    Parameters
+    ----------
+    graph : sparse matrix, Tensor or ndarray
+        A matrix of scipy or torch (CSR, CSC, COO), m x n; or a dense one of floats or bools, whose nonzeros are edges;
+        or an edge index of integers [2, edges], sources above targets, as torch_geometric has it. Edges may repeat and
+        come in any order.
+    num_nodes : int or (int, int), optional
+        Of an edge index: how many nodes there are, or how many sources and targets. Default: those up to the largest.
+
+    Attributes
+    ----------
+    shape : (int, int)
+        Rows (targets) and columns (sources).
+    num_edges : int
+    is_symmetric : bool
+        Whether each edge has one in the other direction: then columns have the index arrays of rows.
+    weight : Tensor or None
+        The values of a matrix of floats, in its order; what `spmm` multiplies with where no other weight is given.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentError
+        `graph` is none of these, or requires a gradient, or has another shape than `num_nodes` says.
+    StructureError
+        Indices out of range.
+
+    Examples
+    --------
+    >>> import torch, sparsetir.torch
+    >>> graph = sparsetir.torch.Graph(torch.tensor([[0, 1, 2], [1, 1, 0]]))
+    >>> x = torch.tensor([[1.0], [2.0], [3.0]], requires_grad=True)
+    >>> graph.spmm(x).flatten().tolist()
+    [3.0, 3.0, 0.0]
+    >>> graph.spmm(x, reduce="max").sum().backward()
+    >>> x.grad.flatten().tolist()
+    [0.0, 1.0, 1.0]
+    """
+
+    def __init__(self, graph: Any, num_nodes: Any = None) -> None:
+        self._watched = structure.versions(graph)
+        edges = structure.read(graph, num_nodes)
+        self.shape, self.weight = edges.shape, edges.values
+        self.rows, order = edges.compressed()
+        self._there: Tensor | None = None  # of entries of rows, the user's edges
+        self._back: Tensor | None = None
+        if order is not None:
+            back = np.empty_like(order)
+            back[order] = np.arange(order.size, dtype=order.dtype)
+            self._there, self._back = torch.from_numpy(order), torch.from_numpy(back)
+
+    @cached_property
+    def columns(self) -> structure.Compressed:  # type: ignore[override]
+        """The edges by columns."""
+        return self.rows.transposed()
+
+    @property
+    def num_edges(self) -> int:
+        return int(self.rows.indices.size)
+
+    @property
+    def is_symmetric(self) -> bool:
+        return self.columns.indices is self.rows.indices
+
+    @property
+    def edge_index(self) -> Tensor:
+        """Sources and targets of all edges in the order of rows, [2, edges] of int64.
+
+        Of a graph that is made of these, values of edges need not be brought into another order.
+        """
+        rows = np.repeat(np.arange(self.shape[0]), np.diff(self.rows.indptr))
+        return torch.from_numpy(np.stack([self.rows.indices.astype(np.int64), rows]))
+
+    def __repr__(self) -> str:
+        weighted = "" if self.weight is None else f", weight: {functions.NAMES.get(self.weight.dtype)}"
+        return f"Graph({self.shape[0]} x {self.shape[1]}, {self.num_edges} edges{weighted})"
+
+    def weighted(self, weight: Tensor | None) -> Graph:
+        """The same graph with another default weight of edges, or with none; the structure is shared."""
+        made = object.__new__(Graph)
+        vars(made).update(vars(self), weight=weight)
+        vars(made).pop("_own", None)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_watched": ()}
+
+    def __deepcopy__(self, _memo: Any) -> Graph:
+        return self.weighted(None if self.weight is None else self.weight.detach().clone())
+
+    # ------------------------------------------------------------------ operators
+
+    def spmm(self, x: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
+        """Reduce what the sources of each row have: ``y[i] = reduce_j weight[i, j] * x[j]``; 0 where there are none.
+
+        Parameters
+        ----------
+        x : Tensor
+            [n, ...]; [n, heads, features] for weights of several heads.
+        weight : Tensor, optional
+            Of edges, in the order in which the graph was given: [edges], or [edges, heads]. Default: `Graph.weight`,
+            or 1.
+        reduce : {"sum", "mean", "max", "min"}
+            Means divide by the number of edges. Equal maxima share a gradient evenly.
+
+        Returns
+        -------
+        Tensor
+            [m, ...], of the dtype of `x`.
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentError
+            Tensors of other dtypes, devices or shapes.
+        """
+        self._check(x=x, weight=weight)
+        self._check_nodes("x", x, self.shape[1])
+        edges = self._own if weight is None else self._by_rows(weight)
+        if edges is not None and edges.dtype is not x.dtype:
+            raise ArgumentTypeError(f"x and weight must have one dtype; x is {x.dtype} and weight is {edges.dtype}")
+        x, inner, shape = self._product(x.contiguous(), edges)
+        if (is_mean := SUMS.get(reduce)) is not None:
+            return functions.SpMM.apply(self, inner, is_mean, edges, x).view(shape)
+        if reduce not in EXTREMES:
+            raise ArgumentError(f'reduce is one of "sum", "mean", "max" and "min"; found {reduce!r}')
+        return functions.Extreme.apply(self, inner, EXTREMES[reduce], edges, x).view(shape)
+
+    def sddmm(self, q: Tensor, k: Tensor) -> Tensor:
+        """Dot products along edges: ``s[i, j] = sum_d q[i, d] * k[j, d]``.
+
+        Parameters
+        ----------
+        q, k : Tensor
+            [m, features] and [n, features], or [m, heads, features] and [n, heads, features].
+
+        Returns
+        -------
+        Tensor
+            [edges] or [edges, heads], in the order in which the graph was given.
+        """
+        self._check(q=q, k=k)
+        inner = self._pair("q", q, "k", k)
+        return self._as_given(functions.SDDMM.apply(self, inner, q.contiguous(), k.contiguous()))
+
+    def edge_sum(self, targets: Tensor, sources: Tensor) -> Tensor:
+        """What the ends of edges have, added: ``s[i, j] = targets[i] + sources[j]``.
+
+        Parameters
+        ----------
+        targets, sources : Tensor
+            [m] and [n], or [m, heads] and [n, heads].
+
+        Returns
+        -------
+        Tensor
+            [edges] or [edges, heads], in the order in which the graph was given.
+        """
+        self._check(targets=targets, sources=sources)
+        self._pair("targets", targets, "sources", sources, ranks=(1, 2))
+        inner: Sizes = (("H", None),) if targets.dim() == 2 else ()
+        return self._as_given(functions.EdgeSum.apply(self, inner, targets.contiguous(), sources.contiguous()))
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """The softmax over the edges of each row.
+
+        Parameters
+        ----------
+        scores : Tensor
+            [edges] or [edges, heads], in the order in which the graph was given.
+
+        Returns
+        -------
+        Tensor
+            Of the same shape and order.
+        """
+        self._check(scores=scores)
+        edges = self._by_rows(scores, "scores")
+        inner: Sizes = (("H", None),) if scores.dim() == 2 else ()
+        return self._as_given(functions.Softmax.apply(self, inner, edges))
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
+        """Attention of each row over its sources: ``y[i] = sum_j softmax_j(scale * q[i] k[j]) * v[j]``.
+
+        Parameters
+        ----------
+        q, k, v : Tensor
+            [m, features], [n, features] and [n, out], or each with heads, [m, heads, features].
+        scale : float, optional
+            Default: ``features ** -0.5``.
+
+        Returns
+        -------
+        Tensor
+            [m, out] or [m, heads, out]; 0 for rows without edges.
+        """
+        self._check(q=q, k=k, v=v)
+        inner = self._pair("q", q, "k", k)
+        self._check_nodes("v", v, self.shape[1])
+        if v.dim() != q.dim() or v.dtype is not q.dtype or v.shape[1:-1] != q.shape[1:-1]:
+            raise ArgumentError(f"v is {_shown(v)}, expected the dtype and the heads of q, {_shown(q)}")
+        out: Sizes = (("D", v.shape[-1] if v.dim() == 3 else None),)
+        scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
+        return functions.Attention.apply(self, inner + out, scale, q.contiguous(), k.contiguous(), v.contiguous())
+
+    # ------------------------------------------------------------------ arguments
+
+    @cached_property
+    def _own(self) -> Tensor | None:
+        """The weight of the graph, by rows."""
+        return None if self.weight is None else self._by_rows(self.weight)
+
+    def _by_rows(self, edges: Tensor, name: str = "weight") -> Tensor:
+        """Values of edges in the order of rows."""
+        if edges.dim() not in (1, 2) or edges.shape[0] != self.num_edges:
+            expected = f"[{self.num_edges}] or [{self.num_edges}, heads]"
+            raise ArgumentError(f"{name} has one value for each edge: expected {expected}, found {_shown(edges)}")
+        if self._there is None:
+            return edges.contiguous()
+        return functions.Reorder.apply(edges, self._there, self._back)
+
+    def _as_given(self, edges: Tensor) -> Tensor:
+        """Values of edges in the order in which the graph was given."""
+        return edges if self._there is None else functions.Reorder.apply(edges, self._back, self._there)
+
+    def _product(self, x: Tensor, edges: Tensor | None) -> tuple[Tensor, Sizes, tuple[int, ...]]:
+        """The second factor as a program takes it, the axes of heads and features, and the shape of the result."""
+        shape = (self.shape[0], *x.shape[1:])
+        if edges is None or edges.dim() == 1:
+            if x.dim() == 1:
+                return x, (), shape
+            return x.flatten(1), (("K", None),), shape
+        if x.dim() not in (2, 3) or x.shape[1] != edges.shape[1]:
+            expected = f"[{self.shape[1]}, {edges.shape[1]}, features]"
+            raise ArgumentError(f"weight has {edges.shape[1]} heads: expected x of {expected}, found {_shown(x)}")
+        inner: Sizes = (("H", None),) if x.dim() == 2 else (("H", x.shape[1]), ("K", x.shape[2]))
+        return x, inner, shape
+
+    def _pair(self, one: str, q: Tensor, other: str, k: Tensor, ranks: tuple[int, int] = (2, 3)) -> Sizes:
+        """The axes of values of rows and of columns that belong together."""
+        self._check_nodes(one, q, self.shape[0])
+        self._check_nodes(other, k, self.shape[1])
+        if q.dim() not in ranks or q.shape[1:] != k.shape[1:] or q.dtype is not k.dtype:
+            expected = f"{ranks[0]} or {ranks[1]} dimensions, {one} and {other} with the same after the first"
+            raise ArgumentError(f"expected {expected} and one dtype; found {_shown(q)} and {_shown(k)}")
+        return (("H", q.shape[1]), ("K", q.shape[2])) if q.dim() == 3 else (("K", None),)
+
+    def _check(self, **tensors: Tensor | None) -> None:
+        for index, version in self._watched:
+            if index._version != version:
+                raise StructureError("the index arrays of the graph were changed in place: make a new Graph of them")
+        for name, tensor in tensors.items():
+            if tensor is not None and not (
+                isinstance(tensor, Tensor)
+                and tensor.dtype in functions.NAMES
+                and tensor.is_cpu
+                and tensor.layout is torch.strided
+            ):
+                raise ArgumentTypeError(_fault(name, tensor))
+
+    def _check_nodes(self, name: str, tensor: Tensor, count: int) -> None:
+        if tensor.dim() == 0 or tensor.shape[0] != count:
+            what = "rows (targets)" if count == self.shape[0] else "columns (sources)"
+            raise ArgumentError(
+                f"the graph has {count} {what}, and {name} is {_shown(tensor)}: expected [{count}, ...]"
+            )
+
+
+def _fault(name: str, value: Any) -> str:
+    """What is wrong with an argument."""
+    if not isinstance(value, Tensor):
+        return f"{name} is a torch tensor, found {type(value).__name__}"
+    if not value.is_cpu or value.layout is not torch.strided:
+        return f"{name} is a dense tensor on the cpu, found one of {value.layout} on {value.device}: convert it"
+    return f"{name} is a tensor of floats, found {value.dtype}: pass {name}.float()"
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
+
+
+__all__ = ["Graph"]

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs behind the operators of a graph, and those of their gradients.
+
+Each goes along the rows of one compressed structure: I are its rows, J the columns that a row stores, N all columns. An
+edge has a value, or one a head; they lie in the order of this structure, or ("via") in the order of its transpose, to
+which the array P leads. Gradients with respect to the columns are programs over the transpose, so that every program
+owns the rows it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+
+from tvm import tirx
+
+from sparsetir.build import build
+from sparsetir.call.kernel import Kernel
+from sparsetir.relax.programs import Axes, Draft
+
+Sizes = tuple[tuple[str, int | None], ...]  # axes of heads (H) and features (K, D), with the sizes that are known
+
+
+@dataclass
+class EdgeDraft(Draft):
+    """A program along the edges of a graph."""
+
+    dtype: str = "float32"
+    idtype: str = "int32"
+    inner: Sizes = ()
+    is_via: bool = False
+    made: dict[str, tirx.Var] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.dense("I", self.extent("m"), self.idtype)
+        self.inputs += ["indptr", "indices"]
+        sizes = [self.size(name, self.extent(name)) for name in ("n", "nnz")]
+        arrays = f'({", ".join(sizes)}), (indptr, indices), "{self.idtype}", sorted=False, unique=False'
+        self.lines.append(f"J = T.sparse_variable(I, {arrays})")
+        self.dense("N", self.extent("n"), self.idtype)
+        for name, extent in self.inner:
+            self.dense(name, self.extent(name.lower()) if extent is None else extent, self.idtype)
+        if self.is_via:
+            self.dense("E", self.extent("nnz"), self.idtype)
+            self.array("P", ("I", "J"), self.idtype)
+
+    def extent(self, name: str) -> tirx.Var:
+        return self.made.setdefault(name, tirx.Var(f"{name}_extent", "int64"))
+
+    @property
+    def all(self) -> Axes:
+        """The axes of heads and features."""
+        return tuple(name for name, _ in self.inner if name != "D")
+
+    @property
+    def mixed(self) -> Axes:
+        """The axes of heads and of the features that attention mixes."""
+        return tuple(name for name, _ in self.inner if name != "K")
+
+    @property
+    def heads(self) -> Axes:
+        return tuple(name for name in self.all if name == "H")
+
+    @property
+    def wide(self) -> str:
+        """The dtype that exponentials are computed in."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    def edges(self, name: str, *, result: bool = False) -> str:
+        """Declare values of edges; the one at hand."""
+        is_via = self.is_via and not result
+        outer, place = (("E",), ["P[i, j]"]) if is_via else (("I", "J"), ["i", "j"])
+        self.array(name, (*outer, *self.heads), self.dtype, result=result)
+        return f"{name}[{', '.join([*place, *_lower(self.heads)])}]"
+
+    def rows(self, name: str, inner: Axes, *, result: bool = False) -> str:  # type: ignore[override]
+        """Declare values of rows; the one at hand."""
+        self.array(name, ("I", *inner), self.dtype, result=result)
+        return f"{name}[{', '.join(['i', *_lower(inner)])}]"
+
+    def columns(self, name: str, inner: Axes) -> str:
+        """Declare values of columns; the one at hand."""
+        self.array(name, ("N", *inner), self.dtype)
+        return f"{name}[{', '.join(['j', *_lower(inner)])}]"
+
+    def edge_scratch(self, name: str) -> str:
+        """Declare scratch for edges, of the dtype of results; the element at hand."""
+        self.scratch(name, ("I", "J", *self.heads), self.dtype)
+        return f"{name}[{', '.join(['i', 'j', *_lower(self.heads)])}]"
+
+    def held(self, name: str, axes: Axes) -> str:
+        """Declare scratch; the element at hand."""
+        self.scratch(name, axes, self.wide)
+        return f"{name}[{', '.join(_lower(axes))}]"
+
+    def reduce(self, name: str, axes: Axes, line: str, init: str, over: str = "J") -> None:
+        """An iteration that reduces over an axis."""
+        kinds = "".join("R" if axis == over else "S" for axis in axes)
+        self.iterate(axes, kinds, name, [line], init=init)
+
+    def spread(self, name: str, axes: Axes, line: str) -> None:
+        """An iteration that does not."""
+        self.iterate(axes, "S" * len(axes), name, [line])
+
+
+def _lower(axes: Axes) -> list[str]:
+    return [axis.lower() for axis in axes]
+
+
+# ------------------------------------------------------------------ products
+
+
+def spmm(draft: EdgeDraft, reduce: str, weighted: bool, scaled: str) -> None:
+    """``Y[i] = reduce_j W[i, j] * X[j]``; `scaled`: by a number of each row, or column, or neither."""
+    factors = [draft.edges("W")] if weighted else []
+    factors += [draft.rows("S", ()) if scaled == "row" else draft.columns("S", ())] if scaled else []
+    value = " * ".join([*factors, draft.columns("X", draft.all)])
+    y, axes = draft.rows("Y", draft.all, result=True), ("I", "J", *draft.all)
+    if reduce == "sum":
+        return draft.reduce("spmm", axes, f"{y} = {y} + {value}", f"{y} = 0")
+    draft.scratch("count", ("I",), "int32")
+    draft.reduce("count", ("I", "J"), "count[i] = count[i] + 1", "count[i] = 0")
+    worst = f'T.Cast("{draft.dtype}", {"-" if reduce == "max" else ""}T.infinity("{draft.wide}"))'
+    draft.reduce("spmm", axes, f"{y} = T.{reduce}({y}, {value})", f"{y} = {worst}")
+    empty = f"{y} = T.if_then_else(count[i] > 0, {y}, T.{draft.dtype}(0))"
+    return draft.spread("empty", ("I", *draft.all), empty)
+
+
+def row_sum(draft: EdgeDraft) -> None:
+    """``Y[i] = sum_j W[i, j]``."""
+    w, y = draft.edges("W"), draft.rows("Y", draft.heads, result=True)
+    draft.reduce("row_sum", ("I", "J", *draft.heads), f"{y} = {y} + {w}", f"{y} = 0")
+
+
+def sddmm(draft: EdgeDraft, scaled: bool) -> None:
+    """``O[i, j] = sum_k X[i, k] * Y[j, k]``, scaled by a number of each row."""
+    value = f"{draft.rows('X', draft.all)} * {draft.columns('Y', draft.all)}"
+    value += f" * {draft.rows('S', ())}" if scaled else ""
+    o = draft.edges("O", result=True)
+    draft.reduce("sddmm", ("I", "J", *draft.all), f"{o} = {o} + {value}", f"{o} = 0", over="K")
+
+
+def edge_sum(draft: EdgeDraft) -> None:
+    """``O[i, j] = X[i] + Y[j]``."""
+    value = f"{draft.rows('X', draft.heads)} + {draft.columns('Y', draft.heads)}"
+    draft.spread("edge_sum", ("I", "J", *draft.heads), f"{draft.edges('O', result=True)} = {value}")
+
+
+# ------------------------------------------------------------------ gradients of maxima
+
+
+def ties(draft: EdgeDraft, weighted: bool) -> None:
+    """``O[i] = G[i] / count_j(W[i, j] * X[j] == Y[i])``: entries that are equal share a gradient evenly."""
+    value = _product(draft, draft.columns, weighted)
+    y, g, o = draft.rows("Y", draft.all), draft.rows("G", draft.all), draft.rows("O", draft.all, result=True)
+    one, zero = (f"T.{draft.dtype}({n})" for n in (1, 0))
+    line = f"{o} = {o} + T.if_then_else({value} == {y}, {one}, {zero})"
+    draft.reduce("ties", ("I", "J", *draft.all), line, f"{o} = 0")
+    draft.spread("share", ("I", *draft.all), f"{o} = {g} / T.max({o}, {one})")
+
+
+def picked(draft: EdgeDraft, weighted: bool) -> None:
+    """``O[i] = sum_j (W[i, j] * X[i] == Y[j]) * W[i, j] * G[j]``: I are the columns of the product."""
+    value = _product(draft, draft.rows, weighted)
+    y, g, o = draft.columns("Y", draft.all), draft.columns("G", draft.all), draft.rows("O", draft.all, result=True)
+    part = " * ".join([*value.split(" * ")[:-1], g])
+    line = f"{o} = {o} + T.if_then_else({value} == {y}, {part}, T.{draft.dtype}(0))"
+    draft.reduce("picked", ("I", "J", *draft.all), line, f"{o} = 0")
+
+
+def picked_edges(draft: EdgeDraft) -> None:
+    """``O[i, j] = sum_k (W[i, j] * X[j, k] == Y[i, k]) * X[j, k] * G[i, k]``."""
+    value = _product(draft, draft.columns, True)
+    y, g, o = draft.rows("Y", draft.all), draft.rows("G", draft.all), draft.edges("O", result=True)
+    part = f"{value.split(' * ')[-1]} * {g}"
+    line = f"{o} = {o} + T.if_then_else({value} == {y}, {part}, T.{draft.dtype}(0))"
+    draft.reduce("picked", ("I", "J", *draft.all), line, f"{o} = 0", over="K")
+
+
+def _product(draft: EdgeDraft, declare: Callable[[str, Axes], str], weighted: bool) -> str:
+    factors = [draft.edges("W")] if weighted else []
+    return " * ".join([*factors, declare("X", draft.all)])
+
+
+# ------------------------------------------------------------------ softmax and attention
+
+
+def softmax(draft: EdgeDraft) -> None:
+    """The softmax of every row's values."""
+    value, heads = f'T.Cast("{draft.wide}", {draft.edges("W")})', draft.heads
+    _softmax(draft, value, draft.edges("O", result=True), heads)
+
+
+def _softmax(draft: EdgeDraft, value: str, o: str, heads: Axes) -> None:
+    top, total = draft.held("top", ("I", *heads)), draft.held("total", ("I", *heads))
+    power, edges = draft.held("power", ("I", "J", *heads)), ("I", "J", *heads)
+    draft.reduce("row_max", edges, f"{top} = T.max({top}, {value})", f'{top} = -T.infinity("{draft.wide}")')
+    draft.spread("exponent", edges, f"{power} = T.exp({value} - {top})")
+    draft.reduce("row_sum", edges, f"{total} = {total} + {power}", f"{total} = 0")
+    draft.spread("share", edges, f'{o} = T.Cast("{draft.dtype}", {power} / {total})')
+
+
+def softmax_gradient(draft: EdgeDraft) -> None:
+    """``O = P * (G - sum_j P * G)`` of every row."""
+    p, g, o = draft.edges("P_"), draft.edges("G"), draft.edges("O", result=True)
+    total, edges = draft.held("total", ("I", *draft.heads)), ("I", "J", *draft.heads)
+    p_wide, g_wide = (f'T.Cast("{draft.wide}", {value})' for value in (p, g))
+    draft.reduce("row_sum", edges, f"{total} = {total} + {p_wide} * {g_wide}", f"{total} = 0")
+    draft.spread("gradient", edges, f'{o} = T.Cast("{draft.dtype}", {p_wide} * ({g_wide} - {total}))')
+
+
+def attention(draft: EdgeDraft, scale: float, keep: bool) -> None:
+    """``O[i] = sum_j P[i, j] * V[j]``, P the softmax of ``scale * Q[i] K[j]``, a result if it is to be kept."""
+    q, k, v = draft.rows("Q", draft.all), draft.columns("KEYS", draft.all), draft.columns("V", draft.mixed)
+    edges = ("I", "J", *draft.heads)
+    score = draft.held("score", edges)
+    p = draft.edges("P_", result=True) if keep else draft.edge_scratch("P_")
+    o = draft.rows("O", draft.mixed, result=True)
+    line = f'{score} = {score} + T.Cast("{draft.wide}", {q}) * T.Cast("{draft.wide}", {k}) * T.{draft.wide}({scale})'
+    draft.reduce("scores", ("I", "J", *draft.all), line, f"{score} = 0", over="K")
+    _softmax(draft, score, p, draft.heads)
+    draft.reduce("mix", ("I", "J", *draft.mixed), f"{o} = {o} + {p} * {v}", f"{o} = 0")
+
+
+def attention_rows(draft: EdgeDraft, scale: float) -> None:
+    """The gradients of scores and of Q, from that of the result."""
+    p, g = draft.edges("P_"), draft.rows("G", draft.mixed)
+    v, k = draft.columns("V", draft.mixed), draft.columns("KEYS", draft.all)
+    edges = ("I", "J", *draft.heads)
+    part, total = draft.held("part", edges), draft.held("total", ("I", *draft.heads))
+    s, o = draft.edges("S", result=True), draft.rows("O", draft.all, result=True)
+    g_wide, v_wide, p_wide = (f'T.Cast("{draft.wide}", {value})' for value in (g, v, p))
+    draft.reduce("part", ("I", "J", *draft.mixed), f"{part} = {part} + {g_wide} * {v_wide}", f"{part} = 0", over="D")
+    draft.reduce("total", edges, f"{total} = {total} + {p_wide} * {part}", f"{total} = 0")
+    value = f"{p_wide} * ({part} - {total}) * T.{draft.wide}({scale})"
+    draft.spread("scores", edges, f'{s} = T.Cast("{draft.dtype}", {value})')
+    draft.reduce("rows", ("I", "J", *draft.all), f"{o} = {o} + {s} * {k}", f"{o} = 0")
+
+
+def attention_columns(draft: EdgeDraft) -> None:
+    """The gradients of K and V from those of scores and of the result: I are the columns of the graph."""
+    p, s = draft.edges("P_"), draft.edges("S")
+    q, g = draft.columns("Q", draft.all), draft.columns("G", draft.mixed)
+    k, v = draft.rows("KEYS", draft.all, result=True), draft.rows("V", draft.mixed, result=True)
+    draft.reduce("keys", ("I", "J", *draft.all), f"{k} = {k} + {s} * {q}", f"{k} = 0")
+    draft.reduce("values", ("I", "J", *draft.mixed), f"{v} = {v} + {p} * {g}", f"{v} = 0")
+
+
+# ------------------------------------------------------------------ kernels
+
+
+PROGRAMS: dict[str, Callable[..., None]] = {
+    made.__name__: made
+    for made in (
+        *(spmm, row_sum, sddmm, edge_sum, ties, picked, picked_edges, softmax, softmax_gradient),
+        *(attention, attention_rows, attention_columns),
+    )
+}
+
+
+@cache
+def kernel(name: str, dtype: str, idtype: str, inner: Sizes, is_via: bool, *options: object) -> Kernel:
+    """The compiled program of a name, for graphs of any size."""
+    draft = EdgeDraft(f"graph_{name}", dtype=dtype, idtype=idtype, inner=inner, is_via=is_via)
+    PROGRAMS[name](draft, *options)
+    return build(draft.program().func)
+
+
+__all__ = ["Sizes", "kernel"]

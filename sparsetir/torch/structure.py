@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The structure of a graph: rows, columns, and the way between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from sparsetir import interop
+from sparsetir.call.bound import BoundKernel
+from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
+from sparsetir.torch.programs import Sizes, kernel
+
+Array = np.ndarray
+WIDE = 2**31 - 1  # sizes up to that have indices of 32 bits
+
+
+@dataclass(eq=False)
+class Compressed:
+    """The rows of a graph one after the other, or its columns.
+
+    Parameters
+    ----------
+    indptr, indices : ndarray
+    columns : int
+        How many there are.
+    order : ndarray, optional
+        Of each entry, the place of its value in the order of the rows; None where that is its own.
+    """
+
+    indptr: Array
+    indices: Array
+    columns: int
+    order: Array | None = None
+    bound: dict[Any, BoundKernel] = field(default_factory=dict)
+    shares: dict[Any, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return self.indptr.size - 1
+
+    def kernel(self, name: str, dtype: str, inner: Sizes, *options: Any) -> BoundKernel:
+        """A program over this structure."""
+        key = (name, dtype, inner, options)
+        found = self.bound.get(key)
+        if found is None:
+            made = kernel(name, dtype, str(self.indptr.dtype), inner, self.order is not None, *options)
+            order = {} if self.order is None else {"p_data": self.order}
+            found = self.bound[key] = made.bind(indptr=self.indptr, indices=self.indices, n=self.columns, **order)
+        return found
+
+    def share(self, dtype: torch.dtype) -> torch.Tensor:
+        """One over the number of entries of each row, for means; 1 where there are none."""
+        found = self.shares.get(dtype)
+        if found is None:
+            counts = np.maximum(np.diff(self.indptr), 1)
+            found = self.shares[dtype] = (1 / torch.from_numpy(counts).double()).to(dtype)
+        return found
+
+    def transposed(self) -> Compressed:
+        """The columns, by counting; their values are found in the order of these rows."""
+        indptr, order = _counted(self.indices, self.columns)
+        rows = np.repeat(np.arange(self.rows, dtype=self.indices.dtype), np.diff(self.indptr))[order]
+        if self.rows == self.columns and np.array_equal(indptr, self.indptr) and np.array_equal(rows, self.indices):
+            return Compressed(self.indptr, self.indices, self.rows, order)
+        return Compressed(indptr, rows, self.rows, order)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "bound": {}, "shares": {}}
+
+
+def _counted(keys: Array, length: int) -> tuple[Array, Array]:
+    """Where the entries of each key begin when sorted by it, and which they are; equal ones keep their order."""
+    dtype, count = keys.dtype, keys.size
+    each = np.arange(count, dtype=dtype)
+    found = sp.csr_array((each, keys, np.arange(count + 1, dtype=dtype)), shape=(count, length)).tocsc()
+    return found.indptr.astype(dtype, copy=False), found.indices.astype(dtype, copy=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """Edges in the order in which a user has them.
+
+    Parameters
+    ----------
+    shape : (int, int)
+    rows, columns : ndarray
+    values : Tensor or None
+        Of a matrix.
+    """
+
+    shape: tuple[int, int]
+    rows: Array
+    columns: Array
+    values: torch.Tensor | None = None
+
+    def compressed(self) -> tuple[Compressed, Array | None]:
+        """The rows, and which edge each entry is; None if they are in that order already."""
+        m, n = self.shape
+        dtype = np.dtype(np.int32 if max(m, n, self.rows.size) <= WIDE else np.int64)
+        rows, columns = (np.ascontiguousarray(part, dtype=dtype) for part in (self.rows, self.columns))
+        if _is_sorted(rows, columns):
+            indptr = np.zeros(m + 1, dtype)
+            np.cumsum(np.bincount(rows, minlength=m), out=indptr[1:])
+            own = columns.copy() if columns is self.columns or columns.base is not None else columns
+            return Compressed(indptr, own, n), None
+        _, by_column = _counted(columns, n)
+        indptr, by_row = _counted(rows[by_column], m)
+        order = by_column[by_row]
+        return Compressed(indptr, columns[order], n), order
+
+
+def _is_sorted(rows: Array, columns: Array) -> bool:
+    """Whether entries are in the order of rows, and in each of columns."""
+    if rows.size < 2:
+        return True
+    step = np.diff(rows)
+    return bool(np.all((step > 0) | ((step == 0) & (columns[1:] >= columns[:-1]))))
+
+
+# ------------------------------------------------------------------ what users have
+
+
+def read(graph: Any, num_nodes: Any = None) -> Edges:
+    """The edges of a matrix or of an edge index.
+
+    Raises
+    ------
+    ArgumentTypeError
+        It is neither.
+    ArgumentError, StructureError
+        Sizes that do not fit, indices out of range.
+    """
+    if interop.is_sparse(graph):
+        return _of_matrix(graph, num_nodes)
+    if not isinstance(graph, (torch.Tensor, np.ndarray)):
+        expected = "a sparse matrix of scipy or torch, a dense one, or an edge_index of shape [2, edges]"
+        raise ArgumentTypeError(f"a graph is {expected}; found {type(graph).__name__}")
+    array = torch.as_tensor(graph)
+    if array.device.type != "cpu":
+        raise ArgumentTypeError(f"the graph is on {array.device}, kernels run on the cpu: pass it .cpu()")
+    if array.requires_grad:
+        raise ArgumentTypeError(_NEEDS_NO_GRAD)
+    if array.dim() == 2 and (array.is_floating_point() or array.dtype == torch.bool):
+        return _of_dense(array, num_nodes)
+    return _of_index(array.numpy(), num_nodes)
+
+
+_NEEDS_NO_GRAD = (
+    "the matrix requires grad, but a graph is structure: pass it .detach(), and its values as weight= to spmm"
+)
+
+
+def _of_matrix(matrix: Any, num_nodes: Any) -> Edges:
+    if getattr(matrix, "requires_grad", False):
+        raise ArgumentTypeError(_NEEDS_NO_GRAD)
+    source = interop.open_source(matrix, "graph")
+    source.check("graph")
+    if len(source.shape) != 2 or source.block:
+        raise ArgumentError(f"a graph is a matrix of two dimensions without blocks, found shape {source.shape}")
+    m, n = source.shape
+    if num_nodes is not None and _sizes(num_nodes) != (n, m):
+        raise ArgumentError(f"num_nodes is {num_nodes}, but the matrix has {m} rows and {n} columns: leave it out")
+    rows, columns = source.coords()
+    values = interop.to_torch(np.array(source.values))
+    return Edges((m, n), rows, columns, values if values.is_floating_point() else None)
+
+
+def _of_dense(matrix: torch.Tensor, num_nodes: Any) -> Edges:
+    m, n = matrix.shape
+    if num_nodes is not None and _sizes(num_nodes) != (n, m):
+        raise ArgumentError(f"num_nodes is {num_nodes}, but the matrix has {m} rows and {n} columns: leave it out")
+    rows, columns = (part.numpy() for part in matrix.nonzero(as_tuple=True))
+    values = matrix[matrix != 0].clone() if matrix.is_floating_point() else None
+    return Edges((m, n), rows, columns, values)
+
+
+def _of_index(index: Array, num_nodes: Any) -> Edges:
+    if index.ndim != 2 or index.shape[0] != 2 or index.dtype.kind not in "iu":
+        found = f"an array of shape {list(index.shape)} and dtype {index.dtype}"
+        raise ArgumentError(f"an edge_index has shape [2, edges] and integers, sources above targets; found {found}")
+    sources, targets = index
+    least = int(index.min()) if index.size else 0
+    if least < 0:
+        raise StructureError(f"edge_index holds {least}, expected numbers of nodes, 0 or more")
+    tops = tuple(int(part.max()) + 1 if part.size else 0 for part in (sources, targets))
+    n, m = _sizes(num_nodes) if num_nodes is not None else (max(tops), max(tops))
+    for name, top, size in (("source", tops[0], n), ("target", tops[1], m)):
+        if top > size:
+            raise StructureError(f"edge_index has {name} {top - 1}, expected one of [0, {size}), the number of nodes")
+    return Edges((m, n), targets, sources)
+
+
+def _sizes(num_nodes: Any) -> tuple[int, int]:
+    """The numbers of sources and of targets."""
+    pair = tuple(num_nodes) if isinstance(num_nodes, (tuple, list)) else (num_nodes, num_nodes)
+    if len(pair) != 2 or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in pair):
+        raise ArgumentError(f"num_nodes is a number, or (sources, targets); found {num_nodes!r}")
+    return int(pair[0]), int(pair[1])
+
+
+def versions(graph: Any) -> tuple[tuple[torch.Tensor, int], ...]:
+    """The index tensors of a graph, and torch's count of their changes in place."""
+    return tuple((t, t._version) for t in _tensors(graph) if not t.is_inference())
+
+
+def _tensors(graph: Any) -> list[torch.Tensor]:
+    """The index tensors of a graph in torch."""
+    if not isinstance(graph, torch.Tensor):
+        return []
+    parts = {
+        torch.sparse_csr: lambda: [graph.crow_indices(), graph.col_indices()],
+        torch.sparse_csc: lambda: [graph.ccol_indices(), graph.row_indices()],
+        torch.sparse_coo: lambda: [graph._indices()],
+    }
+    return parts.get(graph.layout, lambda: [graph])()
+
+
+__all__ = ["Compressed", "Edges", "read", "versions"]

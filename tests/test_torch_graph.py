@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs for training with torch: values and gradients of every operator against dense ones, and what may go wrong."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError
+
+torch = pytest.importorskip("torch")
+from sparsetir.torch import Graph  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+
+M, N = 4, 5
+INDEX = torch.tensor([[0, 2, 1, 1, 3, 0, 0, 4], [1, 1, 0, 2, 2, 2, 2, 0]])  # one edge twice, a row without any
+SORTED = INDEX[:, np.lexsort((INDEX[0], INDEX[1]))].contiguous()
+EDGES = INDEX.shape[1]
+
+
+@pytest.fixture(scope="module", params=["unsorted", "sorted", "empty"])
+def graph(request: pytest.FixtureRequest) -> Any:
+    index = {"unsorted": INDEX, "sorted": SORTED, "empty": INDEX[:, :0]}[request.param]
+    made = Graph(index, (N, M))
+    return made, index
+
+
+def real(*shape: int, dtype: Any = torch.float64) -> Any:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def wanting(*tensors: Any) -> tuple[Any, ...]:
+    return tuple(t.detach().clone().requires_grad_() for t in tensors)
+
+
+def by_torch(index: Any, x: Any, weight: Any, reduce: str, rows: int) -> Any:
+    """A product by torch's own scatter."""
+    messages = x[index[0]]
+    if weight is not None:
+        messages = messages * weight.reshape(*weight.shape, *[1] * (messages.dim() - weight.dim()))
+    places = index[1].reshape(-1, *[1] * (messages.dim() - 1)).expand_as(messages)
+    name = {"max": "amax", "min": "amin"}.get(reduce, reduce)
+    out = torch.zeros(rows, *messages.shape[1:], dtype=x.dtype)
+    return out.scatter_reduce(0, places, messages, name, include_self=False)
+
+
+def close(found: Any, expected: Any, tolerance: float = 1e-9) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+# ------------------------------------------------------------------ values and gradients
+
+PRODUCTS = [
+    ("sum", (3,), (EDGES,)),
+    ("mean", (2, 3), (EDGES, 2)),
+    ("max", (3,), (EDGES,)),
+    ("min", (2, 3), (EDGES, 2)),
+    ("max", (3,), None),
+    ("mean", (), None),
+    ("sum", (2,), (EDGES, 2)),
+    ("sum", (2, 3), (EDGES,)),
+]
+
+
+@pytest.mark.parametrize(("reduce", "inner", "weights"), PRODUCTS)
+def test_products(graph, reduce, inner, weights):
+    made, index = graph
+    x, weight = real(N, *inner), None if weights is None else real(index.shape[1], *weights[1:])
+    inputs = wanting(x) if weight is None else wanting(x, weight)
+    found, expected = made.spmm(*inputs, reduce=reduce), by_torch(index, x, weight, reduce, M)
+    close(found, expected)
+    assert torch.autograd.gradcheck(lambda *a: made.spmm(*a, reduce=reduce), inputs)
+
+
+@pytest.mark.parametrize("heads", [(), (2,)])
+def test_what_is_made_of_edges(graph, heads):
+    made, index = graph
+    q, k, v = wanting(real(M, *heads, 3), real(N, *heads, 3) + 1, real(N, *heads, 4))
+    close(made.sddmm(q, k), (q[index[1]] * k[index[0]]).sum(-1))
+    assert torch.autograd.gradcheck(made.sddmm, (q, k))
+    a, b = wanting(real(M, *heads), real(N, *heads))
+    close(made.edge_sum(a, b), a[index[1]] + b[index[0]])
+    assert torch.autograd.gradcheck(made.edge_sum, (a, b))
+    (scores,) = wanting(real(index.shape[1], *heads))
+    close(made.softmax(scores), softmax(scores, index))
+    assert torch.autograd.gradcheck(made.softmax, (scores,))
+
+
+@pytest.mark.parametrize("heads", [(), (2,)])
+def test_attention(graph, heads):
+    made, index = graph
+    q, k, v = wanting(real(M, *heads, 3), real(N, *heads, 3) + 1, real(N, *heads, 4))
+    shares = softmax((q[index[1]] * k[index[0]]).sum(-1) * 0.3, index)
+    expected = torch.zeros(M, *heads, 4, dtype=q.dtype).index_add(0, index[1], shares[..., None] * v[index[0]])
+    close(made.attention(q, k, v, scale=0.3), expected)
+    close(made.attention(q.detach(), k.detach(), v.detach(), scale=0.3), expected.detach())
+    assert torch.autograd.gradcheck(lambda *a: made.attention(*a, scale=0.3), (q, k, v))
+
+
+def softmax(scores: Any, index: Any) -> Any:
+    power = scores.exp()
+    total = torch.zeros(M, *scores.shape[1:], dtype=scores.dtype).index_add(0, index[1], power)
+    return power / total[index[1]]
+
+
+def test_equal_maxima_share_a_gradient():
+    made = Graph(torch.tensor([[0, 1, 2], [0, 0, 0]]), (3, 1))
+    x = torch.tensor([[2.0], [2.0], [1.0]], requires_grad=True)
+    made.spmm(x, reduce="max").backward(torch.ones(1, 1))
+    assert x.grad.flatten().tolist() == [0.5, 0.5, 0]
+
+
+def test_maxima_of_infinities():
+    made = Graph(torch.tensor([[0, 0], [0, 1]]), (1, 3))
+    x = torch.tensor([[-torch.inf, torch.inf, 1.0]])
+    assert made.spmm(x, reduce="max").tolist() == [[-torch.inf, torch.inf, 1]] * 2 + [[0, 0, 0]]
+
+
+def test_large_scores():
+    made = Graph(torch.tensor([[0, 1], [0, 0]]), (2, 1))
+    assert made.softmax(torch.tensor([1000.0, 1000.0])).tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_other_dtypes(dtype):
+    made, kind = Graph(INDEX, (N, M)), getattr(torch, dtype)
+    x, weight = (t.to(kind).requires_grad_() for t in (real(N, 3), real(EDGES)))
+    wide = wanting(x.double(), weight.double())
+    expected = by_torch(INDEX, *wide, "sum", M)
+    found = made.spmm(x, weight)
+    assert found.dtype is kind
+    found.sum().backward()
+    expected.sum().backward()
+    tolerance = {"float32": 1e-5, "bfloat16": 5e-2, "float16": 5e-3}[dtype]
+    for one, other in ((found, expected), (x.grad, wide[0].grad), (weight.grad, wide[1].grad)):
+        close(one.double(), other, tolerance)
+
+
+@settings(max_examples=int(os.environ.get("SPARSETIR_EXAMPLES", "40")), deadline=None)
+@given(st.data())
+def test_drawn_graphs(data):
+    m, n, count = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9)), data.draw(st.integers(0, 30))
+    rng = np.random.default_rng(data.draw(st.integers(0, 999)))
+    index = torch.from_numpy(np.stack([rng.integers(0, n, count), rng.integers(0, m, count)]))
+    x, weight = wanting(real(n, 3), real(count))
+    made, expected = Graph(index, (n, m)), by_torch(index, x, weight, "sum", m)
+    close(made.spmm(x, weight), expected)
+    got = torch.autograd.grad(made.spmm(x, weight).square().sum(), (x, weight))
+    for one, other in zip(got, torch.autograd.grad(expected.square().sum(), (x, weight)), strict=True):
+        close(one, other)
+
+
+def test_strided_operands():
+    made, x = Graph(SORTED, (N, M)), real(3, N).t().requires_grad_()
+    close(made.spmm(x), by_torch(SORTED, x, None, "sum", M))
+    assert torch.autograd.gradcheck(lambda x: made.spmm(x).t(), (x,))
+
+
+def test_no_gradient_is_computed_that_nobody_wants():
+    made, x = Graph(SORTED, (N, M)), real(N, 3)
+    (weight,) = wanting(real(EDGES))
+    assert not made.spmm(x).requires_grad
+    made.spmm(x, weight).sum().backward()
+    assert weight.grad is not None
+    assert "columns" not in vars(made)
+
+
+# ------------------------------------------------------------------ what graphs are made of
+
+DENSE = np.array([[0, 2, 0], [3, 0, 0.5]])
+
+
+def made_from(kind: str) -> Any:
+    tensor = torch.from_numpy(DENSE)
+    return {
+        "csr": lambda: sp.csr_array(DENSE),
+        "csc": lambda: sp.csc_matrix(DENSE),
+        "coo": lambda: sp.coo_array(DENSE),
+        "torch csr": tensor.to_sparse_csr,
+        "torch csc": tensor.to_sparse_csc,
+        "torch coo": tensor.to_sparse,
+        "dense": lambda: tensor,
+        "array": lambda: DENSE,
+    }[kind]()
+
+
+KINDS = ["csr", "csc", "coo", "torch csr", "torch csc", "torch coo", "dense", "array"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_matrices(kind):
+    made, x = Graph(made_from(kind)), real(3, 2)
+    assert made.shape == (2, 3)
+    close(made.spmm(x), torch.from_numpy(DENSE) @ x)
+    close(made.spmm(x, made.weight), torch.from_numpy(DENSE) @ x)
+    close(made.weighted(None).spmm(x), torch.from_numpy(DENSE != 0).double() @ x)
+
+
+def test_structure_of_integers_and_bools():
+    assert Graph(sp.csr_array(DENSE != 0)).weight is None
+    assert Graph(torch.from_numpy(DENSE != 0)).weight is None
+    assert Graph(np.array([[0], [3]])).shape == (4, 4)
+
+
+def test_symmetric_structures_share_their_arrays():
+    symmetric = Graph(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
+    assert symmetric.is_symmetric
+    assert symmetric.columns.indices is symmetric.rows.indices
+    assert not Graph(INDEX, N).is_symmetric
+    assert not Graph(torch.tensor([[0], [0]]), (1, 2)).is_symmetric
+    weight, x = wanting(real(4), real(3, 2))
+    assert torch.autograd.gradcheck(symmetric.spmm, (x, weight))
+
+
+def test_edge_index_is_in_the_order_of_rows():
+    made = Graph(INDEX, (N, M))
+    assert made.edge_index.tolist() == SORTED.tolist()
+    assert Graph(made.edge_index, (N, M)).edge_index.tolist() == SORTED.tolist()
+    assert (made.num_edges, repr(made)) == (EDGES, "Graph(4 x 5, 8 edges)")
+
+
+def test_copies_and_pickles_are_alike():
+    made, x = Graph(torch.from_numpy(DENSE).to_sparse_csr()), real(3, 2)
+    made.columns
+    for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made)), copy.copy(made)):
+        close(other.spmm(x), made.spmm(x))
+        inputs = wanting(x)
+        assert torch.autograd.gradcheck(other.spmm, inputs)
+    other.weight
+    assert copy.deepcopy(made).weight is not made.weight
+
+
+def test_threads():
+    made = Graph(INDEX, (N, M))
+
+    def work(seed: int) -> Any:
+        x = torch.randn(N, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+        for _ in range(20):
+            found = torch.autograd.grad(made.spmm(x, reduce="mean").square().sum(), x)[0]
+        return found, torch.autograd.grad(by_torch(INDEX, x, None, "mean", M).square().sum(), x)[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        for found, expected in pool.map(work, range(8)):
+            close(found, expected)
+
+
+# ------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize("kind", ["index", "csr", "coo"])
+def test_structure_changed_in_place(kind):
+    index = INDEX.clone()
+    matrix = torch.from_numpy(DENSE)
+    matrix = {"index": index, "csr": matrix.to_sparse_csr(), "coo": matrix.to_sparse()}[kind]
+    made, x = Graph(matrix), real(5 if kind == "index" else 3, 2)
+    made.spmm(x)
+    {"index": lambda: index, "csr": matrix.col_indices, "coo": matrix._indices}[kind]()[..., 0] = 1
+    with pytest.raises(StructureError, match="were changed in place: make a new Graph"):
+        made.spmm(x)
+
+
+def test_own_arrays_are_not_those_that_were_passed():
+    matrix = sp.csr_array(DENSE)
+    made, x = Graph(matrix), real(3, 2)
+    before = made.spmm(x)
+    matrix.indices[:], matrix.data[:] = 0, 7
+    close(made.spmm(x), before)
+
+
+def test_gradients_of_gradients_are_refused():
+    made = Graph(INDEX, (N, M))
+    x, weight = wanting(real(N, 3), real(EDGES))
+    (gradient,) = torch.autograd.grad(made.spmm(x, weight).sum(), x, create_graph=True)
+    with pytest.raises(LoweringError, match="gradients of SpMM are kernels without gradients of their own"):
+        gradient.sum().backward()
+    (gradient,) = torch.autograd.grad(made.spmm(x).sum(), x, create_graph=True)
+    assert not gradient.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda g: g.spmm(real(3, 2)), ArgumentError, r"5 columns \(sources\), and x is \[3, 2\] of float64"),
+        (lambda g: g.spmm(np.ones((5, 2))), ArgumentTypeError, "x is a torch tensor, found ndarray"),
+        (lambda g: g.spmm(real(5, 2).int()), ArgumentTypeError, r"tensor of floats, found torch.int32: pass x.float"),
+        (lambda g: g.spmm(real(5, 2).to_sparse()), ArgumentTypeError, "x is a dense tensor on the cpu, found one of"),
+        (
+            lambda g: g.spmm(real(5, 2), real(3)),
+            ArgumentError,
+            r"one value for each edge: expected \[8\] or \[8, heads",
+        ),
+        (lambda g: g.spmm(real(5, 2), real(8).float()), ArgumentTypeError, "must have one dtype; x is torch.float64"),
+        (lambda g: g.spmm(real(5, 2), real(8, 3)), ArgumentError, r"3 heads: expected x of \[5, 3, features\]"),
+        (lambda g: g.spmm(real(5, 2), reduce="mul"), ArgumentError, "reduce is one of .* found 'mul'"),
+        (lambda g: g.sddmm(real(4, 2), real(5, 3)), ArgumentError, "q and k with the same after the first"),
+        (lambda g: g.sddmm(real(5, 2), real(5, 2)), ArgumentError, r"4 rows \(targets\), and q is"),
+        (lambda g: g.softmax(real(7)), ArgumentError, "scores has one value for each edge"),
+        (lambda g: g.attention(real(4, 2), real(5, 2), real(5, 2, 1)), ArgumentError, "v is .* the heads of q"),
+    ],
+)
+def test_wrong_operands(call, error, message):
+    with pytest.raises(error, match=message):
+        call(Graph(INDEX, (N, M)))
+
+
+@pytest.mark.parametrize(
+    ("graph", "num_nodes", "error", "message"),
+    [
+        ("edges.csv", None, ArgumentTypeError, "a graph is a sparse matrix of scipy or torch, .*; found str"),
+        (torch.zeros(3, 4, dtype=torch.int64), None, ArgumentError, r"shape \[2, edges\] and integers"),
+        (INDEX, 3, StructureError, r"edge_index has source 4, expected one of \[0, 3\)"),
+        (INDEX, (5, 2), StructureError, r"edge_index has target 2, expected one of \[0, 2\)"),
+        (INDEX - 1, None, StructureError, "edge_index holds -1"),
+        (INDEX, "five", ArgumentError, "num_nodes is a number, or"),
+        (sp.csr_array(DENSE), 4, ArgumentError, "num_nodes is 4, but the matrix has 2 rows and 3 columns"),
+        (torch.ones(2, 2, requires_grad=True), None, ArgumentTypeError, "a graph is structure: pass it .detach"),
+        (torch.ones(2, 2).to_sparse_csr().requires_grad_(), None, ArgumentTypeError, "its values as weight= to spmm"),
+        (sp.bsr_array(np.ones((4, 4)), blocksize=(2, 2)), None, ArgumentError, "two dimensions without blocks"),
+    ],
+)
+def test_what_is_no_graph(graph, num_nodes, error, message):
+    with pytest.raises(error, match=message):
+        Graph(graph, num_nodes)
