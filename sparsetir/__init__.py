@@ -12,6 +12,7 @@ kernel by name on scipy, torch or numpy data:
 
 programs    `parse`, `script`, `verify`, `interpret`; ready ones in `ops`; their axes and buffers in `ir`
 kernels     `build`, `Kernel`, `Kernel.bind`; `lower` for the stages between
+products    `matmul` of sparse matrices
 formats     `formats`, `SparseTensor`, `CooTensor`, `decompose_format`, `pattern`
 schedules   `Schedule` (stage I), `Choices` and `template` (loops)
 searching   `tune_sparse`, `autotune`
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from sparsetir.formats.tensor import SparseTensor
     from sparsetir.interop import CooTensor
     from sparsetir.interpret import interpret
+    from sparsetir.products import matmul
     from sparsetir.schedules import Choices
     from sparsetir.script.printer import parse, script
     from sparsetir.threads import get_num_threads, set_num_threads
@@ -83,6 +85,7 @@ _PUBLIC = {
     "ir": "sparsetir.ir",
     "load": "sparsetir.call.saving",
     "lower": "sparsetir.compile.pipeline",
+    "matmul": "sparsetir.products",
     "ops": "sparsetir.ops",
     "parse": "sparsetir.script.printer",
     "pattern": "sparsetir.formats.pattern",
@@ -119,6 +122,7 @@ __all__ = [
     "ir",
     "load",
     "lower",
+    "matmul",
     "ops",
     "parse",
     "pattern",

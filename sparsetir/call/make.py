@@ -8,6 +8,8 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.assemble import AssembledCompiled, is_assembled
+from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.kernel import Convert, Kernel
 from sparsetir.compile.cache import compile_cached
 from sparsetir.compile.target import make_target
@@ -50,6 +52,8 @@ def make_kernel(
         func, schedule = func.mod, func
     program = single(func)
     verify(program)
+    if is_assembled(decode(program)):
+        return _assembled(program, target, schedule)
     warn_of_other_meanings(decode(program), stacklevel=4)
     warn_of_doubtful(decode(program), stacklevel=4)
     _check_stores(program)
@@ -86,6 +90,16 @@ def _composed(decomposition: Any, target: Any, schedule: Any) -> Any:
     verify(decomposition.func)
     # Not `build`: what is unusual about loops over pieces is not the user's doing.
     return ComposedKernel(decomposition, lambda func, covered: _kernel(single(func), target, schedule, covered=covered))
+
+
+def _assembled(program: tirx.PrimFunc, target: Any, schedule: Any) -> AssembledKernel:
+    """The kernel of a program that computes the pattern of its results."""
+    if schedule is not None:
+        name = program.attrs["global_symbol"]
+        raise ArgumentTypeError(f"{name} computes the pattern of its results: it is built without a schedule")
+    compiled = compile_cached(program, make_target(target, program), None, AssembledCompiled)
+    assert isinstance(compiled, AssembledCompiled)
+    return AssembledKernel(compiled)
 
 
 def _kernel(program: tirx.PrimFunc, target: Any, schedule: Any, **facts: Any) -> Kernel:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from sparsetir.call.signature import Signature
 from sparsetir.errors import ArgumentError
 
 
-def argument_list(signature: Signature, args: Arguments) -> list[Any]:
-    """Arrays and sizes in the order of the parameters."""
-    return [_passed(args, param) for param in signature.params]
+def argument_list(signature: Signature, args: Arguments, *, without: Collection[str] = ()) -> list[Any]:
+    """Arrays and sizes in the order of the parameters, `without` some."""
+    return [_passed(args, param) for param in signature.params if param.name not in without]
 
 
 def _passed(args: Arguments, param: Param) -> Any:

@@ -245,7 +245,7 @@ class Signature:
                 raise ArgumentError(f"{found}: write the program with T.int64 sizes (idtype='int64')")
         missing = [p.name for p in self.params if not p.is_array and p.name not in args.sizes]
         if missing:
-            self._complete(args)
+            self.complete(args)
             name = missing[0]
             raise ArgumentTypeError(f"the size {name} cannot be inferred from the arguments: pass {name}=...")
         self._refuse_unknown_results(args)
@@ -255,7 +255,7 @@ class Signature:
         for storage in self.outputs:
             unknown = [n for size in self.by_name[storage].shape or () for n in size.symbols if n not in args.sizes]
             if unknown:
-                self._complete(args)
+                self.complete(args)
                 message = f"the size {unknown[0]} of the result {self.shown(storage)} cannot be inferred"
                 raise ArgumentTypeError(f"{message} from the arguments: pass {self.shown(storage)}=numpy.empty(...)")
 
@@ -321,16 +321,17 @@ class Signature:
 
     def allocate(self, args: Arguments) -> list[str]:
         """Make the outputs that were not passed; returns the names of all outputs."""
-        self._complete(args)
+        self.complete(args)
         for storage in self.outputs:
             if storage not in args.arrays:
                 args.arrays[storage] = self.new_output(storage, args.sizes)
         return self.outputs
 
-    def _complete(self, args: Arguments) -> None:
-        """Raise unless every array that cannot be made here was passed."""
+    def complete(self, args: Arguments, *, made: Collection[str] = ()) -> None:
+        """Raise unless every array that cannot be made here was passed, but for those that are `made` elsewhere."""
+        known = {*args.arrays, *self.outputs, *made}
         for param in self.params:
-            if param.is_array and param.name not in args.arrays and param.name not in self.outputs:
+            if param.is_array and param.name not in known:
                 raise self._missing(param)
 
     def new_output(self, storage: str, known: dict[str, int]) -> np.ndarray:

@@ -41,7 +41,10 @@ def versions() -> str:
     """What else decides the machine code: versions, and the compiler's own sources."""
     digest = hashlib.sha256()
     here = Path(__file__).parent.parent
-    own = [*here.glob("*.py"), *(p for folder in ("call", "compile", "lower") for p in (here / folder).rglob("*.py"))]
+    own = [
+        *here.glob("*.py"),
+        *(p for folder in ("assemble", "call", "compile", "lower") for p in (here / folder).rglob("*.py")),
+    ]
     for path in sorted([*own, *Path(schedules.__file__).parent.glob("*.py")]):
         digest.update(path.read_bytes())
     return f"{tvm.__version__} {np.__version__} {scipy.__version__} {digest.hexdigest()}"
@@ -86,9 +89,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pending.clear)  # the parent writes them
 
 
-def compile_cached(func: tirx.PrimFunc, target: Any, schedule: Any) -> Compiled:
+def compile_cached(func: tirx.PrimFunc, target: Any, schedule: Any, make: type[Compiled] = Compiled) -> Compiled:
     """Compile, or find what was compiled before in this process or on disk."""
-    compiled = Compiled(func, target, schedule)
+    compiled = make(func, target, schedule)
     # A function may read anything, so its name or text would not do: what it makes of the loops does.
     key = content_key(func, target, compiled.second if callable(schedule) else schedule)
     if key in _kernels:

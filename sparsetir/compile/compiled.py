@@ -85,11 +85,15 @@ class Compiled:
         ValueError
             The library is not the one that was written.
         """
+        self.read_library(path, facts)
+        self.function = self.library[self.name]
+        self.searched = set(facts["searched"])
+
+    def read_library(self, path: Path, facts: dict[str, Any]) -> None:
+        """Open a library, once it is the one that was written."""
         if disk_cache.digest(path) != facts["digest"]:
             raise ValueError(f"{path} is damaged")
         self.library = tvm.runtime.load_module(str(path))
-        self.function = self.library[self.name]
-        self.searched = set(facts["searched"])
 
     def save(self, path: Path) -> None:
         """Write the library where `load` finds it."""

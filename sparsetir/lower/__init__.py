@@ -67,7 +67,7 @@ TO_STAGE_2 = [
 
 SCHEDULED = [CheckForm]  # of a schedule: no variable outside its block
 
-TO_STAGE_3 = [
+TO_LOOPS = [
     CheckLoops,  # only kinds of loops that code can be generated for
     GuardDomains,  # no block variable past its domain
     MarkIndependent,  # loops that may run in parallel, as annotations
@@ -82,6 +82,9 @@ TO_STAGE_3 = [
     CompactScratch(),  # scratch as large as its use
     s_tir.transform.LowerMatchBuffer(),
     s_tir.transform.LowerOpaqueBlock(),
+]
+
+REWRITES = [
     CheckParallel,  # parallel loops write apart
     BoundLocals,  # fixed sizes for arrays inside loops
     RefuseRagged,  # no scratch as long as a row
@@ -108,6 +111,9 @@ TO_STAGE_3 = [
     ScalarizeLoops,  # scalarisation: vector loops whose lanes differ -> serial loops
     ScalarizeGathers,  # gathers of vector loops -> loads of words of indices, and of one element after the other
     HoistScratch,  # scratch of unknown size outside the loops
+]
+
+TO_FLAT = [
     PromoteHalves,  # 16-bit floats computed and accumulated in float32
     LowerFind,  # search calls -> loops
     tirx.transform.FlattenBuffer(),
@@ -119,6 +125,8 @@ TO_STAGE_3 = [
     GuardDivisions,  # no division by a size of zero
     CheckScratch,  # no scratch that TVM cannot place
 ]
+
+TO_STAGE_3 = [*TO_LOOPS, *REWRITES, *TO_FLAT]
 
 
 def as_module(func: Any) -> ir.IRModule:

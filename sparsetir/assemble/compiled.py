@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine code of a program with computed patterns: several functions in one library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.assemble.functions import Functions
+from sparsetir.assemble.program import Assembly, assemble
+from sparsetir.assemble.rows import lower_rows
+from sparsetir.compile.compiled import Compiled
+from sparsetir.compile.pipeline import machine_code
+from sparsetir.errors import VerifyError
+from sparsetir.lower import TO_FLAT, run
+from sparsetir.lower.host.promote_halves import PromoteHalves
+
+LATE = [tirx.transform.ConvertSSA(), PromoteHalves, *TO_FLAT]
+
+
+class AssembledCompiled(Compiled):
+    """Like `Compiled`; `functions` holds those of `sparsetir.assemble.functions` by name."""
+
+    @cached_property
+    def assembly(self) -> Assembly:
+        """The program with dense stand-ins."""
+        return assemble(self.func)
+
+    @cached_property
+    def stages(self) -> dict[int, ir.IRModule]:
+        """The functions, flat."""
+        made = Functions(self.assembly, lower_rows(self.assembly)).module()
+        return {2: made, 3: run(LATE, made)}
+
+    def stage(self, stage: int) -> Any:
+        """All functions at a stage."""
+        return self.stages[stage]
+
+    def compile(self) -> None:
+        """Lower and compile."""
+        self.library = machine_code(self.stages[3], self.target)
+
+    def load(self, path: Path, facts: dict[str, Any]) -> None:
+        """Take the machine code from a library on disk."""
+        self.read_library(path, facts)
+
+    def named(self, name: str) -> Callable[..., Any]:
+        """One of the functions."""
+        if self.library is None:
+            raise VerifyError("this program is not compiled yet")
+        found: Callable[..., Any] = self.library[f"{self.name}_{name}"]
+        return found
+
+    def of(self, func: tirx.PrimFunc) -> Compiled:
+        """Another program, not compiled yet."""
+        return AssembledCompiled(func, self.target, self.schedule)
+
+
+__all__ = ["AssembledCompiled"]

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions behind a program with computed patterns.
+
+bound     how many coordinates each row enters at most: rows are shared out by it, and small ones go another way
+symbolic  how many coordinates each row has
+numeric   the coordinates and values of each row, from a given place on
+values    the values alone, where the pattern is known
+
+Each but the first goes over chunks of rows in parallel; a chunk has an accumulator of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.assemble.accumulators import LONG, WORD, Accumulator, Dense, Insertion, Output, add, long
+from sparsetir.assemble.program import Assembly
+from sparsetir.assemble.rows import Rows, Scatter, with_own
+from sparsetir.errors import LoweringError
+from sparsetir.ir import cast
+from sparsetir.lower.host.promote_halves import widened
+from sparsetir.lower.nests import parallel, serial
+from sparsetir.lower.rewriting import alloc, cell, collect, get, put, renewed, seq, substitute
+
+SMALL = 24  # entries up to which a row is sorted by insertion
+
+
+@dataclass(frozen=True)
+class Split:
+    """The chunks of rows: chunk c has the rows from ``ranges[c]`` to ``ranges[c + 1]``."""
+
+    chunks: Var
+    ranges: Var
+    bound: Var
+
+    @classmethod
+    def of(cls, rows: Rows) -> Split:
+        chunks = Var("chunks", ir.PrimType("int32"))
+        return cls(chunks, array("ranges", LONG, cast(chunks, LONG) + long(1)), array("bound", LONG, rows.count))
+
+
+def array(name: str, dtype: str, *shape: ir.Expr) -> Var:
+    """A parameter."""
+    return tirx.decl_buffer(list(shape), dtype, name=name, layout=None)
+
+
+def size(name: str) -> Var:
+    """A size of 64 bits."""
+    return Var(name, ir.PrimType(LONG))
+
+
+class Functions:
+    """Makes the functions of one program."""
+
+    def __init__(self, assembly: Assembly, rows: Rows) -> None:
+        self.assembly, self.rows = assembly, rows
+        self.common = [p for p in rows.func.params if not tirx.is_buffer_var(p) or assembly.result_of(p) is None]
+
+    def module(self) -> ir.IRModule:
+        """All of them, named after the program."""
+        made = {"bound": self.bound(), "symbolic": self.symbolic(), "numeric": self.numeric(), "values": self.values()}
+        attrs = self.rows.func.attrs
+        named = {f"{self.assembly.name}_{name}": func for name, func in made.items()}
+        return ir.IRModule({n: f.with_attrs({**dict(attrs), "global_symbol": n}) for n, f in named.items()})
+
+    # ------------------------------------------------------------------ the four
+
+    def bound(self) -> tirx.PrimFunc:
+        """Of each row the number of coordinates that it enters, repeated ones included."""
+        chunks = Var("chunks", ir.PrimType("int32"))
+        bound, total, row = array("bound", LONG, self.rows.count), cell("total", LONG), size("row")
+        entered = _entered(self.rows.body, self.rows, total)
+        body = seq(*alloc(total), put(total, long(0)), *entered, tirx.BufferStore(bound, get(total), [row]))
+        chunk, step = Var("chunk", ir.PrimType("int32")), size("step")
+        count, share = cast(self.rows.count, LONG), cast(chunks, LONG)
+        first = count * cast(chunk, LONG) // share
+        after = count * (cast(chunk, LONG) + long(1)) // share
+        rows = serial(step, after - first, seq(tirx.Bind(row, first + step), self.at_row(row, body)))
+        return tirx.PrimFunc([*self.common, chunks, bound], renewed(parallel(chunk, chunks, rows)))
+
+    def symbolic(self) -> tirx.PrimFunc:
+        """Of each row the number of its coordinates."""
+        split, length = Split.of(self.rows), array("length", LONG, self.rows.count)
+        work = self.workspace(split, values=False)
+        out = Output(cell("pos", LONG), cell("count", LONG), None, [], [])
+        done = lambda row: [tirx.BufferStore(length, get(out.count), [row])]  # noqa: E731
+        body = self.chunks(split, lambda chunk: self.ways(out, work, chunk, split, done), [out.pos, out.count])
+        return tirx.PrimFunc([*self.common, *self.split_params(split), length, *work.params], body)
+
+    def numeric(self) -> tirx.PrimFunc:
+        """The rows of a chunk one behind the other, from ``first[chunk]`` on."""
+        split, length = Split.of(self.rows), array("length", LONG, self.rows.count)
+        capacity, first = size("capacity"), array("first", LONG, split.chunks)
+        work = self.workspace(split, values=True)
+        keys = array("keys", self.assembly.key_dtype, capacity)
+        values = [array(f"{r.name}_values", r.dtype, capacity) for r in self.assembly.results]
+        out = Output(cell("pos", LONG), cell("count", LONG), keys, values, [r.initial for r in self.assembly.results])
+        done = lambda row: [tirx.BufferStore(length, get(out.count), [row]), add(out.pos, get(out.count))]  # noqa: E731
+        way = lambda chunk: self.ways(out, work, chunk, split, done)  # noqa: E731
+        start = lambda chunk: [put(out.pos, tirx.BufferLoad(first, [chunk]))]  # noqa: E731
+        body = self.chunks(split, way, [out.pos, out.count], start)
+        params = [*self.common, *self.split_params(split), length, capacity, first, keys, *values, *work.params]
+        return tirx.PrimFunc(params, body)
+
+    def values(self) -> tirx.PrimFunc:
+        """The values of rows whose coordinates are known."""
+        split, capacity = Split.of(self.rows), size("capacity")
+        work = self.workspace(split, values=True)
+        indptr = array("places", LONG, cast(self.rows.count, LONG) + long(1))
+        keys = array("keys", self.assembly.key_dtype, capacity)
+        values = [array(f"{r.name}_values", r.dtype, capacity) for r in self.assembly.results]
+
+        def way(chunk: Var) -> Callable[[Var], list[tirx.Stmt]]:
+            def at(row: Var) -> list[tirx.Stmt]:
+                entry, key = size("entry"), size("key")
+                begin = tirx.BufferLoad(indptr, [row])
+                held = [chunk, key]
+                place = [begin + entry]
+                stmts: list[tirx.Stmt] = [tirx.Bind(key, cast(tirx.BufferLoad(keys, place), LONG))]
+                for result, source, target in zip(self.assembly.results, work.arrays, values, strict=True):
+                    stmts += [tirx.BufferStore(target, cast(tirx.BufferLoad(source, held), result.dtype), place)]
+                    stmts += [tirx.BufferStore(source, cast(result.initial, str(source.ty.dtype)), held)]
+                gather = serial(entry, tirx.BufferLoad(indptr, [row + long(1)]) - begin, seq(*stmts))
+                return [self.at_row(row, self.scattered(_Known(work.arrays, chunk))), gather]
+
+            return at
+
+        body = self.chunks(split, way, [])
+        params = [*self.common, *self.split_params(split), capacity, indptr, keys, *values, work.width, *work.arrays]
+        return tirx.PrimFunc(params, body)
+
+    # ------------------------------------------------------------------ what they share
+
+    def split_params(self, split: Split) -> list[Var]:
+        return [split.chunks, split.ranges, split.bound]
+
+    def workspace(self, split: Split, *, values: bool) -> Workspace:
+        """The accumulators of all chunks."""
+        width, words, tops = size("width"), size("words"), size("tops")
+        held = [array(f"{r.name}_work", r.held_dtype, split.chunks, width) for r in self.assembly.results]
+        bits, top = array("bits", LONG, split.chunks, words), array("top", LONG, split.chunks, tops)
+        return Workspace(width, words, tops, held if values else [], bits, top, values)
+
+    def ways(
+        self, out: Output, work: Workspace, chunk: Var, split: Split, done: Callable[[Var], list[tirx.Stmt]]
+    ) -> Callable[[Var], list[tirx.Stmt]]:
+        """What is done with a row: small ones by insertion, others in an array."""
+
+        def at(row: Var) -> list[tirx.Stmt]:
+            small = self.collected(Insertion(out, SMALL, self.assembly.key_dtype), row, work)
+            wide = self.collected(Dense(out, chunk, work.arrays, work.bits, work.top), row, work)
+            is_small = tirx.BufferLoad(split.bound, [row]) <= long(SMALL)
+            return [tirx.IfThenElse(is_small, small, wide), *done(row)]
+
+        return at
+
+    def collected(self, accumulator: Accumulator, row: Var, work: Workspace) -> tirx.Stmt:
+        """A row in an accumulator, written out."""
+        body = self.at_row(row, self.scattered(accumulator, has_values=work.has_values))
+        return seq(*accumulator.begin(), body, *accumulator.finish())
+
+    def scattered(self, accumulator: Accumulator, *, has_values: bool = True) -> tirx.Stmt:
+        """The body of a row with every scatter into `accumulator`; of the coordinates alone without values."""
+
+        def on_store(store: tirx.BufferStore, mutator: object) -> tirx.Stmt:
+            scatter = self.rows.scatter_of(store)
+            if scatter is None:
+                return mutator.default_mutate(store)  # type: ignore[attr-defined]
+            key = Var("key", ir.PrimType(self.assembly.key_dtype))
+            stmts = [tirx.Bind(key, scatter.key), *accumulator.enter(key)]
+            if has_values:
+                number = self.assembly.results.index(scatter.result)
+                stmts.append(_update(scatter, *accumulator.element(number, key)))
+            return seq(*stmts)
+
+        return tvm_ffi.structural_mutate(self.rows.body, [(tirx.BufferStore, on_store)])
+
+    def at_row(self, row: Var, stmt: tirx.Stmt) -> tirx.Stmt:
+        """A statement of the row loop for a row of 64 bits."""
+        return substitute(stmt, {self.rows.var: cast(row, str(self.rows.var.ty.dtype))})
+
+    def chunks(
+        self,
+        split: Split,
+        way: Callable[[Var], Callable[[Var], list[tirx.Stmt]]],
+        cells: Sequence[Var],
+        start: Callable[[Var], list[tirx.Stmt]] = lambda _: [],
+    ) -> tirx.Stmt:
+        """The parallel loop over chunks around the loop over the rows of one."""
+        chunk, step, row = Var("chunk", ir.PrimType("int32")), size("step"), size("row")
+        first, after = (tirx.BufferLoad(split.ranges, [chunk + n]) for n in (0, 1))
+        inner = seq(tirx.Bind(row, first + step), *way(chunk)(row))
+        rows = serial(step, after - first, inner)
+        return renewed(parallel(chunk, split.chunks, seq(*alloc(*cells), *start(chunk), rows)))
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Parameters that hold the accumulators."""
+
+    width: Var
+    words: Var
+    tops: Var
+    arrays: Sequence[Var]
+    bits: Var
+    top: Var
+    has_values: bool
+
+    @property
+    def params(self) -> list[Var]:
+        """In the order of the functions."""
+        sizes = [self.width] if self.has_values else []
+        return [*sizes, self.words, self.tops, *self.arrays, self.bits, self.top]
+
+
+@dataclass
+class _Known:
+    """An array whose pattern is known."""
+
+    arrays: Sequence[Var]
+    chunk: Var
+
+    def begin(self) -> list[tirx.Stmt]:
+        return []
+
+    def enter(self, key: ir.Expr) -> list[tirx.Stmt]:
+        return []
+
+    def element(self, result: int, key: ir.Expr) -> tuple[Var, list[ir.Expr]]:
+        return self.arrays[result], [self.chunk, cast(key, LONG)]
+
+    def finish(self) -> list[tirx.Stmt]:
+        return []
+
+
+def _update(scatter: Scatter, held: Var, place: list[ir.Expr]) -> tirx.Stmt:
+    """The statement of a scatter on the element in an accumulator; 16-bit floats are added up in 32 bits."""
+    kind, own = str(held.ty.dtype), tirx.BufferLoad(held, place)
+    value = with_own(scatter, cast(own, scatter.result.dtype))
+    return tirx.BufferStore(held, widened(value) if kind != scatter.result.dtype else value, place)
+
+
+def _entered(stmt: tirx.Stmt, rows: Rows, total: Var) -> list[tirx.Stmt]:
+    """Statements that add to `total` the number of scatters of a statement, at most."""
+    constant = _per_step(stmt, rows)
+    if constant is not None:
+        return [add(total, constant)] if constant else []
+    if isinstance(stmt, tirx.SeqStmt):
+        return [s for child in stmt.seq for s in _entered(child, rows, total)]
+    if isinstance(stmt, tirx.For):
+        steps = _per_step(stmt.body, rows)
+        if steps is not None:
+            return [add(total, cast(stmt.extent, LONG) * long(steps))]
+        return [serial(stmt.loop_var, stmt.extent, seq(*_entered(stmt.body, rows, total)))]
+    if isinstance(stmt, tirx.IfThenElse):
+        cases = [c for c in (stmt.then_case, stmt.else_case) if c is not None]
+        parts = [seq(*found) if (found := _entered(c, rows, total)) else tirx.Evaluate(long(0)) for c in cases]
+        return [tirx.IfThenElse(stmt.condition, parts[0], parts[1] if len(parts) > 1 else None)]
+    raise LoweringError(f"a computed pattern is entered in loops and conditions, found {type(stmt).__name__}")
+
+
+def _per_step(stmt: tirx.Stmt, rows: Rows) -> int | None:
+    """How many scatters a statement makes, where that is a constant; None for loops and what is around them."""
+    if isinstance(stmt, tirx.BufferStore):
+        return int(rows.scatter_of(stmt) is not None)
+    if isinstance(stmt, tirx.SeqStmt):
+        parts = [_per_step(child, rows) for child in stmt.seq]
+        return None if None in parts else sum(p or 0 for p in parts)
+    if isinstance(stmt, tirx.IfThenElse):
+        cases = [_per_step(c, rows) for c in (stmt.then_case, stmt.else_case) if c is not None]
+        return None if None in cases else max(c or 0 for c in cases)
+    if not any(rows.scatter_of(s) is not None for s in collect(stmt, tirx.BufferStore)):
+        return 0
+    return None
+
+
+__all__ = ["SMALL", "WORD", "Functions"]

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The row loop of a program with computed patterns, and the statements that scatter into its results.
+
+A program is lowered as if its assembled axes were dense: each statement ``c[row, j] = f(c[row, j], ...)`` below the
+loop over rows names a coordinate. `functions.py` makes of them the functions that find the pattern and fill it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.ir import Var
+
+from sparsetir.assemble.program import Assembly, Result
+from sparsetir.compile.pipeline import to_stage_2
+from sparsetir.errors import LoweringError
+from sparsetir.ir import cast, const
+from sparsetir.lower import TO_LOOPS, as_module, run
+from sparsetir.lower.rewriting import all_same, collect, mentions, same, seq, substitute
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """One statement that sets an element of a result.
+
+    Parameters
+    ----------
+    store : BufferStore
+        Into the dense stand-in of the result.
+    result : Result
+    key : Expr
+        The coordinate below the row, in the order of storage: of several axes one number.
+    """
+
+    store: tirx.BufferStore
+    result: Result
+    key: ir.Expr
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A lowered program: `body` runs for row `var` of `count`."""
+
+    func: tirx.PrimFunc
+    var: Var
+    count: ir.Expr
+    body: tirx.Stmt
+    scatters: tuple[Scatter, ...]
+
+    def scatter_of(self, store: tirx.BufferStore) -> Scatter | None:
+        """The scatter that a statement is."""
+        return next((s for s in self.scatters if s.store.same_as(store)), None)
+
+
+def lower_rows(assembly: Assembly) -> Rows:
+    """Lower a program to its row loop.
+
+    Raises
+    ------
+    LoweringError
+        Its iterations do not go over the rows of the result first, or read the result elsewhere.
+    """
+    mod = run(TO_LOOPS, to_stage_2(as_module(assembly.func)))
+    func = mod[assembly.name]
+    var, count, body = _row_loop(func, assembly)
+    stores = [s for s in collect(body, tirx.BufferStore) if assembly.result_of(s.buffer) is not None]
+    scatters = tuple(_scatter(s, assembly, var) for s in stores)
+    _check_reads(body, scatters, assembly)
+    return Rows(func, var, count, body, scatters)
+
+
+def _row_loop(func: tirx.PrimFunc, assembly: Assembly) -> tuple[Var, ir.Expr, tirx.Stmt]:
+    """The loop over rows: the loops of several iterations are one."""
+    parts = list(func.body.seq) if isinstance(func.body, tirx.SeqStmt) else [func.body]
+    if not assembly.has_rows:
+        return Var("row", ir.PrimType("int32")), const(1), func.body
+    loops = [p for p in parts if isinstance(p, tirx.For)]
+    if len(loops) != len(parts) or not all(same(x.extent, loops[0].extent) for x in loops):
+        names = ", ".join(a.name for a in assembly.axes)
+        raise LoweringError(f"every iteration that stores over {names} must go over {assembly.rows_name} first")
+    var = loops[0].loop_var
+    bodies = [substitute(x.body, {x.loop_var: cast(var, str(x.loop_var.ty.dtype))}) for x in loops]
+    return var, loops[0].extent, seq(*bodies)
+
+
+def _scatter(store: tirx.BufferStore, assembly: Assembly, row: Var) -> Scatter:
+    result = assembly.result_of(store.buffer)
+    assert result is not None
+    indices = list(store.indices)
+    above, below = indices[: len(indices) - len(result.lengths)], indices[len(indices) - len(result.lengths) :]
+    if assembly.has_rows and not (len(above) == 1 and same(above[0], row)):
+        message = f"{result.name} is stored at a row other than that of the iteration over {assembly.rows_name}"
+        raise LoweringError(f"{message}: list the axes of its rows first, each by its own variable")
+    key = cast(below[0], assembly.key_dtype)
+    for index, length in zip(below[1:], result.lengths[1:], strict=True):
+        key = key * cast(length, assembly.key_dtype) + cast(index, assembly.key_dtype)
+    return Scatter(store, result, key)
+
+
+def _check_reads(body: tirx.Stmt, scatters: tuple[Scatter, ...], assembly: Assembly) -> None:
+    """Raise where a result is read anywhere but in the statement that sets the same element."""
+    loads = [x for x in collect(body, ir.TensorLoad) if assembly.result_of(x.source) is not None]
+    count = sum(len(_own_loads(s)) for s in scatters)
+    if len(loads) != count or any(mentions(x, [s.store.buffer]) for s in scatters for x in s.store.indices):
+        names = ", ".join(r.name for r in assembly.results)
+        raise LoweringError(f"an element of {names} may be read only by the statement that sets it")
+
+
+def _own_loads(scatter: Scatter) -> list[ir.TensorLoad]:
+    """The loads of the element itself in a scatter."""
+    store = scatter.store
+    loads = [x for x in collect(store.value, ir.TensorLoad) if x.source.same_as(store.buffer)]
+    return [x for x in loads if all_same(list(x.indices), list(store.indices))]
+
+
+def with_own(scatter: Scatter, value: ir.Expr) -> ir.Expr:
+    """What a scatter stores, its own element being `value` before."""
+    store = scatter.store
+    on_load = lambda x, m: value if x.source.same_as(store.buffer) else m.default_mutate(x)  # noqa: E731
+    return tvm_ffi.structural_mutate(store.value, [(ir.TensorLoad, on_load)])

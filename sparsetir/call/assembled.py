@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that compute the pattern of their results."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sparsetir import interop
+from sparsetir.assemble import AssembledCompiled, Assembly
+from sparsetir.call.arguments import LARGEST_INT32, Arguments, numpy_dtype
+from sparsetir.call.passing import argument_list
+from sparsetir.call.pattern_results import Pattern, as_object
+from sparsetir.call.signature import Signature
+from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
+from sparsetir.ir import decode
+from sparsetir.script.printer import script
+from sparsetir.shown import shown_signature
+from sparsetir.sizes import Size
+from sparsetir.threads import get_num_threads
+
+WORD = 64
+SERIAL_WORK = 20_000  # coordinates entered, below which a second thread costs more than it does
+ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
+KEPT_BYTES = 1 << 26  # of accumulators that wait for the next call
+ROOMY_BYTES = 1 << 28  # of a result that is written before its size is known
+
+
+@dataclass
+class Work:
+    """The accumulators of all chunks: empty between calls."""
+
+    arrays: list[np.ndarray]
+    bits: np.ndarray
+    top: np.ndarray
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in (*self.arrays, self.bits, self.top))
+
+
+@dataclass
+class Call:
+    """One call: its sizes, and the rows shared out."""
+
+    common: list[Any]
+    sizes: dict[str, int]
+    rows: int
+    width: int
+    bound: np.ndarray
+    ranges: np.ndarray
+    initial: list[Any]
+    chunks: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chunks = len(self.ranges) - 1
+
+    @property
+    def split(self) -> list[Any]:
+        """What every function but the first takes of it."""
+        return [*self.common, self.chunks, self.ranges, self.bound]
+
+
+class AssembledKernel:
+    """A compiled program that computes the pattern of its results, called by buffer names.
+
+    Parameters
+    ----------
+    compiled : AssembledCompiled
+        What `sparsetir.build` made of it.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> kernel = sparsetir.build(sparsetir.ops.spgemm())
+    >>> A = sp.csr_array(np.array([[0, 2], [3, 0]], "float32"))
+    >>> kernel(A=A, B=A).toarray().tolist()
+    [[6.0, 0.0], [0.0, 6.0]]
+    """
+
+    def __init__(self, compiled: AssembledCompiled) -> None:
+        self.compiled = compiled
+        self.func = compiled.func
+        self.name = compiled.name
+        self.assembly: Assembly = compiled.assembly
+        self.signature = Signature(decode(self.assembly.func), compiled.searched)
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._results = [r.storage for r in self.assembly.results]
+        self._count = Size(self.assembly.rows[-1].count) if self.assembly.rows else None
+        self._lengths = [Size(a.length) for a in self.assembly.axes]
+        self._shape = [Size(a.length) for a in (*self.assembly.rows, *self.assembly.axes)]
+        self._spare: list[Work] = []
+
+    @property
+    def target(self) -> Any:
+        """The TVM target it was compiled for."""
+        return self.compiled.target
+
+    def __repr__(self) -> str:
+        return f"Kernel {self.name}{shown_signature(self.signature)}"
+
+    # ------------------------------------------------------------------ calling
+
+    def __call__(self, *unnamed: Any, **arguments: Any) -> Any:
+        """Run the kernel.
+
+        Parameters
+        ----------
+        **arguments
+            Buffers by the names in the script (or raw arrays by parameter names), sizes where they cannot be inferred.
+
+        Returns
+        -------
+        sparse object, or tuple of them
+            The results in the order of the script, in the class of the first sparse argument; their rows are sorted.
+
+        Raises
+        ------
+        ArgumentTypeError
+            A name, class or dtype the kernel does not take.
+        ArgumentError
+            Shapes that disagree.
+        StructureError
+            Index arrays that are not what the axes promise.
+        """
+        args = self.prepare(unnamed, arguments)
+        return self.returned(args, self.assemble(args), arguments)
+
+    def prepare(self, unnamed: tuple[Any, ...], arguments: dict[str, Any]) -> Arguments:
+        """The arguments of a call, checked in full."""
+        if unnamed:
+            raise self.signature.unnamed(unnamed)
+        for result in self.assembly.results:
+            passed = next((n for n in (result.name, result.storage) if n in arguments), None)
+            if passed is not None:
+                raise ArgumentTypeError(f"the pattern of {passed} is computed: leave it out and take the result")
+        args = self.signature.gather(arguments)
+        self.signature.check(args)
+        self.signature.complete(args, made=self._results)
+        return args
+
+    def returned(self, args: Arguments, pattern: Pattern, arguments: dict[str, Any]) -> Any:
+        """The results in the class of the first sparse argument."""
+        model = next((v for v in arguments.values() if interop.is_sparse(v)), None)
+        out = tuple(
+            as_object(pattern, n, model, is_last=n + 1 == len(pattern.values)) for n in range(len(pattern.values))
+        )
+        return out[0] if len(out) == 1 else out
+
+    # ------------------------------------------------------------------ the pattern and its values
+
+    def assemble(self, args: Arguments) -> Pattern:
+        """Compute pattern and values."""
+        call = self.begin(args)
+        capped = np.minimum(call.bound, call.width)
+        item = sum(numpy_dtype(r.dtype).itemsize for r in self.assembly.results) + self._key_dtype().itemsize
+        is_roomy = int(capped.sum()) * item <= ROOMY_BYTES
+        return self.one_phase(call, capped) if is_roomy else self.two_phases(call)
+
+    def begin(self, args: Arguments) -> Call:
+        """Count what the rows enter, and share them out."""
+        rows = 1 if self._count is None else int(self._count.at(args.sizes))
+        width = math.prod(int(n.at(args.sizes)) for n in self._lengths)
+        common = argument_list(self.signature, args, without=self._results)
+        bound = np.empty(rows, np.int64)
+        threads = get_num_threads()
+        if rows:
+            self.run("bound", *common, threads if rows > SERIAL_WORK else 1, bound)
+        work = np.cumsum(bound + ROW_WORK)
+        total = int(work[-1]) if rows else 0
+        chunks = max(1, min(threads, rows)) if total > SERIAL_WORK else 1
+        ranges = np.zeros(chunks + 1, np.int64)
+        ranges[1:] = np.searchsorted(work, np.arange(1, chunks + 1) * (total / chunks))
+        ranges[-1] = rows
+        initial = [self._initial(n) for n in range(len(self.assembly.results))]
+        return Call(common, args.sizes, rows, width, bound, ranges, initial)
+
+    def two_phases(self, call: Call) -> Pattern:
+        """Find the length of every row, then write the rows where they belong."""
+        work = self.take(call)
+        length = np.zeros(call.rows, np.int64)
+        if call.rows:
+            self.run("symbolic", *call.split, length, work.bits.shape[1], work.top.shape[1], work.bits, work.top)
+        indptr = _running(length)
+        keys, values = self.entries(int(indptr[-1]))
+        self.numeric(call, work, length, indptr[call.ranges[:-1]], keys, values)
+        self._give_back(work)
+        return Pattern(self._held_shape(call), indptr, keys, values)
+
+    def one_phase(self, call: Call, capped: np.ndarray) -> Pattern:
+        """Write the rows of each chunk from where they may begin at most, then close the gaps."""
+        work = self.take(call)
+        length = np.zeros(call.rows, np.int64)
+        room = _running(capped)
+        keys, values = self.entries(int(room[-1]))
+        first = room[call.ranges[:-1]]
+        self.numeric(call, work, length, first, keys, values)
+        indptr = _running(length)
+        self._give_back(work)
+        targets, ends = indptr[call.ranges[:-1]], indptr[call.ranges[1:]]
+        for array in (keys, *values):
+            for source, target, end in zip(first[1:], targets[1:], ends[1:], strict=True):
+                _move(array, int(source), int(target), int(end - target))
+            array.resize(int(indptr[-1]), refcheck=False)
+        return Pattern(self._held_shape(call), indptr, keys, values)
+
+    def numeric(
+        self, call: Call, work: Work, length: np.ndarray, first: np.ndarray, keys: np.ndarray, values: list[np.ndarray]
+    ) -> None:
+        """Write rows from `first` of each chunk on."""
+        if not call.rows or not len(keys):
+            return
+        sizes = [call.width, work.bits.shape[1], work.top.shape[1]]
+        first = np.ascontiguousarray(first)
+        held = [_passed(a) for a in work.arrays]
+        passed = [_passed(a) for a in values]
+        self.run("numeric", *call.split, length, len(keys), first, keys, *passed, *sizes, *held, work.bits, work.top)
+
+    def refill(self, args: Arguments, pattern: Pattern) -> list[np.ndarray]:
+        """The values for other values of the operands, of which the pattern is known."""
+        call = self.begin(args)
+        keys, values = pattern.keys, self.entries(len(pattern.keys))[1]
+        if call.rows and len(keys):
+            work = self.take(call)
+            held, passed = [_passed(a) for a in work.arrays], [_passed(a) for a in values]
+            self.run("values", *call.split, len(keys), pattern.indptr, keys, *passed, call.width, *held)
+            self._give_back(work)
+        return values
+
+    # ------------------------------------------------------------------ memory
+
+    def entries(self, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Arrays for coordinates and values."""
+        if count > LARGEST_INT32 and self._key_dtype().itemsize < 8 and self._shape[-1].text == "":
+            raise ArgumentError(f"the result has {count} entries")
+        values = [np.empty(count, numpy_dtype(r.dtype)) for r in self.assembly.results]
+        return np.empty(count, self._key_dtype()), values
+
+    def take(self, call: Call) -> Work:
+        """Accumulators for as many chunks."""
+        words = -(-call.width // WORD)
+        shapes = (call.chunks, call.width), (call.chunks, words), (call.chunks, -(-words // WORD))
+        while self._spare:
+            work = self._spare.pop()
+            if work.bits.shape == shapes[1] and all(a.shape == shapes[0] for a in work.arrays):
+                return work
+        dtypes = [np.dtype(numpy_dtype(r.held_dtype)) for r in self.assembly.results]
+        arrays = [_full(shapes[0], d, v) for d, v in zip(dtypes, call.initial, strict=True)]
+        return Work(arrays, np.zeros(shapes[1], np.int64), np.zeros(shapes[2], np.int64))
+
+    def _give_back(self, work: Work) -> None:
+        if work.nbytes <= KEPT_BYTES and not self._spare:
+            self._spare.append(work)
+
+    def _initial(self, number: int) -> Any:
+        initial = self.assembly.results[number].initial
+        return initial.value
+
+    def _key_dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.assembly.key_dtype)
+
+    def _held_shape(self, call: Call) -> tuple[int, ...]:
+        return tuple(int(n.at(call.sizes)) for n in self._shape)
+
+    def run(self, name: str, *args: Any) -> None:
+        """Call one of the compiled functions."""
+        if name not in self._functions:
+            self._functions[name] = self.compiled.named(name)
+        self._functions[name](*(_passed(a) if isinstance(a, np.ndarray) else a for a in args))
+
+    # ------------------------------------------------------------------ looking inside
+
+    def script(self, stage: int = 1) -> str:
+        """The program's text: 1 as written, 2 its functions, 3 their loops as they are compiled."""
+        if stage not in (1, 2, 3):
+            raise VerifyError(f"stage must be 1, 2 or 3, found {stage!r}")
+        return script(self.func) if stage == 1 else str(self.compiled.stage(stage).script())
+
+
+def _running(length: np.ndarray) -> np.ndarray:
+    """Row pointers of 64 bits."""
+    indptr = np.zeros(len(length) + 1, np.int64)
+    np.cumsum(length, out=indptr[1:])
+    return indptr
+
+
+def _full(shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> np.ndarray:
+    return np.zeros(shape, dtype) if not value else np.full(shape, value, dtype)
+
+
+def _move(array: np.ndarray, source: int, target: int, count: int) -> None:
+    """Move elements of an array towards its beginning, in place: numpy would copy what overlaps."""
+    item, base = array.itemsize, array.ctypes.data
+    ctypes.memmove(base + target * item, base + source * item, count * item)
+
+
+def _passed(value: Any) -> Any:
+    """An array as the compiled functions take it."""
+    if not isinstance(value, np.ndarray) or value.size:
+        return value
+    import tvm
+
+    return tvm.runtime.empty(value.shape, str(value.dtype))
+
+
+__all__ = ["AssembledKernel"]

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results with a pattern of their own, as objects of the class that an operand has."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir import interop
+from sparsetir.call.arguments import LARGEST_INT32
+
+
+@dataclass
+class Pattern:
+    """Entries in order: those of row i are ``indptr[i]`` to ``indptr[i + 1]``.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    indptr : ndarray of int64
+    keys : ndarray of int
+        Coordinates below the row; of several axes one number.
+    values : list of ndarray
+        One array for each result.
+    """
+
+    shape: tuple[int, ...]
+    indptr: np.ndarray
+    keys: np.ndarray
+    values: list[np.ndarray]
+
+
+def as_object(pattern: Pattern, number: int, model: Any, *, is_last: bool = True) -> Any:
+    """Result `number`, in the class of `model` where that holds such a result; the last one takes the arrays."""
+    if len(pattern.shape) != 2:
+        return _tensor(pattern, number)
+    indptr, indices = _of_one_width(pattern.indptr, pattern.keys)
+    if not is_last and indices is pattern.keys:
+        indices = indices.copy()
+    values = pattern.values[number]
+    if interop.is_torch(model):
+        return _torch(indptr, indices, values, pattern.shape, model)
+    kind = type(model) if sp.issparse(model) else sp.csr_array
+    made = _scipy(indptr, indices, values, pattern.shape, is_matrix=isinstance(model, sp.spmatrix))
+    return made if made.format == getattr(model, "format", "csr") else kind(made)
+
+
+def _of_one_width(indptr: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Row pointers and coordinates of one dtype: 64 bits where 32 do not count the entries."""
+    wide = keys.dtype if len(keys) <= LARGEST_INT32 else np.dtype(np.int64)
+    return indptr.astype(wide), keys.astype(wide, copy=False)
+
+
+def _scipy(
+    indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape: tuple[int, ...], *, is_matrix: bool
+) -> Any:
+    """A CSR object around the arrays, without the checks that scipy makes of arrays from elsewhere."""
+    made = (sp.csr_matrix if is_matrix else sp.csr_array)(shape, dtype=values.dtype)
+    made.indptr, made.indices, made.data = indptr, indices, values
+    made.has_canonical_format = True
+    return made
+
+
+def _torch(indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape: tuple[int, ...], model: Any) -> Any:
+    torch = importlib.import_module("torch")
+    arrays = (interop.to_torch(a) for a in (indptr, indices, values))
+    made = torch.sparse_csr_tensor(*arrays, size=shape, check_invariants=False)
+    layouts = {torch.sparse_csc: made.to_sparse_csc, torch.sparse_coo: made.to_sparse_coo}
+    convert = layouts.get(model.layout)
+    return made if convert is None else convert()
+
+
+def _tensor(pattern: Pattern, number: int) -> Any:
+    """A tensor of another order, as a list of entries."""
+    lengths = pattern.shape[1:] if len(pattern.indptr) == pattern.shape[0] + 1 else pattern.shape
+    rest = [np.asarray(c) for c in np.unravel_index(pattern.keys, lengths)] if len(pattern.keys) else []
+    if not rest:
+        rest = [np.zeros(0, np.int64) for _ in lengths]
+    if len(lengths) < len(pattern.shape):
+        rest.insert(0, np.repeat(np.arange(pattern.shape[0]), np.diff(pattern.indptr)))
+    return interop.CooTensor(np.stack(rest).astype(np.int64), pattern.values[number], pattern.shape)
+
+
+__all__ = ["Pattern", "as_object"]
