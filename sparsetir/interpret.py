@@ -22,8 +22,10 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Call, Op, Var
 
 from sparsetir import op
+from sparsetir.assembly import Assembly, Encounter, Fiber, Meetings, both, either
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, VerifyError
-from sparsetir.ir import INIT, STORED, Axis, Program, SparseBuffer, SpIter, decode, is_sp_iter
+from sparsetir.ir import INIT, STORED, Axis, Entry, Program, SparseBuffer, SpIter, decode, is_sp_iter
+from sparsetir.operands import Both, Coordinates, Stored, operand_coordinates
 
 _REDUCE = 2
 
@@ -90,8 +92,24 @@ class _Point:
     coords: tuple[int, ...]
 
 
-# An axis of an iteration, its variable and the axis below whose coordinate it is attached, if any.
-_Item: TypeAlias = "tuple[Axis, Var, Axis | None]"
+# The coordinates above a fiber, and its entries.
+_Fibers: TypeAlias = "dict[Fiber, tuple[tuple[int, ...], list[_Point]]]"
+
+_ABSENT = -1  # the position of a coordinate that a fiber does not hold
+
+
+@dataclass(frozen=True, eq=False)
+class _Item:
+    """A variable of an iteration, its axis, and the axis below whose coordinate that is attached, if any.
+
+    Of a union or an intersection `entry` has the axes; else it is None.
+    """
+
+    axis: Axis
+    var: Var
+    kind: str
+    attached_to: Axis | None = None
+    entry: Entry | None = None
 
 
 class _Machine:
@@ -101,8 +119,10 @@ class _Machine:
         self.program = program
         self.memory: dict[Var, np.ndarray] = {}
         self.values: dict[Var, Any] = {}
-        self.points: dict[Var, _Point] = {}
+        self.points: dict[Var, Encounter] = {}
         self.current: dict[Axis, _Point] = {}
+        self.assembly = Assembly(self)
+        self.starts: list[tuple[SpIter, Any]] = []  # what sets new elements of results, of the iterations now running
         self.rule_args: Sequence[int] = ()
         self.initialising = False
 
@@ -164,10 +184,10 @@ class _Machine:
 
     def candidates(self, axis: Axis, parent: _Point | None, subscript: ir.Expr) -> Iterator[_Point]:
         """The slots `subscript` may mean: its own slot if it iterates this very fiber, else by search."""
-        point = self.points.get(subscript) if isinstance(subscript, Var) else None
-        above = 0 if parent is None else parent.position
-        if point is not None and point.axis is axis and point.above == above:
-            return iter((point,))
+        held = self.points.get(subscript, {}) if isinstance(subscript, Var) else {}
+        fiber = axis, 0 if parent is None else parent.position
+        if fiber in held:
+            return iter([p for p in (held[fiber],) if p.position != _ABSENT])
         return self.find(axis, parent, int(self.eval(subscript)))
 
     def chains(
@@ -234,10 +254,38 @@ class _Machine:
             place = self.plain(node.buffer, node.indices)
             self.memory[node.buffer][place] = self.eval(node.value)
             return
+        if node.buffer in self.assembly.trees:
+            self.assemble(node, buffer)
+            return
         places = self.places(buffer, list(node.indices))
         # An initial value belongs to the coordinate, so every stored duplicate of it is initialised.
         for place in list(places if self.initialising else itertools.islice(places, 1)):
             self.memory[buffer.storage][place] = self.eval(node.value)
+
+    def assemble(self, node: tirx.BufferStore, buffer: SparseBuffer) -> None:
+        """Store an element of a result; what ``T.init`` sets comes first where its coordinate is new."""
+        place = self.assembly.place(buffer, list(node.indices))
+        if place is None:
+            return
+        for axis in self.assembly.add(buffer, place):
+            self.start(axis)
+        self.assembly.element(buffer, place)[place.rest] = self.eval(node.value)
+
+    def start(self, axis: Axis) -> None:
+        """Run what sets the elements of results over `axis` at the coordinate where the iterations stand."""
+        for it, store in ((it, s) for it, stores in self.starts for s in stores):
+            buffer = self.program.buffers[store.buffer]
+            tree = self.assembly.trees[store.buffer]
+            if tree.chain[-1] is not axis:
+                continue
+            fixed = [i for a, i in zip(buffer.axes, store.indices, strict=True) if a in (*tree.given, *tree.chain)]
+            items = [item for e in it.entries for item in _items(e) if item.kind == "S"]
+            free = [item for item in items if item.var not in fixed and _occurs(item.var, store)]
+            points, values = dict(self.points), dict(self.values)
+            for item in free:
+                self.points.pop(item.var, None)
+            self.initialise(it.block, store, free)
+            self.points, self.values = points, values
 
     def loop(self, node: tirx.For) -> None:
         low, extent = int(self.eval(node.min)), int(self.eval(node.extent))
@@ -287,62 +335,137 @@ class _Machine:
 
     def iterate(self, it: SpIter) -> None:
         """Initialise once every spatial point that is named there, then run the body at every stored point."""
-        items = [(axis, var, e.attached_to) for e in it.entries for axis, var in zip(e.axes, e.vars, strict=True)]
-        if it.block.init is not None:
-            spatial = [item for item, kind in zip(items, it.kinds, strict=True) if kind == "S"]
+        items = [item for e in it.entries for item in _items(e)]
+        init, start = _split_init(it.block.init, self.assembly.trees)
+        if init is not None:
+            spatial = [item for item in items if item.kind == "S"]
             if str(it.block.annotations.get(INIT, "")) == STORED:
-                alone = {e.axes[0] for e in it.entries if not e.is_fused}
-                self.initialise_stored(it.block, items, [axis for axis, _, _ in spatial], alone)
+                alone = {e.axes[0] for e in it.entries if not e.is_fused and not e.merge}
+                self.initialise_stored(it, init, items, [item.axis for item in spatial], alone)
             else:
-                self.initialise(it.block, [(axis, var) for axis, var, _ in spatial if _occurs(var, it.block.init)])
-        self.walk(it.block, items, it.block.body)
+                self.initialise(it.block, init, [item for item in spatial if _occurs(item.var, init)])
+        self.starts.append((it, start))
+        self.walk(it, items, it.block.body)
+        self.starts.pop()
 
-    def initialise(self, block: s_tir.SBlock, spatial: Sequence[tuple[Axis, Var]]) -> None:
+    def initialise(self, block: s_tir.SBlock, init: Any, spatial: Sequence[_Item]) -> None:
         self.initialising = True
-        for coords in itertools.product(*(range(int(self.eval(axis.length))) for axis, _ in spatial)):
-            for (_, var), coordinate in zip(spatial, coords, strict=True):
-                self.values[var] = _as(coordinate, var.ty.dtype)
-            self.execute(block, block.init)
+        for coords in itertools.product(*(range(int(self.eval(item.axis.length))) for item in spatial)):
+            for item, coordinate in zip(spatial, coords, strict=True):
+                self.values[item.var] = _as(coordinate, item.var.ty.dtype)
+            self.execute(block, init)
         self.initialising = False
 
     def initialise_stored(
-        self, block: s_tir.SBlock, items: Sequence[_Item], spatial: Sequence[Axis], alone: Set[Axis]
+        self, it: SpIter, init: Any, items: Sequence[_Item], spatial: Sequence[Axis], alone: Set[Axis]
     ) -> None:
         """Initialise the stored points; what repeats below all slots of a summed axis is there without any slot."""
         below = {up: [axis for axis in spatial if up in axis.ancestors] for axis in spatial for up in axis.ancestors}
         summed = [up for up in below if up in alone and up not in spatial]
         any_slot = {up for up in summed if all(axis.repeats_below(up) for axis in below[up])}
-        self.walk(block, [item for item in items if item[0] in {*spatial, *below}], block.init, any_slot)
+        self.walk(it, [item for item in items if item.axis in {*spatial, *below}], init, any_slot)
 
-    def walk(
-        self, block: s_tir.SBlock, items: Sequence[_Item], what: Any, any_slot: Collection[Axis] = frozenset()
-    ) -> None:
+    def walk(self, it: SpIter, items: Sequence[_Item], what: Any, any_slot: Collection[Axis] = frozenset()) -> None:
         """Run a statement of the block at the stored points of the remaining axes, outermost first.
 
         Of an axis in `any_slot` one slot stands for all, whether or not there is one.
         """
         if not items:
-            self.execute(block, what)
+            self.execute(it.block, what)
             return
-        axis, var, attached_to = items[0]
-        enclosing = self.current.get(axis)
-        for parent in self.parents(axis, attached_to):
+        item, enclosing = items[0], dict(self.current)
+        for coordinate, met in self.encounters(it, item, any_slot):
+            self.points[item.var] = met
+            self.current |= {axis: point for (axis, _), point in met.items()}
+            self.values[item.var] = _as(coordinate, item.var.ty.dtype)
+            self.walk(it, items[1:], what, any_slot)
+        self.points.pop(item.var, None)
+        self.current = enclosing
+
+    def encounters(self, it: SpIter, item: _Item, any_slot: Collection[Axis]) -> Iterator[tuple[int, Encounter]]:
+        """The coordinates of an item in order, and what holds each."""
+        axis = item.axis
+        if item.entry is not None or axis.is_assembled:
+            yield from self.meetings(it, item)
+            return
+        for parent in self.parents(axis, item.attached_to):
             for point in [self.no_slot(axis, parent)] if axis in any_slot else self.stored(axis, parent):
-                self.points[var] = self.current[axis] = point
-                self.values[var] = _as(point.coords[-1], var.ty.dtype)
-                self.walk(block, items[1:], what, any_slot)
-        self.points.pop(var, None)
-        self.current.pop(axis, None)
-        if enclosing is not None:
-            self.current[axis] = enclosing
+                yield point.coords[-1], {(axis, point.above): point}
+
+    def meetings(self, it: SpIter, item: _Item) -> Iterator[tuple[int, Encounter]]:
+        """The coordinates that several axes hold, in ascending order; which fibers do not hold one is told."""
+        fibers: _Fibers = {}
+        if item.entry is None:
+            wanted = operand_coordinates(it, item.var, item.axis, self.program)
+            if wanted is None:
+                raise VerifyError(f"no operand stores coordinates of axis {item.axis.name}", item.axis.name)
+            met = self.operands(wanted, item.var, fibers)
+        else:
+            hosted = zip(item.entry.axes, item.entry.hosts, strict=True)
+            parts = [self.member(axis, self.parents(axis, host), fibers) for axis, host in hosted]
+            met = either(parts) if item.entry.merge == "union" else both(parts)
+        for coordinate in sorted(met):
+            missing = {f: _Point(f[0], f[1], _ABSENT, (*above, coordinate)) for f, (above, _) in fibers.items()}
+            if item.entry is None:
+                above = None if item.axis.parent is None else self.current.get(item.axis.parent)
+                coords = (coordinate,) if above is None else (*above.coords, coordinate)
+                missing[item.axis, _ABSENT] = _Point(item.axis, _ABSENT, _ABSENT, coords)
+            elif item.entry.merge == "union":
+                gone = [a for a in item.entry.axes if a not in [f[0] for f in fibers]]
+                missing |= {(a, _ABSENT): _Point(a, _ABSENT, _ABSENT, (coordinate,)) for a in gone}
+            for encounter in met[coordinate]:
+                yield coordinate, missing | encounter
+
+    def member(self, axis: Axis, parents: Sequence[_Point | None], fibers: _Fibers) -> Meetings:
+        """The entries of an axis below `parents`, by coordinate; their fibers are added to `fibers`."""
+        met: Meetings = {}
+        for parent in parents:
+            fiber = axis, 0 if parent is None else parent.position
+            if fiber not in fibers:
+                fibers[fiber] = () if parent is None else parent.coords, list(self.stored(axis, parent))
+            for point in fibers[fiber][1]:
+                met.setdefault(point.coords[-1], []).append({fiber: point})
+        return met
+
+    def operands(self, wanted: Coordinates, var: Var, fibers: _Fibers) -> Meetings:
+        """The coordinates that the accesses of an expression hold together."""
+        if not isinstance(wanted, Stored):
+            combine = both if isinstance(wanted, Both) else either
+            return combine([self.operands(part, var, fibers) for part in wanted.parts])
+        buffer = self.program.buffers[wanted.buffer]
+        subscripts = dict(zip(buffer.axes, wanted.indices, strict=True))
+        tree = next(t for t in buffer.trees if wanted.axis in t)
+        above = [a for a in tree if a in wanted.axis.ancestors]
+        parents = [None] if not above else [chain[-1] for chain in self.chains(above, subscripts)]
+        met = self.member(wanted.axis, parents, fibers)
+        held = {c: [w for w in ways if self.leads_on(w, var, buffer, subscripts)] for c, ways in met.items()}
+        return {c: ways for c, ways in held.items() if ways}
+
+    def leads_on(self, way: Encounter, var: Var, buffer: SparseBuffer, subscripts: Mapping[Axis, ir.Expr]) -> bool:
+        """Whether a buffer holds anything at this coordinate of `var` and at those of the variables around it."""
+        self.points[var] = way
+        self.values[var] = _as(next(iter(way.values())).coords[-1], var.ty.dtype)
+        known = {a for a, s in subscripts.items() if all(v in self.points for v in self.iterated(s))}
+        heads = [list(itertools.takewhile(known.__contains__, tree)) for tree in buffer.trees]
+        found = all(any(True for _ in self.chains(head, subscripts)) for head in heads)
+        self.points.pop(var)
+        return found
+
+    def iterated(self, expr: ir.Expr) -> list[Var]:
+        """The iteration variables in an expression."""
+        found: dict[Var, None] = {}
+        tvm_ffi.structural_walk(expr, (Var, lambda v: found.setdefault(v)))
+        return [v for it in self.program.iterations for v in it.vars if v in found]
 
     def parents(self, axis: Axis, attached_to: Axis | None) -> Sequence[_Point | None]:
         """The point whose fiber of `axis` is iterated; none if an attached coordinate is absent."""
         if axis.parent is None:
             return [None]
         if attached_to is None:
-            return [self.here(axis.parent, axis)]
+            return [p for p in (self.here(axis.parent, axis),) if p.position != _ABSENT]
         above = None if axis.parent.parent is None else self.here(axis.parent.parent, axis)
+        if above is not None and above.position == _ABSENT:
+            return []
         coordinate = self.here(attached_to, axis).coords[-1]
         return list(itertools.islice(self.find(axis.parent, above, coordinate), 1))
 
@@ -372,6 +495,8 @@ class _Machine:
         buffer = self.program.buffers.get(node.source)
         if buffer is None:
             return self.memory[node.source][self.plain(node.source, node.indices)]
+        if node.source in self.assembly.trees:
+            return self.assembly.load(buffer, list(node.indices))
         for place in self.places(buffer, list(node.indices)):
             return self.memory[buffer.storage][place]
         return _as(self.eval(buffer.default), buffer.dtype)
@@ -394,6 +519,22 @@ class _Machine:
         if name not in _MATH:
             raise _unknown(node, f"Call {name}")
         return _as(_MATH[name](*(np.float64(self.eval(a)) for a in node.args)), node.ty.dtype)
+
+
+def _items(entry: Entry) -> list[_Item]:
+    """The variables of an entry."""
+    if entry.merge:
+        return [_Item(entry.domains[0], entry.vars[0], entry.kinds, entry=entry)]
+    each = zip(entry.axes, entry.vars, entry.kinds, strict=True)
+    return [_Item(axis, var, kind, entry.attached_to) for axis, var, kind in each]
+
+
+def _split_init(init: Any, results: Collection[Var]) -> tuple[Any, list[tirx.BufferStore]]:
+    """What of an initialisation runs ahead of an iteration, and what sets each new element of its results."""
+    stmts = list(init.seq) if isinstance(init, tirx.SeqStmt) else [] if init is None else [init]
+    late = [s for s in stmts if isinstance(s, tirx.BufferStore) and s.buffer in results]
+    early = [s for s in stmts if s not in late]
+    return (tirx.SeqStmt(early) if len(early) > 1 else early[0] if early else None), late
 
 
 def _occurs(var: Var, node: Any) -> bool:
@@ -474,6 +615,10 @@ def _infer_sizes(machine: _Machine, buffers: Sequence[Var], args: Mapping[str, A
 
 def _fill(machine: _Machine, buffer: Var, args: Mapping[str, Any]) -> None:
     """Put a copy of the caller's array, or zeros, in memory."""
+    if buffer in machine.assembly.storages:
+        if buffer.name in args:
+            raise ArgumentError(f"{buffer.name} is a result whose size the program computes; leave it out")
+        return
     machine.allocate(buffer)
     if buffer.name not in args:
         return
@@ -497,7 +642,8 @@ def interpret(func: tirx.PrimFunc, args: Mapping[str, Any]) -> dict[str, np.ndar
     Returns
     -------
     dict[str, np.ndarray]
-        Final contents of every buffer parameter. The caller's arrays are not changed.
+        Final contents of every buffer parameter, then ``J_indptr`` and ``J_indices`` of every assembled axis ``J``. The
+        caller's arrays are not changed.
 
     Raises
     ------
@@ -522,4 +668,6 @@ def interpret(func: tirx.PrimFunc, args: Mapping[str, Any]) -> dict[str, np.ndar
         for buffer in buffers:
             _fill(machine, buffer, args)
         machine.run(func.body)
-    return {str(b.name): machine.memory[b] for b in buffers}
+        made = machine.assembly.storages
+        machine.memory |= {storage: machine.assembly.values(buffer) for storage, buffer in made.items()}
+        return {str(b.name): machine.memory[b] for b in buffers} | machine.assembly.structure()
