@@ -10,6 +10,7 @@ kernel by name on scipy, torch or numpy data:
 >>> kernel(A=A, B=np.ones((2, 1), "float32")).tolist()
 [[2.0], [3.0]]
 
+expressions `einsum`, `einsum_expression`: index notation over sparse and dense operands, no program to write
 programs    `parse`, `script`, `verify`, `interpret`; ready ones in `ops`; their axes and buffers in `ir`
 kernels     `build`, `Kernel`, `Kernel.bind`; `lower` for the stages between
 products    `matmul` of sparse matrices
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from sparsetir.formats.tensor import SparseTensor
     from sparsetir.interop import CooTensor
     from sparsetir.interpret import interpret
+    from sparsetir.notation import einsum, einsum_expression
     from sparsetir.products import matmul
     from sparsetir.schedules import Choices
     from sparsetir.script.printer import parse, script
@@ -78,6 +80,8 @@ _PUBLIC = {
     "autotune": "sparsetir.tuning",
     "build": "sparsetir.build",
     "decompose_format": "sparsetir.transform.decompose",
+    "einsum": "sparsetir.notation",
+    "einsum_expression": "sparsetir.notation",
     "errors": "sparsetir.errors",
     "formats": "sparsetir.formats",
     "get_num_threads": "sparsetir.threads",
@@ -115,6 +119,8 @@ __all__ = [
     "autotune",
     "build",
     "decompose_format",
+    "einsum",
+    "einsum_expression",
     "errors",
     "formats",
     "get_num_threads",

@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`einsum`: index notation over sparse and dense operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.interop import is_torch, to_torch
+from sparsetir.notation import subscripts as notation
+from sparsetir.notation.operands import Kind, Shape, admitted, kind_of, look
+from sparsetir.notation.planning import RESULTS, Task, broadcast, common_dtype, diagonals, extents, plan
+from sparsetir.notation.semiring import semiring
+from sparsetir.notation.steps import DenseStep, KernelStep, Step, cast, classed, transposed
+
+MOST = 512  # expressions that are kept; then all are forgotten
+
+_known: dict[Any, Expression] = {}
+
+
+def einsum(
+    subscripts: str,
+    *operands: Any,
+    reduce: str = "sum",
+    combine: str = "mul",
+    fill: float = 0,
+    result: str = "auto",
+) -> Any:
+    """Evaluate index notation over sparse and dense operands, without making sparse ones dense.
+
+    Parameters
+    ----------
+    subscripts : str
+        As for `numpy.einsum`: ``"ik,kj->ij"``, with ``...`` for dimensions that broadcast; letters that the result
+        lacks are reduced.
+    *operands : array, sparse object or number
+        Any number of them: numpy and torch arrays; scipy, torch and `CooTensor` sparse ones, `SparseTensor`. Their
+        dtypes meet as numpy's do. Dimensions of extent 1 broadcast.
+    reduce : {"sum", "prod", "max", "min", "any", "all"}
+        Of what meets in one element of the result.
+    combine : {"mul", "add", "max", "min", "and", "or"}
+        Of the operands' elements.
+    fill : number
+        The value of what sparse operands, and a sparse result, do not store. Where it changes no result (0 for sums of
+        products, -inf for the largest sum) loops run over stored entries only; else over all elements.
+    result : {"auto", "dense", "sparse"}
+        By default sparse where the result has all letters of a sparse operand or, of more than one letter, only
+        letters of sparse operands.
+
+    Returns
+    -------
+    array, sparse object or number
+        A dense result is a numpy array, a torch tensor if an operand is one. A sparse one has the class of the operand
+        whose pattern it has; entries may hold zero. Of no letters: a number.
+
+    Raises
+    ------
+    ArgumentError
+        When the text does not fit the operands, or their shapes do not fit each other.
+    ArgumentTypeError
+        When an operand is of no known class or dtype.
+    LoweringError
+        When the result would be sparse with a pattern that no operand has.
+
+    Notes
+    -----
+    Three operands and more are contracted in the order that is expected to cost least, some in one loop nest. Elements
+    that are not stored are not multiplied: a NaN that would meet one has no effect.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2.0], [3.0, 0]]))
+    >>> sparsetir.einsum("ij,jk->ik", A, np.eye(2)).tolist()
+    [[0.0, 2.0], [3.0, 0.0]]
+    >>> sparsetir.einsum("ij,ik,jk->ij", A, np.ones((2, 3)), np.ones((2, 3))).toarray().tolist()
+    [[0.0, 6.0], [9.0, 0.0]]
+    >>> inf = float("inf")
+    >>> sparsetir.einsum("ij,j->i", A, np.array([1.0, 5.0]), reduce="max", combine="add", fill=-inf).tolist()
+    [7.0, 4.0]
+    """
+    values = [admitted(value, at) for at, value in enumerate(operands)]
+    return _expression(subscripts, values, reduce, combine, fill, result).run(values)
+
+
+def einsum_expression(
+    subscripts: str,
+    *operands: Any,
+    reduce: str = "sum",
+    combine: str = "mul",
+    fill: float = 0,
+    result: str = "auto",
+) -> Expression:
+    """An expression made ready for operands like those that are given.
+
+    Parameters
+    ----------
+    subscripts, reduce, combine, fill, result
+        As for `einsum`.
+    *operands : array, sparse object or tuple of int
+        Operands like those of the calls; a tuple is the shape of a dense one, of the dtype of the others.
+
+    Returns
+    -------
+    Expression
+        Called with the operands.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2.0], [3.0, 0]]))
+    >>> step = sparsetir.einsum_expression("ij,jk->ik", A, (2, 1))
+    >>> step(A, np.ones((2, 1))).tolist()
+    [[2.0], [3.0]]
+    >>> step.bind(A)(np.ones((2, 1))).tolist()
+    [[2.0], [3.0]]
+    """
+    known = [value.dtype for value in operands if not isinstance(value, tuple) and hasattr(value, "dtype")]
+    dtype = kind_dtype(known) if known else "float32"
+    values = [Shape(v, dtype) if isinstance(v, tuple) else admitted(v, at) for at, v in enumerate(operands)]
+    return _expression(subscripts, values, reduce, combine, fill, result)
+
+
+def kind_dtype(dtypes: Sequence[Any]) -> str:
+    """The dtype in which operands of these dtypes meet."""
+    from sparsetir.scalars import dtype_name
+
+    return common_dtype([dtype_name(dtype) for dtype in dtypes])
+
+
+def _expression(text: str, values: Sequence[Any], reduce: str, combine: str, fill: Any, result: str) -> Expression:
+    """The expression for such operands: made once."""
+    try:
+        key: Any = (text, reduce, combine, fill, result, *[look(value) for value in values])
+        if len(values) > 2:
+            key = (key, *[(tuple(v.shape), stored_bits(v)) for v in values])
+        found = _known.get(key)
+    except (TypeError, AttributeError):  # a value that cannot be a key: whoever reads it says why
+        key, found = None, None
+    if found is None:
+        found = Expression(text, values, reduce=reduce, combine=combine, fill=fill, result=result)
+        if len(_known) >= MOST:
+            _known.clear()
+        if key is not None:
+            _known[key] = found
+    return found
+
+
+def stored_bits(value: Any) -> int:
+    """About how many entries a sparse operand stores: the order of magnitude decides the order of contractions."""
+    count = stored_of(value)
+    return -1 if count is None else int(count).bit_length()
+
+
+def stored_of(value: Any) -> int | None:
+    """Entries that a sparse operand stores; None for a dense one."""
+    if isinstance(value, (np.ndarray, Shape)):
+        return None
+    if is_torch(value):
+        layout = str(value.layout)
+        listed = value._indices()[0] if layout == "torch.sparse_coo" else value.values() if "sparse" in layout else None
+        return None if listed is None else len(listed)
+    return int(value.nnz)
+
+
+class Expression:
+    """Index notation made ready for operands of some kinds; made by `einsum_expression`.
+
+    Attributes
+    ----------
+    steps : list of Step
+        Its contractions in order.
+    """
+
+    def __init__(self, text: str, values: Sequence[Any], *, reduce: str, combine: str, fill: Any, result: str) -> None:
+        if not values:
+            raise ArgumentError("an expression needs an operand, found none")
+        if result not in RESULTS:
+            raise ArgumentError(f"result is one of {', '.join(RESULTS)}, found {result!r}")
+        kinds = [kind_of(value, at) for at, value in enumerate(values)]
+        self.text, self.kinds = text, kinds
+        self.dtype = common_dtype([kind.dtype for kind in kinds])
+        casts = [None if kind.dtype == self.dtype else self.dtype for kind in kinds]
+        terms = notation.parse(text, tuple(kind.order for kind in kinds))
+        self.terms = broadcast(terms, kinds)
+        sizes = extents(self.terms, [value.shape for value in values])
+        self.terms, views = diagonals(self.terms, kinds)
+        self.views = [pair if any(pair) else None for pair in zip(casts, views, strict=True)]
+        ring = semiring(reduce, combine, fill, self.dtype)
+        same = tuple(_with_dtype(kind, self.dtype) for kind in kinds)
+        self.task = Task(self.terms, same, ring, result)
+        self.steps, self.target = plan(self.task, sizes, [stored_of(value) for value in values])
+        self.order = [self.target.letters.index(c) for c in self.terms.output]
+        self.is_torch = any(kind.family == "torch" for kind in kinds)
+        self.family = "numpy" if self.target.pattern is None else kinds[self.target.pattern].family
+        self.is_plain = len(self.steps) == 1 and not any(self.views) and self.target.pattern is None
+        self.is_plain = self.is_plain and self.steps[0].members == tuple(range(len(kinds)))
+
+    # ------------------------------------------------------------------ calls
+
+    def __call__(self, *operands: Any) -> Any:
+        """Evaluate it.
+
+        Parameters
+        ----------
+        *operands : array, sparse object or number
+            Of the kinds that the expression was made for; any sizes.
+        """
+        values = [admitted(value, at) for at, value in enumerate(operands)]
+        self._check(values)
+        return self.run(values)
+
+    def _check(self, values: Sequence[Any]) -> None:
+        if len(values) != len(self.kinds):
+            raise ArgumentTypeError(f"{self.text!r} takes {len(self.kinds)} operands, found {len(values)}")
+        for at, (value, kind) in enumerate(zip(values, self.kinds, strict=True)):
+            found = kind_of(value, at)
+            if found != kind and not (kind.layout is None and _is_like(found, kind)):
+                raise ArgumentTypeError(
+                    f"operand {at} is {_shown(found)}, but the expression was made for {_shown(kind)}: "
+                    "make another with einsum_expression, or call einsum"
+                )
+
+    def run(self, values: Sequence[Any]) -> Any:
+        if self.is_plain:
+            found = self.steps[0](values)
+        else:
+            found = self._evaluate([self.viewed(n, value) for n, value in enumerate(values)])
+        return self.finished(found)
+
+    def viewed(self, at: int, value: Any) -> Any:
+        """An operand in the dtype of the expression, and its diagonal where a letter occurs twice."""
+        view = self.views[at]
+        if view is None:
+            return value
+        dtype, text = view
+        value = cast(value, dtype) if dtype else value
+        return value if text is None else DenseStep((at,), [text.partition("->")[0]], text.partition("->")[2])([value])
+
+    def _evaluate(self, values: Sequence[Any]) -> Any:
+        known = list(values)
+        for step in self.steps:
+            known.append(step([known[n] for n in step.members]))
+        return known[-1]
+
+    def finished(self, found: Any) -> Any:
+        """The result in its class, dimensions in order."""
+        if self.target.pattern is None:
+            return to_torch(np.asarray(found)) if self.is_torch and not is_torch(found) else _number(found)
+        return classed(transposed(found, self.order), self.family)
+
+    def bind(self, *operands: Any) -> Callable[..., Any]:
+        """Fix some operands, usually the sparse ones: they are laid out once.
+
+        Parameters
+        ----------
+        *operands : array, sparse object or None
+            The operands from the first on; None, or nothing, for those that calls pass.
+
+        Returns
+        -------
+        callable
+            Takes the open operands in their order. What depends on fixed operands alone has been computed.
+        """
+        if len(operands) > len(self.kinds):
+            raise ArgumentTypeError(f"{self.text!r} takes {len(self.kinds)} operands, found {len(operands)}")
+        fixed = {at: admitted(value, at) for at, value in enumerate(operands) if value is not None}
+        return BoundExpression(self, fixed)
+
+    # ------------------------------------------------------------------ looking inside, and searching
+
+    def script(self) -> str:
+        """The programs of its steps, one after the other, as they could be written by hand."""
+        return "\n".join(step.script().strip() + "\n" for step in self.steps)
+
+    def explain(self) -> str:
+        """One line for each step: what it computes, and over what its loops run."""
+        names = [f"operand {n}" for n in range(len(self.kinds))]
+        lines = []
+        for number, step in enumerate(self.steps, 1):
+            held = [names[n] for n in step.members]
+            lines.append(f"{number}. {_explained(step, held)}")
+            names.append(f"step {number}")
+        where = "dense" if self.target.pattern is None else f"the pattern of operand {self.target.pattern}"
+        return "\n".join([f"{self.terms} in {self.dtype}, result: {where}", *lines])
+
+    def tune(self, *operands: Any, seconds: float = 10.0, database: Any = None) -> Expression:
+        """Search the fastest format and schedule of its steps on these operands.
+
+        Parameters
+        ----------
+        *operands : array or sparse object
+            Those to measure with.
+        seconds : float
+            For all steps together.
+        database : str, Path or Database, optional
+            Where trials are kept; see `sparsetir.tune_sparse`.
+
+        Returns
+        -------
+        Expression
+            This one, whose later calls and `bind` use what was found.
+        """
+        from sparsetir.tuning import tune_sparse
+
+        values = [admitted(value, at) for at, value in enumerate(operands)]
+        self._check(values)
+        known = [self.viewed(n, value) for n, value in enumerate(values)]
+        kernels = [step for step in self.steps if isinstance(step, KernelStep)]
+        for step in self.steps:
+            members = [known[n] for n in step.members]
+            if isinstance(step, KernelStep):
+                given = step.arguments([step.tree(n, value) for n, value in enumerate(members)])
+                found = tune_sparse(
+                    step.program.func, given, max_seconds=seconds / len(kernels), database=database, progress=False
+                )
+                step.kernel = found.kernel
+            known.append(step(members))
+        return self
+
+    def __repr__(self) -> str:
+        operands = ", ".join(_shown(kind) for kind in self.kinds)
+        return f"Expression {self.text!r} of {operands}: {len(self.steps)} step{'s' * (len(self.steps) != 1)}"
+
+
+class BoundExpression:
+    """An expression with some operands fixed; made by `Expression.bind`."""
+
+    def __init__(self, expression: Expression, fixed: dict[int, Any]) -> None:
+        self.expression = expression
+        count = len(expression.kinds)
+        known: dict[int, Any] = {}
+        for at, value in fixed.items():
+            known[at] = expression.viewed(at, value)
+        self.open = [n for n in range(count) if n not in fixed]
+        self.calls: list[tuple[int, Step, Any]] = []
+        for number, step in enumerate(expression.steps, count):
+            held = {place: known[n] for place, n in enumerate(step.members) if n in known}
+            if len(held) == len(step.members):
+                known[number] = step([held[place] for place in range(len(held))])
+            else:
+                self.calls.append((number, step, step.bind(held)))
+        self.known = known
+
+    @cached_property
+    def _template(self) -> list[Any]:
+        return [self.known.get(n) for n in range(len(self.expression.kinds) + len(self.expression.steps))]
+
+    def __call__(self, *operands: Any) -> Any:
+        """Evaluate it with the open operands."""
+        if len(operands) != len(self.open):
+            raise ArgumentTypeError(f"{len(self.open)} operands are open, found {len(operands)}")
+        expression, known = self.expression, self._template.copy()
+        for n, value in zip(self.open, operands, strict=True):
+            held = value if type(value) is np.ndarray else admitted(value, n)
+            known[n] = held if expression.views[n] is None else expression.viewed(n, held)
+        for number, step, call in self.calls:
+            known[number] = call([known[n] for n in step.members])
+        return expression.finished(known[-1])
+
+    def __repr__(self) -> str:
+        return f"{self.expression!r}, {len(self.expression.kinds) - len(self.open)} fixed"
+
+
+def _number(found: Any) -> Any:
+    return found[()] if isinstance(found, np.ndarray) and found.ndim == 0 else found
+
+
+def _with_dtype(kind: Kind, dtype: str) -> Kind:
+    return Kind(kind.order, dtype, kind.ones, kind.layout, kind.family)
+
+
+def _is_like(found: Kind, kind: Kind) -> bool:
+    """Whether a dense operand may take the place of another."""
+    return (found.order, found.dtype, found.layout) == (kind.order, kind.dtype, None)
+
+
+def _shown(kind: Kind) -> str:
+    stored = "dense" if kind.layout is None else f"sparse ({kind.layout})"
+    return f"{stored} {kind.dtype} of {kind.order} dimension{'s' * (kind.order != 1)}"
+
+
+def _explained(step: Step, names: Sequence[str]) -> str:
+    if isinstance(step, DenseStep):
+        return f"numpy.einsum({step.text!r}) of {', '.join(names)}"
+    assert isinstance(step, KernelStep)
+    nest = step.nest
+    text = f"{','.join(o.letters for o in nest.operands)}->{nest.output}"
+    parts = [f"{text} of {', '.join(names)}"]
+    for at, (operand, name) in enumerate(zip(nest.operands, names, strict=True)):
+        if operand.layout is not None:
+            owned = "".join(loop.letter for loop in nest.loops if loop.owner == at)
+            what = f"runs over what {name} stores" if owned else f"looks {name} up"
+            parts.append(what if nest.is_direct(at) or not owned else f"{what}, and looks it up")
+    return "; ".join(parts)
+
+
+__all__ = ["BoundExpression", "Expression", "einsum", "einsum_expression"]

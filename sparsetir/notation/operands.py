@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operands of an expression: how each is stored, and what a kernel is given for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.interop import CooTensor, as_numpy, is_sparse, is_torch
+from sparsetir.rules import VALUE_DTYPES
+from sparsetir.scalars import dtype_name
+
+Key: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Level:
+    """One dimension of a sparse operand, as it is stored.
+
+    Parameters
+    ----------
+    dim : int
+        Which dimension.
+    kind : {"dense", "compressed", "singleton", "full"}
+        ``full`` is a dense level below a compressed one.
+    sorted, unique : bool
+        Of the coordinates below one position.
+    """
+
+    dim: int
+    kind: str
+    sorted: bool = True
+    unique: bool = True
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a sparse operand is stored: its levels from the root, and the type of its index arrays.
+
+    Parameters
+    ----------
+    levels : tuple of Level
+    idtype : {"int32", "int64"}
+    held : bool
+        Whether the operand is a `SparseTensor` whose arrays are passed as they are.
+    """
+
+    levels: tuple[Level, ...]
+    idtype: str = "int32"
+    held: bool = False
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        return tuple(level.dim for level in self.levels)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{level.dim}: {level.kind}" for level in self.levels)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the program of an expression depends on, of one operand.
+
+    Parameters
+    ----------
+    order : int
+        Number of dimensions.
+    dtype : str
+    ones : tuple of bool
+        Which dimensions have extent 1, and so may broadcast.
+    layout : Layout, optional
+        None for a dense operand.
+    family : {"numpy", "scipy", "torch", "coo", "tensor"}
+        The class it came in.
+    """
+
+    order: int
+    dtype: str
+    ones: tuple[bool, ...]
+    layout: Layout | None
+    family: str
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A dense operand of which only the shape is known yet."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+
+# ------------------------------------------------------------------ what a call looks at
+
+
+def look(value: Any) -> Key:
+    """What decides the program, of one operand; cheap."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return (kind, value.dtype, tuple([n == 1 for n in value.shape]))
+    if isinstance(value, (sp.sparray, sp.spmatrix)):
+        index = getattr(value, "indices", None)
+        ones = tuple([n == 1 for n in value.shape])
+        return (kind, value.dtype, ones, index.dtype if isinstance(index, np.ndarray) else None)
+    if isinstance(value, SparseTensor):
+        ones = tuple([n == 1 for n in value.shape])
+        return (kind, value.dtype, ones, value.format, value.idtype, has_full_root(value))
+    if is_torch(value):
+        return (kind, value.dtype, value.layout, tuple([n == 1 for n in value.shape]))
+    return (kind, dtype_name(value.dtype), tuple([n == 1 for n in value.shape]))
+
+
+def admitted(value: Any, at: int) -> Any:
+    """An operand of a class that `look` and `kind_of` know; numbers and lists become arrays.
+
+    Raises
+    ------
+    ArgumentTypeError
+        When it is none that can be computed with.
+    """
+    if type(value) is np.ndarray or is_sparse(value) or is_torch(value) or isinstance(value, Shape):
+        return value
+    if isinstance(value, (bool, int, float, list, np.generic)):
+        value = np.asarray(value)
+        return value.astype("float64") if value.size == 0 and value.dtype == object else value
+    if isinstance(value, (str, bytes, dict, set)) or value is None:
+        what = "a numpy or torch array, a sparse matrix or tensor, or a number"
+        raise ArgumentTypeError(f"operand {at} of an expression is {what}; found {type(value).__name__}")
+    if isinstance(value, np.matrix):
+        return np.asarray(value)
+    return as_numpy(value, f"operand {at}")[0]
+
+
+def kind_of(value: Any, at: int) -> Kind:
+    """What the program depends on, of one operand.
+
+    Raises
+    ------
+    ArgumentTypeError
+        When its dtype is none of the dialect.
+    """
+    dtype = dtype_name(value.dtype)
+    if dtype not in VALUE_DTYPES:
+        known = ", ".join(VALUE_DTYPES)
+        raise ArgumentTypeError(f"operand {at} holds {dtype}, expressions are computed in {known}: pass .astype(...)")
+    shape = tuple(value.shape)
+    ones = tuple(n == 1 for n in shape)
+    if not is_sparse(value):
+        return Kind(len(shape), dtype, ones, None, "torch" if is_torch(value) else "numpy")
+    if not shape:
+        raise ArgumentError(f"operand {at} is sparse and has no dimensions: pass its value as a number")
+    return Kind(len(shape), dtype, ones, layout_of(value), family(value))
+
+
+def family(value: Any) -> str:
+    """Which of the known classes of sparse operands one is."""
+    if sp.issparse(value):
+        return "scipy"
+    if isinstance(value, SparseTensor):
+        return "tensor"
+    return "torch" if is_torch(value) else "coo"
+
+
+# ------------------------------------------------------------------ layouts
+
+
+def layout_of(value: Any) -> Layout:
+    """How a program should read a sparse operand: as it is stored, or by rows where that is no tree of levels."""
+    if isinstance(value, SparseTensor):
+        levels = own_levels(tuple(value.format.rules))
+        if levels is None:
+            return Layout(rows(value.ndim), value.idtype)
+        root = Level(levels[0].dim, "dense") if has_full_root(value) else levels[0]
+        return Layout((root, *levels[1:]), value.idtype, held=True)
+    wide = _is_wide(value)
+    if len(value.shape) == 2 and _is_by_columns(value):
+        return Layout((Level(1, "dense"), Level(0, "compressed")), wide)
+    return Layout(rows(len(value.shape)), wide)
+
+
+def rows(order: int) -> tuple[Level, ...]:
+    """Compressed below a dense root; a vector has no root."""
+    if order == 1:
+        return (Level(0, "compressed"),)
+    return (Level(0, "dense"), *(Level(d, "compressed") for d in range(1, order)))
+
+
+def _is_by_columns(value: Any) -> bool:
+    if sp.issparse(value):
+        return bool(value.format == "csc")
+    return is_torch(value) and str(value.layout) == "torch.sparse_csc"
+
+
+def _is_wide(value: Any) -> str:
+    """The type that index arrays of the argument's own size need."""
+    if sp.issparse(value):
+        held = getattr(value, "indices", None)
+        held = value.coords[0] if held is None and value.format == "coo" else held
+        return "int64" if isinstance(held, np.ndarray) and held.dtype == np.int64 else "int32"
+    if is_torch(value):
+        return "int64" if _torch_width(value) else "int32"
+    coords = getattr(value, "coords", None)
+    return "int64" if isinstance(coords, np.ndarray) and coords.dtype == np.int64 else "int32"
+
+
+def _torch_width(value: Any) -> bool:
+    layout = str(value.layout)
+    if layout in ("torch.sparse_csr", "torch.sparse_bsr"):
+        return "int64" in str(value.crow_indices().dtype)
+    return layout not in ("torch.sparse_csc", "torch.sparse_bsc") or "int64" in str(value.ccol_indices().dtype)
+
+
+KINDS = {"dense_fixed": "dense", "sparse_variable": "compressed", "singleton": "singleton"}
+
+
+@cache
+def own_levels(rules: tuple[FormatRewriteRule, ...]) -> tuple[Level, ...] | None:
+    """The levels of a format whose only piece has one axis for each dimension, with its coordinates."""
+    if len(rules) != 1 or rules[0].inverse is not None or rules[0].fills:
+        return None
+    rule, axes = rules[0], rules[0].buffer.axes
+    dims = {group[0]: d for d, group in rule.axis_map.items()}
+    levels: list[Level] = []
+    for at, axis in enumerate(sorted(axes, key=lambda axis: len(axis.ancestors))):
+        kind = _level_kind(axis)
+        if kind is None or (axis.parent is None) != (kind == "dense" or at == 0):
+            return None
+        levels.append(Level(dims[axis.name], kind, axis.sorted, axis.unique))
+    chain = [axis for axis in axes if axis.kind != "dense_fixed"]
+    if any(sum(other.parent == axis for other in axes) > 1 for axis in axes) or not chain:
+        return None
+    return tuple(levels) if _in_storage_order(levels, axes, dims) else None
+
+
+def _level_kind(axis: Any) -> str | None:
+    if axis.kind == "sparse_fixed" and axis.rule is not None and axis.full:
+        return "full"
+    return KINDS.get(axis.kind) if axis.rule is None else None
+
+
+def _in_storage_order(levels: list[Level], axes: Any, dims: dict[str, int]) -> bool:
+    """Whether the axes are one chain: a dense axis only as its root."""
+    roots = [axis for axis in axes if axis.parent is None]
+    return len(roots) == 1 and all(level.kind != "dense" for level in levels[1:])
+
+
+def has_full_root(value: SparseTensor) -> bool:
+    """Whether the first level lists so many of all coordinates that programs better count through them."""
+    levels = own_levels(tuple(value.format.rules))
+    if levels is None or len(levels) < 2 or not (levels[0].kind == "compressed" and levels[0].unique):
+        return False
+    root = root_axis(value)
+    return levels[1].kind == "compressed" and value.shape[levels[0].dim] <= 8 * len(root) + 64
+
+
+def root_axis(value: SparseTensor) -> Any:
+    """The coordinates that the first level of a tensor lists."""
+    (piece,) = value.pieces
+    listed = next(axis.indices for axis in piece.rule.buffer.axes if axis.parent is None)
+    assert listed is not None
+    return piece.arrays[str(listed.name)]
+
+
+def full_root(listed: Any, starts: Any, count: int) -> Any:
+    """Where the fibers of all coordinates begin, from where those of the listed ones do."""
+    return starts[np.searchsorted(listed, np.arange(count + 1))]
+
+
+def tree_of(value: Any) -> SparseTensor:
+    """A sparse operand of more than two dimensions as a tensor of compressed levels, whose arrays can be passed."""
+    return value if isinstance(value, SparseTensor) else SparseTensor.from_any(value, "csf")
+
+
+__all__ = [
+    "CooTensor",
+    "Key",
+    "Kind",
+    "Layout",
+    "Level",
+    "Shape",
+    "admitted",
+    "family",
+    "full_root",
+    "has_full_root",
+    "kind_of",
+    "layout_of",
+    "look",
+    "own_levels",
+    "root_axis",
+    "rows",
+    "tree_of",
+]

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of the contractions of an expression, by what they are expected to cost.
+
+Up to six operands every way to group them is weighed, more than two at a time included: one loop nest over a sparse
+operand often beats pairs. Above that the cheapest pair is taken first until six are left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+
+EXHAUSTIVE = 6  # operands of which every grouping is weighed
+DENSE_PRODUCT = 1 / 16  # of a product in a loop over stored entries: two dense operands go to BLAS
+STEP = 20_000  # products in the time that one more call takes
+LARGEST = 2.0**34  # elements of an intermediate result
+
+
+@dataclass(frozen=True)
+class Value:
+    """An operand or an intermediate result, as far as costs depend on it.
+
+    Parameters
+    ----------
+    letters : str
+    stored : float, optional
+        Entries that it stores; None for a dense one.
+    path : str
+        Letters of a sparse one in the order in which they are stored.
+    """
+
+    letters: str
+    stored: float | None = None
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """One step.
+
+    Parameters
+    ----------
+    members : tuple of int
+        Numbers of values: the operands, then the results of the steps before.
+    output : str
+        The letters of the result.
+    cost : float
+        Products that it is expected to take.
+    """
+
+    members: tuple[int, ...]
+    output: str
+    cost: float
+
+
+def contractions(
+    values: Sequence[Value], output: str, sizes: Mapping[str, int], *, needs_pattern: bool = False
+) -> list[Contraction]:
+    """The steps that compute an expression.
+
+    Parameters
+    ----------
+    values : sequence of Value
+        The operands.
+    output : str
+        The letters of the result.
+    sizes : mapping of str to int
+        The extent of each letter.
+    needs_pattern : bool
+        Whether the last step must have an operand with the letters of the result that is sparse.
+
+    Examples
+    --------
+    >>> sizes = {"i": 10_000, "j": 10_000, "k": 64, "l": 8}
+    >>> chain = [Value("ij", 50_000, "ij"), Value("jk"), Value("kl")]
+    >>> [step.members for step in contractions(chain, "il", sizes)]  # A (B C)
+    [(1, 2), (0, 3)]
+    """
+    search = _Search(list(values), output, sizes, needs_pattern)
+    while len(search.open) > EXHAUSTIVE:
+        search.merge_cheapest()
+    search.finish()
+    return search.steps
+
+
+class _Search:
+    """Merges values until one is left."""
+
+    def __init__(self, values: list[Value], output: str, sizes: Mapping[str, int], needs_pattern: bool) -> None:
+        self.values, self.output, self.sizes, self.needs_pattern = values, output, sizes, needs_pattern
+        self.open = list(range(len(values)))
+        self.steps: list[Contraction] = []
+
+    # -------------------------------------------------------------- one step
+
+    def kept(self, members: Sequence[int], others: Sequence[int]) -> str:
+        """The letters of members that others or the result need."""
+        needed = set(self.output).union(*(self.values[n].letters for n in others))
+        letters = dict.fromkeys("".join(self.values[n].letters for n in members))
+        return "".join(c for c in letters if c in needed)
+
+    def merged(self, members: Sequence[Value], letters: str) -> Value:
+        """What a step over these values makes."""
+        for value in members:
+            if value.stored is not None and set(value.letters) == set(letters) and len(letters) == len(value.letters):
+                return value
+        return Value(letters)
+
+    def cost(self, members: Sequence[Value], made: Value) -> float:
+        """Products of a step, and what it writes."""
+        extents = self.sizes
+        written = math.prod(extents[c] for c in made.letters) if made.stored is None else made.stored
+        if written > LARGEST:
+            return math.inf
+        sparse = [value for value in members if value.stored is not None]
+        letters = set("".join(value.letters for value in members))
+        if not sparse:
+            rate = DENSE_PRODUCT if len(members) <= 2 else 1.0
+            return STEP + written + rate * math.prod(extents[c] for c in letters)
+        sparse.sort(key=lambda v: (v is not made, v.path[0] not in made.letters))
+        return STEP + written + self._driven(sparse, letters)
+
+    def _driven(self, sparse: list[Value], letters: set[str]) -> float:
+        """Products where loops run over the stored entries of sparse operands."""
+        bound: set[str] = set()
+        products, searches = 1.0, 0.0
+        for value in sparse:
+            fresh = set(value.letters) - bound
+            stored = value.stored or 0.0
+            if len(fresh) == len(set(value.letters)):
+                products *= stored
+            elif fresh and value.path[0] in bound:
+                products *= stored / max(self.sizes[value.path[0]], 1)
+            else:
+                searches += math.log2(2 + stored / max(self.sizes[value.path[0]], 1))
+                products *= math.prod(self.sizes[c] for c in fresh)
+            bound |= fresh
+        return products * math.prod(self.sizes[c] for c in letters - bound) * (1 + searches)
+
+    # -------------------------------------------------------------- many steps
+
+    def merge_cheapest(self) -> None:
+        """Merge the two values that cost least."""
+        best: tuple[float, int, int] | None = None
+        for a, b in combinations(self.open, 2):
+            cost = self._pair_cost(a, b)
+            if best is None or cost < best[0]:
+                best = (cost, a, b)
+        assert best is not None
+        self._add((best[1], best[2]))
+
+    def _pair_cost(self, a: int, b: int) -> float:
+        members = [self.values[a], self.values[b]]
+        letters = self.kept((a, b), [n for n in self.open if n not in (a, b)])
+        apart = not set(members[0].letters) & set(members[1].letters)
+        return self.cost(members, self.merged(members, letters)) * (1e6 if apart else 1)
+
+    def _add(self, members: tuple[int, ...]) -> None:
+        others = [n for n in self.open if n not in members]
+        letters = self.kept(members, others) if others else self.output
+        values = [self.values[n] for n in members]
+        made = self.merged(values, letters)
+        self.steps.append(Contraction(members, made.letters, self.cost(values, made)))
+        self.open = [*others, len(self.values)]
+        self.values.append(made)
+
+    def finish(self) -> None:
+        """Merge what is left in the cheapest of all ways."""
+        whole = tuple(self.open)
+        _, tree = self._best()(frozenset(whole))
+        self._replay(tree)
+
+    def _replay(self, tree: object) -> int:
+        if isinstance(tree, int):
+            return tree
+        assert isinstance(tree, tuple)
+        members = tuple(sorted(self._replay(part) for part in tree))
+        self._add(members)
+        return len(self.values) - 1
+
+    def _best(self) -> Callable[[frozenset[int]], tuple[float, object]]:
+        """The cheapest way to make one value of a set of them: its cost and its tree."""
+        every = frozenset(self.open)
+
+        @cache
+        def made(part: frozenset[int]) -> Value:
+            if len(part) == 1:
+                return self.values[next(iter(part))]
+            letters = self.output if part == every else self.kept(sorted(part), sorted(every - part))
+            members = [made(block) for block in best(part)[2]]
+            return self.merged(members, letters)
+
+        @cache
+        def best(part: frozenset[int]) -> tuple[float, object, tuple[frozenset[int], ...]]:
+            if len(part) == 1:
+                return 0.0, next(iter(part)), ()
+            found: tuple[float, object, tuple[frozenset[int], ...]] | None = None
+            letters = self.output if part == every else self.kept(sorted(part), sorted(every - part))
+            for blocks in partitions(sorted(part)):
+                members = [made(block) for block in blocks]
+                value = self.merged(members, letters)
+                lacks = self.needs_pattern and part == every and value.stored is None
+                cost = self.cost(members, value) + sum(best(block)[0] for block in blocks)
+                cost = math.inf if lacks else cost
+                if found is None or cost < found[0]:
+                    found = cost, tuple(best(block)[1] for block in blocks), tuple(blocks)
+            assert found is not None
+            return found
+
+        return lambda part: best(part)[:2]
+
+
+def partitions(items: Sequence[int]) -> Iterator[list[frozenset[int]]]:
+    """The ways to put items into two groups or more.
+
+    Examples
+    --------
+    >>> [len(list(partitions(range(n)))) for n in (2, 3, 4)]
+    [1, 4, 14]
+    """
+    yield from (blocks for blocks in _partitions(list(items)) if len(blocks) > 1)
+
+
+def _partitions(items: list[int]) -> Iterator[list[frozenset[int]]]:
+    if not items:
+        yield []
+        return
+    first, rest = items[0], items[1:]
+    for blocks in _partitions(rest):
+        yield [frozenset({first}), *blocks]
+        for n, block in enumerate(blocks):
+            yield [*blocks[:n], block | {first}, *blocks[n + 1 :]]
+
+
+__all__ = ["Contraction", "Value", "contractions"]

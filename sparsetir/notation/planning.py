@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the letters of an expression and the kinds of its operands to steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sparsetir.errors import ArgumentError, LoweringError
+from sparsetir.notation.nest import Nest, Operand
+from sparsetir.notation.operands import Kind
+from sparsetir.notation.orders import Contraction, Value, contractions
+from sparsetir.notation.semiring import Semiring
+from sparsetir.notation.steps import DenseStep, KernelStep, Step
+from sparsetir.notation.subscripts import Terms
+
+RESULTS = ("auto", "dense", "sparse")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the result is stored as.
+
+    Parameters
+    ----------
+    pattern : int, optional
+        The operand whose pattern it has.
+    letters : str
+        The letters in the order in which the last step makes them.
+    """
+
+    pattern: int | None
+    letters: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """One expression, dtypes and layouts known.
+
+    Parameters
+    ----------
+    terms : Terms
+    kinds : tuple of Kind
+        Of the operands, in one dtype.
+    ring : Semiring
+    result : {"auto", "dense", "sparse"}
+    """
+
+    terms: Terms
+    kinds: tuple[Kind, ...]
+    ring: Semiring
+    result: str = "auto"
+
+    @property
+    def dtype(self) -> str:
+        return self.kinds[0].dtype
+
+    @property
+    def idtype(self) -> str:
+        wide = any(k.layout is not None and k.layout.idtype == "int64" for k in self.kinds)
+        return "int64" if wide else "int32"
+
+    @property
+    def drives(self) -> bool:
+        return self.ring.skips(self.dtype, len(self.kinds))
+
+
+def common_dtype(dtypes: Sequence[str]) -> str:
+    """The dtype of a result, by numpy's rules."""
+    if len(set(dtypes)) == 1:
+        return dtypes[0]
+    known = [np.dtype("float32" if name == "bfloat16" else name) for name in dtypes]
+    return str(np.result_type(*known).name)
+
+
+# ------------------------------------------------------------------ letters
+
+
+def broadcast(terms: Terms, kinds: Sequence[Kind]) -> Terms:
+    """The terms with a letter of its own for each dimension of extent 1 that meets others."""
+    wide = {c for t, k in zip(terms.inputs, kinds, strict=True) for c, one in zip(t, k.ones, strict=True) if not one}
+    inputs, spare = [], (chr(c) for c in range(0xE0, 0x2000) if chr(c).isalpha() and chr(c).islower())
+    plain = (c for c in "uvwzyxqpsroabcdefghlmnijkt" if c not in terms.letters)
+    for term, kind in zip(terms.inputs, kinds, strict=True):
+        moved = {c for c, one in zip(term, kind.ones, strict=True) if one and c in wide}
+        if any(term.count(c) > 1 for c in moved):
+            raise ArgumentError(f"the dimensions of {term!r} with one letter must have one extent")
+        names = {c: next(plain, None) or next(spare) for c in moved}
+        inputs.append("".join(names.get(c, c) for c in term))
+    return Terms(tuple(inputs), terms.output)
+
+
+def diagonals(terms: Terms, kinds: Sequence[Kind]) -> tuple[Terms, list[str | None]]:
+    """The terms with each letter once in a dense operand, and how numpy makes these views of the operands."""
+    once = ["".join(dict.fromkeys(t)) if k.layout is None else t for t, k in zip(terms.inputs, kinds, strict=True)]
+    views = [None if a == b else f"{a}->{b}" for a, b in zip(terms.inputs, once, strict=True)]
+    return Terms(tuple(once), terms.output), views
+
+
+def extents(terms: Terms, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+    """The extent of each letter.
+
+    Raises
+    ------
+    ArgumentError
+        When operands disagree.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for at, (term, shape) in enumerate(zip(terms.inputs, shapes, strict=True)):
+        for d, (c, n) in enumerate(zip(term, shape, strict=True)):
+            known = found.setdefault(c, (int(n), at))
+            if known[0] != n:
+                message = f"dimension {d} of operand {at} has extent {n}, expected {known[0]} as in operand {known[1]}"
+                raise ArgumentError(f"{message}: both are {c!r} in {str(terms)!r}")
+    return {c: n for c, (n, _) in found.items()}
+
+
+# ------------------------------------------------------------------ the result
+
+
+def target(task: Task) -> Target:
+    """What the result is stored as.
+
+    Raises
+    ------
+    ArgumentError
+        A sparse result was asked for, or would be usual, and there is none.
+    """
+    output = task.terms.output
+    if task.result == "dense" or (task.result == "auto" and not _is_sparse(task)):
+        return Target(None, output)
+    at = _pattern(task)
+    if at is not None:
+        term = task.terms.inputs[at]
+        return Target(at, "".join(c for c in term if c in output))
+    text = str(task.terms)
+    if not any(kind.layout is not None for kind in task.kinds):
+        raise ArgumentError(f"no operand of {text!r} is sparse, and so is no result: leave result='sparse' out")
+    raise LoweringError(
+        f"the result of {text!r} has a pattern that none of its operands has: pass result='dense' for a dense array"
+    )
+
+
+def _is_sparse(task: Task) -> bool:
+    """Whether a sparse result is what the operands suggest: what they do not store makes most of it empty."""
+    sparse = [set(t) for t, k in zip(task.terms.inputs, task.kinds, strict=True) if k.layout is not None]
+    output = set(task.terms.output)
+    if not sparse or not output:
+        return False
+    if _pattern(task) is not None and any(letters == output for letters in sparse):
+        return True
+    return len(output) > 1 and output <= set().union(*sparse) and task.drives
+
+
+def _keeps(task: Task) -> bool:
+    """Whether elements that a sparse operand does not store are `fill` in the result, too."""
+    alone = len(task.kinds) == 1 and not task.terms.summed
+    absorbed = len(task.kinds) == 1 or task.ring.absorbs(task.dtype)
+    constant = task.ring.reduce in ("max", "min") or not task.terms.summed or task.ring.fill == 0
+    return alone or (absorbed and constant)
+
+
+def _pattern(task: Task) -> int | None:
+    """The operand whose pattern the result has, or the pattern of whose first levels."""
+    output, found = set(task.terms.output), []
+    for at, (term, kind) in enumerate(zip(task.terms.inputs, task.kinds, strict=True)):
+        if kind.layout is None or len(set(term)) < len(term):
+            continue
+        if set(term) == output and _keeps(task):
+            found.append((0, at))
+        elif task.drives and _first(term, kind, len(output)) == output and len(output) > 1:
+            found.append((1, at))
+    return min(found)[1] if found else None
+
+
+def _first(term: str, kind: Kind, count: int) -> set[str]:
+    """The letters of the first levels."""
+    assert kind.layout is not None
+    return {term[d] for d in kind.layout.order[:count]}
+
+
+# ------------------------------------------------------------------ steps
+
+
+def plan(task: Task, sizes: Mapping[str, int], stored: Sequence[float | None]) -> tuple[list[Step], Target]:
+    """The steps of an expression, and what its result is.
+
+    Parameters
+    ----------
+    task : Task
+        Its terms after `broadcast`.
+    sizes : mapping of str to int
+        The extent of each letter.
+    stored : sequence of float or None
+        How many entries each sparse operand stores.
+    """
+    goal = target(task)
+    task = _with_trees(task, goal)
+    is_prefix = goal.pattern is not None and len(task.terms.inputs[goal.pattern]) > len(goal.letters)
+    if len(task.kinds) < 3 or not task.ring.is_usual or is_prefix:
+        order = [Contraction(tuple(range(len(task.kinds))), goal.letters, 0.0)]
+    else:
+        order = _order(task, goal, sizes, stored)
+    return _steps(task, order, goal), goal
+
+
+def _with_trees(task: Task, goal: Target) -> Task:
+    """The task with the operand of the pattern as a tree, where the result has that of its first levels."""
+    at = goal.pattern
+    if at is None or len(task.terms.inputs[at]) == len(goal.letters):
+        return task
+    layout = task.kinds[at].layout
+    if layout is None or layout.held:
+        return task
+    kinds = list(task.kinds)
+    kinds[at] = replace(kinds[at], layout=replace(layout, held=True))
+    return replace(task, kinds=tuple(kinds))
+
+
+def _operands(task: Task) -> list[Operand]:
+    return [Operand(term, kind.layout) for term, kind in zip(task.terms.inputs, task.kinds, strict=True)]
+
+
+def _order(task: Task, goal: Target, sizes: Mapping[str, int], stored: Sequence[float | None]) -> list[Contraction]:
+    values = []
+    for operand, count in zip(_operands(task), stored, strict=True):
+        is_plain = operand.layout is None or len(set(operand.letters)) < len(operand.letters)
+        values.append(Value(operand.letters, None if is_plain else count or 0.0, operand.path))
+    return contractions(values, goal.letters, sizes, needs_pattern=goal.pattern is not None)
+
+
+def _steps(task: Task, order: Sequence[Contraction], goal: Target) -> list[Step]:
+    values, steps = _operands(task), []
+    for step in order:
+        members = [values[n] for n in step.members]
+        at = next((n for n, o in enumerate(members) if _carries(o, step.output)), None)
+        is_last = step is order[-1]
+        if is_last:
+            at = goal.pattern if len(order) == 1 or goal.pattern is None else at
+        letters = step.output if at is None else members[at].letters
+        letters = goal.letters if is_last else letters
+        steps.append(_step(task, members, replace(step, output=letters), at))
+        values.append(Operand(letters, None if at is None else members[at].layout))
+    return steps
+
+
+def _carries(operand: Operand, output: str) -> bool:
+    distinct = len(set(operand.letters)) == len(operand.letters)
+    return operand.layout is not None and distinct and set(operand.letters) == set(output)
+
+
+def _step(task: Task, members: Sequence[Operand], step: Contraction, pattern: int | None) -> Step:
+    letters = [operand.letters for operand in members]
+    if all(operand.layout is None for operand in members) and task.ring.is_usual:
+        return DenseStep(step.members, letters, step.output)
+    nest = Nest(tuple(members), step.output, pattern, task.ring, task.dtype, task.idtype)
+    return KernelStep(step.members, nest)
+
+
+__all__ = ["RESULTS", "Target", "Task", "broadcast", "common_dtype", "diagonals", "extents", "plan", "target"]

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands for sum and product in an expression, and what entries that are not stored count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+
+REDUCE = {"sum": "sum", "add": "sum", "prod": "prod", "max": "max", "min": "min", "any": "sum", "all": "prod"}
+COMBINE = {"mul": "mul", "add": "add", "max": "max", "min": "min", "and": "mul", "or": "add"}
+LOGICAL = ("any", "all", "and", "or")
+LIMITS = {"int8": (-128, 127), "uint8": (0, 255), "int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1)}
+LIMITS["bool"] = (False, True)
+
+
+@dataclass(frozen=True)
+class Semiring:
+    """How the elements of operands become one of the result.
+
+    Parameters
+    ----------
+    reduce : {"sum", "prod", "max", "min"}
+        Of what meets in one element of the result.
+    combine : {"mul", "add", "max", "min"}
+        Of the operands' elements.
+    fill : float
+        The value of entries that a sparse operand does not store.
+
+    Examples
+    --------
+    >>> ring = Semiring("max", "add", float("-inf"))
+    >>> ring.skips("float32", 2), ring.body("C[i]", ["A[i, j]", "x[j]"])
+    (True, 'T.max(C[i], A[i, j] + x[j])')
+    """
+
+    reduce: str = "sum"
+    combine: str = "mul"
+    fill: float = 0
+
+    def identity(self, dtype: str) -> Any:
+        """What a reduction of nothing is."""
+        if self.reduce in ("sum", "prod"):
+            one = self.reduce == "prod"
+            return one if dtype == "bool" else int(one)
+        low, high = LIMITS.get(dtype, (-math.inf, math.inf))
+        return low if self.reduce == "max" else high
+
+    def absorbs(self, dtype: str) -> bool:
+        """Whether an entry that is not stored decides what it is combined with: to be `fill` itself."""
+        low, high = LIMITS.get(dtype, (-math.inf, math.inf))
+        signed = {"mul": (0,), "min": (low,), "max": (high,), "add": () if dtype in LIMITS else (low, high)}
+        ends = (0, 1) if dtype == "bool" else ()
+        logical = {"mul": ends[:1], "add": ends[1:], "min": ends[:1], "max": ends[1:]}
+        return self.fill in (logical if dtype == "bool" else signed)[self.combine]
+
+    def skips(self, dtype: str, operands: int) -> bool:
+        """Whether what is not stored changes no result, so that loops need not go there."""
+        return self.fill == self.identity(dtype) and (operands == 1 or self.absorbs(dtype))
+
+    def product(self, reads: Sequence[str]) -> str:
+        """The text of one product."""
+        if self.combine in ("mul", "add"):
+            return (" * " if self.combine == "mul" else " + ").join(reads)
+        return reduce(lambda a, b: f"T.{self.combine}({a}, {b})", reads)
+
+    def body(self, target: str, reads: Sequence[str]) -> str:
+        """The text of one step of the reduction."""
+        product = self.product(reads)
+        if self.reduce == "sum":
+            return f"{target} + {product}"
+        if self.reduce == "prod":
+            return f"{target} * ({product})" if self.combine == "add" and len(reads) > 1 else f"{target} * {product}"
+        return f"T.{self.reduce}({target}, {product})"
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether these are sum and product."""
+        return (self.reduce, self.combine, self.fill) == ("sum", "mul", 0)
+
+
+USUAL = Semiring()
+
+
+def semiring(reduce: str, combine: str, fill: Any, dtype: str) -> Semiring:
+    """The semiring of these names.
+
+    Raises
+    ------
+    ArgumentError
+        A name is not known, or a logical one belongs to another dtype than bool.
+    """
+    for name, what, known in ((reduce, "reduce", REDUCE), (combine, "combine", COMBINE)):
+        if not isinstance(name, str) or name not in known:
+            raise ArgumentError(f"{what} is one of {', '.join(known)}, found {name!r}")
+        if name in LOGICAL and dtype != "bool":
+            raise ArgumentError(f"{what}={name!r} is for operands of bool, found {dtype}: pass .astype(bool)")
+    return Semiring(REDUCE[reduce], COMBINE[combine], _filled(fill, dtype))
+
+
+def _filled(fill: Any, dtype: str) -> float:
+    try:
+        value: float = fill.item() if hasattr(fill, "item") else fill
+        fits = not isinstance(value, complex) and value == value
+        is_whole = dtype not in LIMITS or (math.isfinite(value) and value == int(value))
+    except TypeError:
+        raise ArgumentTypeError(f"fill is a number, found {type(fill).__name__}") from None
+    low, high = LIMITS.get(dtype, (-math.inf, math.inf))
+    if not fits or not is_whole or not low <= value <= high:
+        raise ArgumentError(f"fill is a value of {dtype}, found {fill!r}")
+    return value
+
+
+def literal(value: Any, dtype: str) -> str:
+    """A number as programs write it."""
+    if dtype not in LIMITS and math.isinf(value):
+        return f'T.{dtype}("{"inf" if value > 0 else "-inf"}")'
+    return str(value)
+
+
+__all__ = ["COMBINE", "REDUCE", "USUAL", "Semiring", "literal", "semiring"]
