@@ -14,5 +14,6 @@ from sparsetir.harness.optional import require
 require("torch", extra="torch", purpose="sparsetir.torch")
 
 from sparsetir.torch.graph import Graph  # noqa: E402
+from sparsetir.torch.linear import SparseLinear, sparsify_  # noqa: E402
 
-__all__ = ["Graph"]
+__all__ = ["Graph", "SparseLinear", "sparsify_"]

@@ -29,6 +29,8 @@ NAMES = {
     torch.bfloat16: "bfloat16",
 }
 
+FEATURES: Sizes = (("K", None),)
+
 
 def run(kernel: Any, **tensors: Tensor) -> Any:
     """Call a kernel with dense tensors; it returns one, or several."""
@@ -107,6 +109,28 @@ class SpMM(Function):
             kernel = graph.rows.kernel("sddmm", dtype, inner, share is not None)
             g_weight = run(kernel, **_named(X=g, S=share, Y=x))
         return None, None, None, g_weight, g_x
+
+
+class Linear(Function):
+    """A layer ``x @ W.T``, W the matrix of the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graphs, values: Tensor, x: Tensor) -> Tensor:
+        ctx.graph = graph
+        ctx.save_for_backward(values, x if ctx.needs_input_grad[1] else None)
+        return run(graph.rows.kernel("linear", NAMES[x.dtype], FEATURES), w_data=values, X=x)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, g: Tensor) -> Any:
+        graph, dtype, g_values, g_x = ctx.graph, NAMES[g.dtype], None, None
+        values, x = ctx.saved_tensors
+        if ctx.needs_input_grad[2]:
+            g_x = run(graph.columns.kernel("linear", dtype, FEATURES), W=values, X=g.contiguous())
+        if ctx.needs_input_grad[1]:
+            kernel = graph.rows.kernel("sddmm", dtype, FEATURES, False)
+            g_values = run(kernel, X=g.t().contiguous(), Y=x.t().contiguous())
+        return None, g_values, g_x
 
 
 class Extreme(Function):
@@ -239,4 +263,4 @@ class Reorder(Function):
         return g.index_select(0, ctx.back), None, None
 
 
-__all__ = ["NAMES", "SDDMM", "Attention", "EdgeSum", "Extreme", "Graphs", "Reorder", "Softmax", "SpMM"]
+__all__ = ["NAMES", "SDDMM", "Attention", "EdgeSum", "Extreme", "Graphs", "Linear", "Reorder", "Softmax", "SpMM"]

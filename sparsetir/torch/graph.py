@@ -89,6 +89,11 @@ class Graph(functions.Graphs):
         return self.columns.indices is self.rows.indices
 
     @property
+    def is_sorted(self) -> bool:
+        """Whether the edges were given in the order of rows."""
+        return self._there is None
+
+    @property
     def edge_index(self) -> Tensor:
         """Sources and targets of all edges in the order of rows, [2, edges] of int64.
 

@@ -127,6 +127,14 @@ def spmm(draft: EdgeDraft, reduce: str, weighted: bool, scaled: str) -> None:
     return draft.spread("empty", ("I", *draft.all), empty)
 
 
+def linear(draft: EdgeDraft) -> None:
+    """``Y[b, i] = sum_j W[i, j] * X[b, j]``, rows of X one after the other."""
+    w = draft.edges("W")
+    draft.array("X", ("K", "N"), draft.dtype)
+    draft.array("Y", ("K", "I"), draft.dtype, result=True)
+    draft.reduce("linear", ("I", "J", "K"), f"Y[k, i] = Y[k, i] + {w} * X[k, j]", "Y[k, i] = 0")
+
+
 def row_sum(draft: EdgeDraft) -> None:
     """``Y[i] = sum_j W[i, j]``."""
     w, y = draft.edges("W"), draft.rows("Y", draft.heads, result=True)
@@ -253,7 +261,7 @@ def attention_columns(draft: EdgeDraft) -> None:
 PROGRAMS: dict[str, Callable[..., None]] = {
     made.__name__: made
     for made in (
-        *(spmm, row_sum, sddmm, edge_sum, ties, picked, picked_edges, softmax, softmax_gradient),
+        *(spmm, linear, row_sum, sddmm, edge_sum, ties, picked, picked_edges, softmax, softmax_gradient),
         *(attention, attention_rows, attention_columns),
     )
 }

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers whose weights are sparse while they are trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor, nn
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.torch.functions import NAMES, Linear
+from sparsetir.torch.graph import Graph
+
+Array = np.ndarray
+STRUCTURE = ("crow_indices", "col_indices")
+
+
+class SparseLinear(nn.Module):
+    """A linear layer ``x @ W.T + bias`` whose W has values at fixed places only, forward and backward.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+    density : float
+        The share of weights that there are, in [0, 1]; their places are drawn (from torch's generator).
+    bias : bool
+    mask : sparse matrix, Tensor or ndarray, optional
+        The places instead: those of a matrix [out, in] that are not zero, of a sparse one those it stores.
+    dtype : torch.dtype, optional
+        Default: torch's.
+
+    Attributes
+    ----------
+    values : Parameter
+        The weights row after row, [nnz]: what optimizers see. They are drawn as those of ``torch.nn.Linear``, for the
+        number of weights that a row has on average.
+    bias : Parameter or None
+    graph : Graph
+        The places.
+
+    Notes
+    -----
+    ``state_dict`` has the CSR arrays ``crow_indices``, ``col_indices`` and ``values``; loading it takes any pattern of
+    the layer's shape.
+
+    Examples
+    --------
+    >>> import torch, sparsetir.torch
+    >>> layer = sparsetir.torch.SparseLinear(64, 32, density=0.25)
+    >>> layer(torch.ones(8, 64)).sum().backward()
+    >>> layer.values.grad.shape, layer
+    (torch.Size([512]), SparseLinear(in_features=64, out_features=32, density=0.25, bias=True))
+    """
+
+    values: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        density: float = 0.1,
+        bias: bool = True,
+        mask: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.graph = Graph(_drawn(self._shape, density) if mask is None else _places(mask, self._shape))
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        self.values = nn.Parameter(torch.empty(self.graph.num_edges, dtype=dtype))
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_features, dtype=dtype)) if bias else None)
+        self.reset_parameters()
+
+    @classmethod
+    def from_dense(cls, layer: nn.Linear, density: float | None = None, *, mask: Any = None) -> SparseLinear:
+        """The layer with its largest weights, or those at given places; bias and weights are copied.
+
+        Parameters
+        ----------
+        layer : torch.nn.Linear
+        density : float, optional
+            The share of weights to keep. Default: those that are not zero.
+        mask : sparse matrix, Tensor or ndarray, optional
+            As in `SparseLinear`.
+        """
+        weight = layer.weight.detach()
+        if mask is None:
+            mask = weight != 0 if density is None else _largest(weight, density)
+        made = cls(layer.in_features, layer.out_features, bias=layer.bias is not None, mask=mask, dtype=weight.dtype)
+        with torch.no_grad():
+            made.values.copy_(weight[made._rows(), made._columns()])
+            if made.bias is not None:
+                made.bias.copy_(layer.bias)
+        return made.train(layer.training)
+
+    def reset_parameters(self) -> None:
+        """Draw values and bias anew."""
+        bound = 1 / math.sqrt(max(self.graph.num_edges / max(self.out_features, 1), 1))
+        nn.init.uniform_(self.values, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer of x [..., in]; [..., out]."""
+        if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[-1] != self.in_features:
+            found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ArgumentError(f"expected a tensor of shape [..., {self.in_features}], found {found}")
+        if x.dtype is not self.values.dtype or x.dtype not in NAMES:
+            advice = "convert one of them to the dtype of the other, one of floats"
+            raise ArgumentTypeError(f"x is {x.dtype} and the weights are {self.values.dtype}: {advice}")
+        rows = x.reshape(x.shape[:-1].numel(), self.in_features).contiguous()
+        y = Linear.apply(self.graph, self.values, rows)
+        if self.bias is not None:
+            y = y.add_(self.bias)
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    # ------------------------------------------------------------------ the pattern
+
+    @property
+    def density(self) -> float:
+        """The share of weights that there are."""
+        return self.graph.num_edges / max(self.in_features * self.out_features, 1)
+
+    @property
+    def weight(self) -> sp.csr_array:
+        """W as a matrix of scipy, a copy."""
+        rows = self.graph.rows
+        values = self.values.detach().float() if self.values.dtype is torch.bfloat16 else self.values.detach()
+        return sp.csr_array((values.numpy().copy(), rows.indices.copy(), rows.indptr.copy()), shape=self._shape)
+
+    def regrow(self, mask: Any, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Change the places of weights: those that stay keep their values, new ones are zero.
+
+        Parameters
+        ----------
+        mask : sparse matrix, Tensor or ndarray
+            As in `SparseLinear`.
+        optimizer : torch.optim.Optimizer, optional
+            One that has `values`: what it keeps of each weight goes along, zero for new ones. `values` stays the same
+            Parameter.
+        """
+        graph = Graph(_places(mask, self._shape))
+        before, after = self._keys(self.graph), self._keys(graph)
+        place = np.searchsorted(before, after)
+        place[place == before.size] = 0
+        stays = torch.from_numpy(before[place] == after if before.size else np.zeros(after.size, bool))
+        source = torch.from_numpy(place)
+
+        def moved(old: Tensor) -> Tensor:
+            new = old.new_zeros(after.size)
+            new[stays] = old[source[stays]]
+            return new
+
+        state = {} if optimizer is None else optimizer.state.get(self.values, {})
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == self.values.shape and value.dim():
+                state[name] = moved(value)
+        self._replace(graph, moved(self.values.detach()))
+
+    def drop_and_grow(
+        self, fraction: float, scores: Tensor | None = None, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Move a share of the weights: the smallest are dropped, as many grow where there were none.
+
+        Parameters
+        ----------
+        fraction : float
+            In [0, 1].
+        scores : Tensor, optional
+            [out, in]: weights grow where these are largest in magnitude, as dense gradients are for RigL. Default: at
+            random places, as in SET.
+        optimizer : torch.optim.Optimizer, optional
+            See `regrow`.
+        """
+        _check_share("fraction", fraction)
+        if scores is not None and tuple(scores.shape) != self._shape:
+            raise ArgumentError(f"scores have shape {list(scores.shape)}, expected {list(self._shape)}")
+        count = self.graph.num_edges
+        moving = min(round(fraction * count), self.in_features * self.out_features - count)
+        keep = torch.topk(self.values.detach().abs().float(), count - moving).indices
+        was = torch.zeros(self._shape, dtype=torch.bool)
+        was[self._rows(), self._columns()] = True
+        rank = torch.rand(self._shape) if scores is None else scores.detach().abs().float()
+        grown = torch.topk(rank.masked_fill(was, -1).flatten(), moving).indices
+        mask = torch.zeros(self._shape, dtype=torch.bool)
+        mask[self._rows()[keep], self._columns()[keep]] = True
+        mask.view(-1)[grown] = True
+        self.regrow(mask, optimizer)
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.out_features, self.in_features
+
+    def _rows(self) -> Tensor:
+        return self.graph.edge_index[1]
+
+    def _columns(self) -> Tensor:
+        return self.graph.edge_index[0]
+
+    def _keys(self, graph: Graph) -> Array:
+        """A number for each place, ascending."""
+        columns, rows = graph.edge_index.numpy()
+        return rows * max(self.in_features, 1) + columns
+
+    def _replace(self, graph: Graph, values: Tensor) -> None:
+        self.graph = graph
+        self.values.grad = None
+        self.values.data = values
+
+    # ------------------------------------------------------------------ saving
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, array in zip(STRUCTURE, (self.graph.rows.indptr, self.graph.rows.indices), strict=True):
+            destination[prefix + name] = torch.from_numpy(array.copy())
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
+    ) -> None:
+        found = [state_dict.get(prefix + name) for name in (*STRUCTURE, "values")]
+        rest = {key: value for key, value in state_dict.items() if key not in {prefix + name for name in STRUCTURE}}
+        missing.extend(prefix + n for n, v in zip(STRUCTURE, found, strict=False) if v is None and strict)
+        if all(value is not None for value in found):
+            try:
+                self._restructure(*found)
+            except ArgumentError as error:
+                errors.append(f"{prefix}crow_indices and col_indices: {error}")
+                return
+        super()._load_from_state_dict(rest, prefix, metadata, strict, missing, unexpected, errors)
+
+    def _restructure(self, indptr: Tensor, indices: Tensor, values: Tensor) -> None:
+        """Take another pattern; its values come by themselves."""
+        if indptr.numel() != self.out_features + 1 or indices.shape != values.shape:
+            sizes = f"{indptr.numel()} row pointers, {indices.numel()} columns and {values.numel()} values"
+            raise ArgumentError(f"found {sizes}, expected {self.out_features + 1}, and as many columns as values")
+        arrays = (values.detach().float().numpy(), indices.numpy(), indptr.numpy())
+        graph = Graph(_places(sp.csr_array(arrays, shape=self._shape), self._shape, is_sorted=True))
+        self._replace(graph, self.values.detach().new_zeros(values.numel()))
+
+    def extra_repr(self) -> str:
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, density={self.density:.3g}, bias={self.bias is not None}"
+
+
+def sparsify_(model: nn.Module, density: float, *, skip: Collection[str] = ()) -> nn.Module:
+    """Replace the linear layers of a model by sparse ones with their largest weights.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Changed in place: layers of the class ``torch.nn.Linear``, not of classes derived from it.
+    density : float
+        The share of each layer's weights that stay, in [0, 1].
+    skip : collection of str
+        Names of layers to leave alone, as in ``model.named_modules()``.
+
+    Returns
+    -------
+    torch.nn.Module
+        The model; the new layer where it is one itself. Make the optimizer afterwards: parameters are new.
+
+    Raises
+    ------
+    ArgumentError
+        No layer has a name of `skip`; two modules share a weight, which they would not any more.
+
+    Examples
+    --------
+    >>> import torch, sparsetir.torch
+    >>> sparsetir.torch.sparsify_(torch.nn.Sequential(torch.nn.Linear(100, 50), torch.nn.ReLU()), 0.2)[0]
+    SparseLinear(in_features=100, out_features=50, density=0.2, bias=True)
+    """
+    _check_share("density", density)
+    layers = {name: m for name, m in model.named_modules() if type(m) is nn.Linear}
+    unknown = sorted(set(skip) - set(layers))
+    if unknown:
+        raise ArgumentError(f"skip has {unknown[0]!r}; the linear layers are {', '.join(layers) or 'none'}")
+    made: dict[int, SparseLinear] = {}
+    for name, layer in layers.items():
+        if name in skip:
+            continue
+        _check_unshared(model, name, layer)
+        made[id(layer)] = SparseLinear.from_dense(layer, density)
+    for module in list(model.modules()):
+        for name, child in module._modules.items():  # named_children() leaves out what comes twice
+            if id(child) in made:
+                module._modules[name] = made[id(child)]
+    return made.get(id(model), model)
+
+
+def _check_unshared(model: nn.Module, name: str, layer: nn.Linear) -> None:
+    for other, module in model.named_modules():
+        if module is not layer and any(p is layer.weight for p in module._parameters.values()):
+            raise ArgumentError(f"{name} shares its weight with {other or 'the model'}: pass skip=[{name!r}]")
+
+
+# ------------------------------------------------------------------ masks
+
+
+def _check_share(name: str, share: float) -> None:
+    if not 0 <= share <= 1:
+        raise ArgumentError(f"{name} is a share in [0, 1], found {share!r}")
+
+
+def _drawn(shape: tuple[int, int], density: float) -> sp.csr_array:
+    """Places drawn at random."""
+    _check_share("density", density)
+    seed = int(torch.randint(2**31, ()).item())
+    total = math.prod(shape)
+    chosen = np.sort(np.random.default_rng(seed).choice(total, round(density * total), replace=False))
+    rows, columns = np.divmod(chosen, max(shape[1], 1))
+    indptr = np.append(0, np.cumsum(np.bincount(rows, minlength=shape[0])))
+    return sp.csr_array((np.ones(chosen.size, bool), columns, indptr), shape=shape)
+
+
+def _largest(weight: Tensor, density: float) -> Tensor:
+    """Where the largest weights are."""
+    _check_share("density", density)
+    mask = torch.zeros(weight.numel(), dtype=torch.bool)
+    mask[torch.topk(weight.abs().float().flatten(), round(density * weight.numel())).indices] = True
+    return mask.view_as(weight)
+
+
+def _places(mask: Any, shape: tuple[int, int], *, is_sorted: bool = False) -> Any:
+    """A structure that lists each place once, rows in order."""
+    if isinstance(mask, (Tensor, np.ndarray)) and not getattr(mask, "is_sparse", False):
+        if not isinstance(mask, Tensor) or mask.layout is torch.strided:
+            mask = torch.as_tensor(mask) != 0
+    graph = Graph(mask)
+    if graph.shape != shape:
+        raise ArgumentError(f"the mask has shape {list(graph.shape)}, expected {list(shape)}, outputs by inputs")
+    columns, rows = graph.edge_index.numpy()
+    keys = rows * max(shape[1], 1) + columns
+    if is_sorted and not graph.is_sorted:
+        raise ArgumentError("the columns of each row must ascend")
+    if np.any(np.diff(keys) == 0):
+        raise ArgumentError("the mask lists a place twice: make it canonical, as sum_duplicates() does")
+    return sp.csr_array((np.ones(keys.size, bool), graph.rows.indices, graph.rows.indptr), shape=shape)
+
+
+__all__ = ["SparseLinear", "sparsify_"]

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers with sparse weights: against dense ones, and how their pattern changes."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+
+torch = pytest.importorskip("torch")
+from sparsetir.torch import SparseLinear, sparsify_  # noqa: E402
+
+IN, OUT = 7, 5
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+
+
+@pytest.fixture
+def layer():
+    torch.manual_seed(1)
+    return SparseLinear(IN, OUT, density=0.4, dtype=torch.float64)
+
+
+def dense(layer):
+    made = torch.nn.Linear(IN, OUT, dtype=layer.values.dtype, bias=layer.bias is not None)
+    with torch.no_grad():
+        made.weight.copy_(torch.from_numpy(layer.weight.toarray()))
+        if layer.bias is not None:
+            made.bias.copy_(layer.bias)
+    return made
+
+
+@pytest.mark.parametrize("shape", [(3,), (), (0,), (2, 4)])
+@pytest.mark.parametrize("kind", ["usual", "empty", "full"])
+def test_a_layer_is_the_dense_one(layer, shape, kind):
+    mask = {"empty": np.zeros((OUT, IN)), "full": np.ones((OUT, IN))}.get(kind)
+    layer = layer if mask is None else SparseLinear(IN, OUT, mask=mask, bias=False, dtype=torch.float64)
+    other = dense(layer)
+    x = torch.randn(*shape, IN, dtype=torch.float64, requires_grad=True)
+    z = x.detach().clone().requires_grad_()
+    y, expected = layer(x), other(z)
+    torch.testing.assert_close(y, expected)
+    y.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(x.grad, z.grad)
+    rows, columns = layer.weight.tocoo().coords
+    torch.testing.assert_close(layer.values.grad, other.weight.grad[rows, columns])
+    if layer.bias is not None:
+        torch.testing.assert_close(layer.bias.grad, other.bias.grad)
+
+
+def test_gradients(layer):
+    x = torch.randn(3, IN, dtype=torch.float64, requires_grad=True)
+    parameters = dict(layer.named_parameters())
+    call = lambda x, *values: torch.func.functional_call(layer, dict(zip(parameters, values, strict=True)), (x,))  # noqa: E731
+    assert torch.autograd.gradcheck(call, (x, *parameters.values()))
+
+
+def test_patterns(layer):
+    assert (layer.values.numel(), round(layer.density, 2)) == (14, 0.4)
+    assert repr(layer) == "SparseLinear(in_features=7, out_features=5, density=0.4, bias=True)"
+    again = SparseLinear(IN, OUT, mask=layer.weight)
+    assert (again.weight.indices == layer.weight.indices).all()
+    torch.manual_seed(1)
+    assert (SparseLinear(IN, OUT, density=0.4).weight.indices == layer.weight.indices).all()
+
+
+def test_the_largest_weights_are_kept():
+    layer = torch.nn.Linear(IN, OUT)
+    made = SparseLinear.from_dense(layer, 0.2)
+    kept = torch.from_numpy(made.weight.toarray())
+    smallest = kept[kept != 0].abs().min()
+    assert torch.equal(kept, torch.where(layer.weight.detach().abs() >= smallest, layer.weight.detach(), 0))
+    assert made.values.numel() == 7
+    assert torch.equal(made.bias, layer.bias)
+    assert made.bias is not layer.bias
+    pruned = torch.nn.Linear(IN, OUT)
+    pruned.weight.data[:, 2:] = 0
+    assert SparseLinear.from_dense(pruned).values.numel() == 2 * OUT
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)])
+def test_what_regrows_starts_at_zero_and_the_rest_goes_on(layer, optimizer):
+    made, parameter = optimizer(layer.parameters()), layer.values
+    x = torch.randn(4, IN, dtype=torch.float64)
+    layer(x).square().sum().backward()
+    made.step()
+    before = layer.weight.toarray()
+    mask = (before != 0) & (np.arange(IN) % 2 == 0)
+    mask[:, 1] = True
+    stay = mask & (before != 0)
+    layer.regrow(mask, made)
+    assert layer.values is parameter
+    np.testing.assert_array_equal(layer.weight.toarray(), np.where(stay, before, 0))
+    np.testing.assert_array_equal(sp.csr_array(mask).indices, layer.weight.indices)
+    layer(x).square().sum().backward()
+    made.step()
+    assert (layer.weight.toarray()[mask] != 0).all()
+    layer.regrow(np.zeros((OUT, IN)), made)
+    layer.regrow(mask, made)
+    assert layer.values.tolist() == [0] * int(mask.sum())
+
+
+@pytest.mark.parametrize("is_scored", [True, False])
+def test_drop_and_grow(layer, is_scored):
+    before = layer.weight.toarray()
+    scores = torch.zeros(OUT, IN)
+    absent = np.argwhere(before == 0)[:4]
+    scores[absent[:, 0], absent[:, 1]] = -1
+    layer.drop_and_grow(0.3, scores if is_scored else None)
+    pattern = np.zeros_like(before, bool)
+    rows, columns = layer.weight.tocoo().coords
+    pattern[rows, columns] = True
+    dropped = before[(before != 0) & ~pattern]
+    assert (dropped.size, layer.values.numel()) == (4, 14)
+    assert abs(dropped).max() <= abs(before[(before != 0) & pattern]).min()
+    assert not is_scored or pattern[absent[:, 0], absent[:, 1]].all()
+
+
+def test_a_full_layer_does_not_move():
+    layer = SparseLinear(3, 2, density=1)
+    before = layer.weight.toarray()
+    layer.drop_and_grow(0.5)
+    np.testing.assert_array_equal(layer.weight.toarray(), before)
+
+
+def test_state_is_plain_csr(layer):
+    state = layer.state_dict()
+    assert sorted(state) == ["bias", "col_indices", "crow_indices", "values"]
+    made = torch.sparse_csr_tensor(*(state[n] for n in ("crow_indices", "col_indices", "values")), size=(OUT, IN))
+    np.testing.assert_array_equal(made.to_dense().numpy(), layer.weight.toarray())
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    other = torch.nn.Sequential(SparseLinear(IN, OUT, density=0.9, dtype=torch.float64))
+    other.load_state_dict({f"0.{k}": v for k, v in torch.load(file, weights_only=True).items()})
+    np.testing.assert_array_equal(other[0].weight.toarray(), layer.weight.toarray())
+    x = torch.randn(2, IN, dtype=torch.float64)
+    torch.testing.assert_close(other(x), layer(x))
+    torch.testing.assert_close(copy.deepcopy(layer)(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("crow_indices"), "Missing key.*crow_indices"),
+        (lambda s: s.update(crow_indices=s["crow_indices"][1:]), "found 5 row pointers, .* expected 6"),
+        (lambda s: s["col_indices"].fill_(3), "lists a place twice"),
+        (lambda s: s["col_indices"].fill_(-1), "crow_indices and col_indices"),
+    ],
+)
+def test_what_is_no_state(layer, change, message):
+    state = layer.state_dict()
+    change(state)
+    with pytest.raises(RuntimeError, match=message):
+        layer.load_state_dict(state)
+
+
+def test_a_model_is_made_sparse():
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.ModuleDict({"last": torch.nn.Linear(16, 4, bias=False)})
+    )
+    shared = torch.nn.Sequential(model[0], model[0])
+    assert sparsify_(model, 0.5, skip=["2.last"]) is model
+    assert [type(m).__name__ for m in (model[0], model[2]["last"])] == ["SparseLinear", "Linear"]
+    sparsify_(shared, 0.25)
+    assert shared[0] is shared[1]
+    assert isinstance(sparsify_(torch.nn.Linear(3, 3), 0.5), SparseLinear)
+    attention = torch.nn.MultiheadAttention(4, 2)
+    sparsify_(attention, 0.5)
+    attention(*[torch.ones(3, 1, 4)] * 3)
+
+
+def test_a_pruned_model_learns():
+    torch.manual_seed(0)
+    x = torch.randn(64, 8)
+    y = torch.stack([x[:, 0] * x[:, 1], x[:, 2]], 1)
+    model = sparsify_(torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2)), 0.3)
+    optimizer, losses = torch.optim.Adam(model.parameters(), 0.02), []
+    for step in range(60):
+        loss = (model(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if step % 20 == 10:
+            model[0].drop_and_grow(0.2, optimizer=optimizer)
+    assert losses[-1] < 0.3 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m: m(torch.ones(2, 6)), ArgumentError, r"expected a tensor of shape \[..., 7\], found \[2, 6\]"),
+        (lambda m: m(torch.ones(2, 7)), ArgumentTypeError, "x is torch.float32 and the weights are torch.float64"),
+        (lambda m: m.regrow(np.ones((2, 7))), ArgumentError, r"mask has shape \[2, 7\], expected \[5, 7\]"),
+        (lambda m: m.drop_and_grow(2), ArgumentError, r"fraction is a share in \[0, 1\], found 2"),
+        (lambda m: m.drop_and_grow(0.5, torch.ones(2, 2)), ArgumentError, r"scores have shape \[2, 2\]"),
+        (lambda m: SparseLinear(2, 2, density=-1), ArgumentError, "density is a share"),
+        (
+            lambda m: sparsify_(torch.nn.Sequential(torch.nn.Linear(2, 2)), 0.5, skip=["1"]),
+            ArgumentError,
+            "layers are 0",
+        ),
+        (lambda m: sparsify_(tied(), 0.5), ArgumentError, r"1 shares its weight with 0: pass skip=\['1'\]"),
+    ],
+)
+def test_refusals(layer, call, error, message):
+    with pytest.raises(error, match=message):
+        call(layer)
+
+
+def tied():
+    model = torch.nn.Sequential(torch.nn.Embedding(6, 4), torch.nn.Linear(4, 6))
+    model[1].weight = model[0].weight
+    return model
