@@ -13,7 +13,7 @@ kernel by name on scipy, torch or numpy data:
 expressions `einsum`, `einsum_expression`: index notation over sparse and dense operands, no program to write
 programs    `parse`, `script`, `verify`, `interpret`; ready ones in `ops`; their axes and buffers in `ir`
 kernels     `build`, `Kernel`, `Kernel.bind`; `lower` for the stages between
-products    `matmul` of sparse matrices
+products    `matmul` of sparse matrices; `linear_operator` for scipy's solvers
 formats     `formats`, `SparseTensor`, `CooTensor`, `decompose_format`, `pattern`
 schedules   `Schedule` (stage I), `Choices` and `template` (loops)
 searching   `tune_sparse`, `autotune`
@@ -33,6 +33,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from sparsetir import later as _later
 from sparsetir._autoload import ensure as _ensure_dialect
 from sparsetir.version import __version__ as __version__
 
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from sparsetir.formats.tensor import SparseTensor
     from sparsetir.interop import CooTensor
     from sparsetir.interpret import interpret
-    from sparsetir.notation import einsum, einsum_expression
+    from sparsetir.notation import einsum, einsum_expression, linear_operator
     from sparsetir.products import matmul
     from sparsetir.schedules import Choices
     from sparsetir.script.printer import parse, script
@@ -88,6 +89,7 @@ _PUBLIC = {
     "interpret": "sparsetir.interpret",
     "ir": "sparsetir.ir",
     "load": "sparsetir.call.saving",
+    "linear_operator": "sparsetir.notation",
     "lower": "sparsetir.compile.pipeline",
     "matmul": "sparsetir.products",
     "ops": "sparsetir.ops",
@@ -126,6 +128,7 @@ __all__ = [
     "get_num_threads",
     "interpret",
     "ir",
+    "linear_operator",
     "load",
     "lower",
     "matmul",
@@ -143,6 +146,7 @@ __all__ = [
 ]
 
 _ensure_dialect()
+_later.provide("operators", "sparsetir.notation.operators")
 
 
 class _Face(ModuleType):

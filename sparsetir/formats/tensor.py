@@ -16,6 +16,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.files import read
 from sparsetir.formats import binsparse, export
 from sparsetir.formats import format as limits
+from sparsetir.formats.arithmetic import Operators
 from sparsetir.formats.arrays import index_array
 from sparsetir.formats.format import Array, CapacityError, Entries, Format, make
 from sparsetir.formats.memory import MemoryLimitError
@@ -27,7 +28,7 @@ from sparsetir.interop.torch_arrays import is_torch
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SparseTensor:
+class SparseTensor(Operators):
     """A sparse tensor of any order, held in a format.
 
     Make one with `from_any` or a constructor for a class of arguments. It stands wherever a kernel takes a sparse

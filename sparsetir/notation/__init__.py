@@ -8,5 +8,6 @@ stored as, `orders` what is contracted first, `nest` which loops a contraction h
 from __future__ import annotations
 
 from sparsetir.notation.expression import BoundExpression, Expression, einsum, einsum_expression
+from sparsetir.notation.linear import linear_operator
 
-__all__ = ["BoundExpression", "Expression", "einsum", "einsum_expression"]
+__all__ = ["BoundExpression", "Expression", "einsum", "einsum_expression", "linear_operator"]

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse matrices as linear operators of scipy."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import scipy.sparse.linalg as linalg
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.interop import is_sparse
+from sparsetir.notation.expression import einsum_expression
+
+
+def linear_operator(A: Any) -> linalg.LinearOperator:
+    """A sparse matrix for scipy's solvers, laid out once.
+
+    Parameters
+    ----------
+    A : sparse matrix, shape (m, n)
+        Of scipy, torch or a `SparseTensor`, of float32 or float64. Integers and bools become float64.
+
+    Returns
+    -------
+    scipy.sparse.linalg.LinearOperator
+        Its products, also those with the transposed matrix, run on all threads. Values of `A` that change later may
+        not be seen.
+
+    Raises
+    ------
+    ArgumentTypeError
+        `A` is not sparse, or complex.
+    ArgumentError
+        `A` is no matrix.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, scipy.sparse.linalg as linalg, sparsetir
+    >>> A = sp.diags_array([-np.ones(9), 2.5 * np.ones(10), -np.ones(9)], offsets=[-1, 0, 1]).tocsr()
+    >>> x, info = linalg.cg(sparsetir.linear_operator(A), np.ones(10))
+    >>> info, bool(np.allclose(A @ x, np.ones(10), atol=1e-4))
+    (0, True)
+    """
+    if not is_sparse(A):
+        raise ArgumentTypeError(f"linear_operator takes a sparse matrix, found {type(A).__name__}")
+    if len(A.shape) != 2:
+        raise ArgumentError(f"linear_operator takes a matrix, found {len(A.shape)} dimensions")
+    tensor = A if isinstance(A, SparseTensor) else SparseTensor.from_any(A, "csr")
+    if tensor.dtype.kind not in "fiub":
+        raise ArgumentTypeError(f"linear_operator takes real numbers, found {tensor.dtype}")
+    if tensor.dtype not in (np.float32, np.float64):
+        tensor = tensor.astype("float64")
+    return _Operator(tensor)
+
+
+class _Operator(linalg.LinearOperator):
+    def __init__(self, tensor: SparseTensor) -> None:
+        self.tensor = tensor
+        super().__init__(tensor.dtype, tensor.shape)
+
+    @cached_property
+    def _products(self) -> dict[str, Any]:
+        """Bound products by their text, made when they are first needed."""
+        return {}
+
+    def _product(self, text: str, x: Any) -> Any:
+        x = np.ascontiguousarray(x)
+        if x.dtype.kind == "c":
+            return self._product(text, x.real) + 1j * self._product(text, x.imag)
+        if x.dtype != self.tensor.dtype and not (x.dtype == np.float64 and self.tensor.dtype == np.float32):
+            x = x.astype(self.tensor.dtype)
+        key = f"{text}{x.dtype}"
+        if key not in self._products:
+            self._products[key] = einsum_expression(text, self.tensor, x).bind(self.tensor)
+        return self._products[key](x)
+
+    def _matvec(self, x: Any) -> Any:
+        return self._product("ij,j->i", x.reshape(-1))
+
+    def _rmatvec(self, x: Any) -> Any:
+        return self._product("ij,i->j", x.reshape(-1))
+
+    def _matmat(self, X: Any) -> Any:
+        return self._product("ij,jk->ik", X)
+
+    def _rmatmat(self, X: Any) -> Any:
+        return self._product("ij,ik->jk", X)
+
+
+__all__ = ["linear_operator"]

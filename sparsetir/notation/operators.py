@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operators of `SparseTensor` do."""
+
+from __future__ import annotations
+
+import math
+from numbers import Number
+from string import ascii_lowercase as LETTERS
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.interop import CooTensor, as_numpy, is_sparse, is_torch
+from sparsetir.notation.expression import einsum
+from sparsetir.notation.semiring import LIMITS
+from sparsetir.notation.steps import cast, transposed
+from sparsetir.products import matmul as sparse_matmul
+from sparsetir.scalars import dtype_name
+
+Axis: TypeAlias = "int | tuple[int, ...] | None"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (Number, np.generic)) or (isinstance(value, np.ndarray) and value.ndim == 0)
+
+
+def _tensor(value: Any) -> SparseTensor:
+    return value if isinstance(value, SparseTensor) else SparseTensor.from_any(value)
+
+
+def _is_operand(value: Any) -> bool:
+    return _is_number(value) or is_sparse(value) or is_torch(value) or isinstance(value, (np.ndarray, list))
+
+
+# ------------------------------------------------------------------ products
+
+
+def matmul(left: Any, right: Any) -> Any:
+    """``left @ right``; of two sparse matrices a `SparseTensor`, else dense."""
+    if not (_is_operand(left) and _is_operand(right)) or _is_number(left) or _is_number(right):
+        return NotImplemented
+    left, right = (v if is_sparse(v) or is_torch(v) else np.asarray(v) for v in (left, right))
+    a, b = len(left.shape), len(right.shape)
+    if (is_sparse(left) and a > 2) or (is_sparse(right) and b > 2):
+        raise ArgumentError(f"@ multiplies matrices and vectors, found {a} and {b} dimensions: use sparsetir.einsum")
+    if left.shape[-1] != right.shape[-2 if b > 1 else 0]:
+        raise ArgumentError(f"the shapes {tuple(left.shape)} and {tuple(right.shape)} do not fit @")
+    if is_sparse(left) and is_sparse(right) and a == b == 2:
+        return SparseTensor.from_any(sparse_matmul(_compressed(left), _compressed(right)))
+    inner, outer = "xy"[: min(a, 2)], "yz"[: min(b, 2)]
+    inner, outer = ("y" if a == 1 else inner), ("y" if b == 1 else outer)
+    rows = "..." if a > 2 or b > 2 else ""
+    text = f"{rows if a > 2 else ''}{inner},{rows if b > 2 else ''}{outer}"
+    return einsum(f"{text}->{rows}{inner[:-1]}{outer[1:]}", left, right, result="dense")
+
+
+def _compressed(value: Any) -> Any:
+    return value.to_scipy("csr", copy=False) if isinstance(value, SparseTensor) else value
+
+
+def multiply(left: Any, right: Any) -> Any:
+    """``left * right``, element by element; stored where both are."""
+    if not (_is_operand(left) and _is_operand(right)):
+        return NotImplemented
+    tensor, other = (left, right) if isinstance(left, SparseTensor) else (right, left)
+    if _is_number(other):
+        return _scaled(tensor, np.multiply, other)
+    if is_sparse(other):
+        return _common(tensor, _tensor(other))
+    return _over_dense(tensor, other)
+
+
+def divide(left: Any, right: Any) -> Any:
+    """``left / right`` by a number or a dense array; stored where `left` is."""
+    if _is_number(right):
+        return _scaled(left, np.true_divide, right)
+    if is_sparse(right):
+        raise ArgumentTypeError("division by a sparse tensor divides by the zeros that it does not store")
+    if not _is_operand(right):
+        return NotImplemented
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _over_dense(left, np.true_divide(1, as_numpy(right, "the divisor")[0]))
+
+
+def _scaled(tensor: SparseTensor, ufunc: np.ufunc, number: Any) -> SparseTensor:
+    return mapped(lambda values: ufunc(values, number), tensor)
+
+
+def _over_dense(tensor: SparseTensor, other: Any) -> Any:
+    array = other if is_torch(other) else np.asarray(other)
+    if array.ndim > tensor.ndim:
+        raise ArgumentError(f"an array of {array.ndim} dimensions times a sparse tensor of {tensor.ndim}: use einsum")
+    letters = LETTERS[: tensor.ndim]
+    return einsum(f"{letters},{letters[tensor.ndim - array.ndim :]}->{letters}", tensor, array, result="sparse")
+
+
+def _common(left: SparseTensor, right: SparseTensor) -> SparseTensor:
+    """The products of entries that both store."""
+    _same_shape(left, right)
+    first, second = _keys(left), _keys(right)
+    _, a, b = np.intersect1d(first, second, assume_unique=True, return_indices=True)
+    values = np.multiply(left.values[a], right.values[b])
+    return SparseTensor.from_any(CooTensor(np.stack([c[a] for c in left.coords]), values, left.shape))
+
+
+def _keys(tensor: SparseTensor) -> np.ndarray:
+    """One number for the coordinates of each entry."""
+    if math.prod(tensor.shape) >= 2**63:
+        raise ArgumentError(f"elements of a tensor of shape {tensor.shape} cannot be numbered in 64 bits")
+    return (
+        np.ravel_multi_index([c.astype(np.int64) for c in tensor.coords], tensor.shape) if tensor.nnz else np.zeros(0)
+    )
+
+
+def _same_shape(left: Any, right: Any) -> None:
+    if tuple(left.shape) != tuple(right.shape):
+        raise ArgumentError(f"sparse tensors of the shapes {tuple(left.shape)} and {tuple(right.shape)} do not fit")
+
+
+# ------------------------------------------------------------------ sums
+
+
+def add(left: Any, right: Any) -> Any:
+    """``left + right``: stored where either is; with a dense array dense."""
+    return _sum(left, right, 1)
+
+
+def subtract(left: Any, right: Any) -> Any:
+    """``left - right``, as `add`."""
+    return _sum(left, right, -1)
+
+
+def _sum(left: Any, right: Any, sign: int) -> Any:
+    if not (_is_operand(left) and _is_operand(right)):
+        return NotImplemented
+    for value in (left, right):
+        if _is_number(value):
+            if value != 0:
+                raise ArgumentError(f"adding {value} changes every element: pass to_dense() + {value}")
+            return right if value is left and sign > 0 else (-right if value is left else left)
+    if not (is_sparse(left) and is_sparse(right)):
+        return _dense_sum(left, right, sign)
+    a, b = _tensor(left), _tensor(right)
+    _same_shape(a, b)
+    dtype = np.result_type(a.dtype, b.dtype)
+    values = np.concatenate(
+        [a.values.astype(dtype), np.multiply(b.values, sign).astype(dtype) if sign < 0 else b.values]
+    )
+    coords = np.stack([np.concatenate(pair) for pair in zip(a.coords, b.coords, strict=True)])
+    return SparseTensor.from_any(CooTensor(coords, values.astype(dtype, copy=False), a.shape))
+
+
+def _dense_sum(left: Any, right: Any, sign: int) -> np.ndarray:
+    tensor, other = (left, right) if isinstance(left, SparseTensor) else (right, left)
+    array = as_numpy(other if is_torch(other) else np.asarray(other), "the other operand")[0]
+    shape = np.broadcast_shapes(tensor.shape, array.shape)
+    if shape != tensor.shape:
+        raise ArgumentError(f"an array of shape {array.shape} plus a sparse tensor of {tensor.shape}: they do not fit")
+    dtype = np.result_type(array.dtype, tensor.dtype)
+    if tensor is left:
+        out = np.broadcast_to(np.multiply(array, sign), shape).astype(dtype)
+        out[tensor.coords] += tensor.values
+        return out
+    out = np.broadcast_to(array, shape).astype(dtype)
+    out[tensor.coords] += np.multiply(tensor.values, sign).astype(dtype)
+    return out
+
+
+# ------------------------------------------------------------------ one tensor
+
+
+def mapped(function: Any, tensor: SparseTensor) -> SparseTensor:
+    """A function, which leaves zero zero, of each entry; the format stays."""
+    return tensor.with_values([np.asarray(function(piece.values)) for piece in tensor.pieces])
+
+
+def astype(tensor: SparseTensor, dtype: Any) -> SparseTensor:
+    """The same entries in another dtype."""
+    return cast(tensor, dtype_name(dtype))
+
+
+def transpose(tensor: SparseTensor, axes: Any) -> SparseTensor:
+    """The tensor with its dimensions in another order."""
+    given = axes[0] if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)) else axes
+    order = [int(d) % tensor.ndim for d in given] if given else list(reversed(range(tensor.ndim)))
+    if sorted(order) != list(range(tensor.ndim)):
+        raise ArgumentError(f"transpose names each of {tensor.ndim} dimensions once, found {tuple(given)}")
+    moved: SparseTensor = transposed(tensor, order)
+    return moved
+
+
+def compare(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Any:
+    """A comparison of each element with a number; stored where it is true of an entry."""
+    if not _is_number(other):
+        return NotImplemented
+    if ufunc(tensor.dtype.type(0), other):
+        sign = {"less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=", "equal": "=="}
+        shown = sign.get(ufunc.__name__, "!=")
+        raise ArgumentError(f"S {shown} {other} is true of every element that is not stored: compare S.to_dense()")
+    held = np.flatnonzero(ufunc(tensor.values, other))
+    coords = np.stack([c[held] for c in tensor.coords])
+    return SparseTensor.from_any(CooTensor(coords, np.ones(len(held), np.bool_), tensor.shape))
+
+
+def rows(tensor: SparseTensor, index: Any) -> Any:
+    """Some rows: an index gives a tensor of one dimension less, a slice or a list of indices one of as many."""
+    if isinstance(index, tuple) or index is None or index is Ellipsis:
+        raise ArgumentTypeError(f"a sparse tensor is sliced by its first dimension, found {index!r}")
+    m = tensor.shape[0]
+    if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
+        return _one_row(tensor, int(index))
+    chosen = np.arange(m)[index] if isinstance(index, slice) else _chosen(index, m)
+    first, *others = tensor.coords
+    starts = np.searchsorted(first, np.arange(m + 1))
+    sizes = np.diff(starts)[chosen]
+    entries = np.repeat(starts[chosen] - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
+    coords = [np.repeat(np.arange(len(chosen)), sizes), *(c[entries] for c in others)]
+    return SparseTensor.from_any(CooTensor(np.stack(coords), tensor.values[entries], (len(chosen), *tensor.shape[1:])))
+
+
+def _chosen(index: Any, m: int) -> np.ndarray:
+    found = np.asarray(index)
+    if found.ndim != 1 or (found.dtype.kind not in "iub" and found.size):
+        raise ArgumentTypeError("rows are chosen by an index, a slice, a list of indices or one of bools")
+    if found.dtype == bool and len(found) != m:
+        raise ArgumentError(f"a list of bools chooses among {m} rows, found {len(found)}")
+    try:
+        return np.arange(m)[found.astype(np.int64) if found.dtype != bool else found]
+    except IndexError:
+        raise ArgumentError(f"row indices must lie in [-{m}, {m}), found {found.min()} to {found.max()}") from None
+
+
+def _one_row(tensor: SparseTensor, index: int) -> Any:
+    m = tensor.shape[0]
+    if not -m <= index < m:
+        raise ArgumentError(f"row {index} of a tensor of {m} rows")
+    first, *others = tensor.coords
+    if not others:
+        return tensor.values[first == index % m].sum(dtype=tensor.dtype)
+    begin, end = np.searchsorted(first, [index % m, index % m + 1])
+    coords = np.stack([c[begin:end] for c in others])
+    return SparseTensor.from_any(CooTensor(coords, tensor.values[begin:end], tensor.shape[1:]))
+
+
+# ------------------------------------------------------------------ reductions
+
+
+def _kept(tensor: SparseTensor, axis: Axis) -> str:
+    """The letters that a reduction over `axis` keeps."""
+    if axis is None:
+        return ""
+    given = axis if isinstance(axis, tuple) else (axis,)
+    if any(not -tensor.ndim <= d < tensor.ndim for d in given):
+        raise ArgumentError(f"axis {axis} of a tensor of {tensor.ndim} dimensions")
+    gone = {int(d) % tensor.ndim for d in given}
+    return "".join(c for d, c in enumerate(LETTERS[: tensor.ndim]) if d not in gone)
+
+
+def total(tensor: SparseTensor, axis: Axis) -> Any:
+    """The sum; of bools and short integers in int64, as numpy's."""
+    if tensor.dtype.kind in "bu" or tensor.dtype in (np.int8, np.int32):
+        tensor = astype(tensor, "int64")
+    return einsum(f"{LETTERS[: tensor.ndim]}->{_kept(tensor, axis)}", tensor, result="dense")
+
+
+def mean(tensor: SparseTensor, axis: Axis) -> Any:
+    """The mean."""
+    kept = _kept(tensor, axis)
+    count = math.prod(n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept)
+    tensor = tensor if tensor.dtype.kind == "f" else astype(tensor, "float64")
+    found = total(tensor, axis)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return (found / np.asarray(count, found.dtype))[()]
+
+
+def extreme(tensor: SparseTensor, axis: Axis, which: str) -> Any:
+    """The largest or smallest element."""
+    kept, name = _kept(tensor, axis), dtype_name(tensor.dtype)
+    counted = [n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept]
+    if 0 in counted:
+        raise ArgumentError(f"there is no {which} of no elements: the shape is {tensor.shape}")
+    low, high = LIMITS.get(name, (-math.inf, math.inf))
+    text = f"{LETTERS[: tensor.ndim]}->{kept}"
+    found = np.asarray(
+        einsum(text, tensor, reduce=which, fill=low if which == "max" else high, result="dense"), tensor.dtype
+    )
+    stored = _stored_counts(tensor, kept)
+    join = np.maximum if which == "max" else np.minimum
+    nan = _nan_where_stored(tensor, kept, found)
+    return join(np.where(stored < math.prod(counted), join(found, tensor.dtype.type(0)), found), nan)[()]
+
+
+def _nan_where_stored(tensor: SparseTensor, kept: str, found: np.ndarray) -> Any:
+    """NaN where an entry is NaN, as numpy's reductions have it; else what was found."""
+    if tensor.dtype.kind != "f" or not np.isnan(tensor.values).any():
+        return found
+    bad = astype(mapped(np.isnan, tensor), "float64")
+    return np.where(np.asarray(total(bad, _axes(tensor, kept))) > 0, np.nan, found)
+
+
+def _axes(tensor: SparseTensor, kept: str) -> Axis:
+    return tuple(d for d, c in enumerate(LETTERS[: tensor.ndim]) if c not in kept)
+
+
+def _stored_counts(tensor: SparseTensor, kept: str) -> Any:
+    """How many entries meet in each element of a result."""
+    dims = [LETTERS.index(c) for c in kept]
+    if not dims:
+        return np.asarray(tensor.nnz)
+    shape = tuple(tensor.shape[d] for d in dims)
+    flat = np.ravel_multi_index([tensor.coords[d] for d in dims], shape) if tensor.nnz else np.zeros(0, np.int64)
+    return np.bincount(flat, minlength=math.prod(shape)).reshape(shape)
+
+
+__all__ = ["SparseTensor", "add", "compare", "divide", "matmul", "multiply", "rows", "subtract", "transpose"]

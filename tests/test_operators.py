@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators of sparse tensors against numpy, and scipy's solvers over them."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import scipy.sparse.linalg as linalg
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sparsetir
+from sparsetir import SparseTensor, linear_operator
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+
+FORMATS = ("csr", "csc", "coo", "dcsr", "ell", "csf")
+
+
+@st.composite
+def matrices(draw: Any, shape: tuple[int, int] | None = None) -> np.ndarray:
+    m, n = shape or draw(st.tuples(st.integers(0, 6), st.integers(0, 6)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return np.where(rng.random((m, n)) < draw(st.sampled_from([0, 0.3, 1])), rng.uniform(-1, 1, (m, n)), 0)
+
+
+def same(found: Any, expected: Any) -> None:
+    found = found.to_dense() if isinstance(found, SparseTensor) else found
+    assert np.shape(found) == np.shape(expected)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(matrices(), st.sampled_from(FORMATS), st.integers(0, 2**32 - 1))
+def test_against_numpy(dense: np.ndarray, format: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    S = SparseTensor.from_dense(dense, format)
+    other = np.where(rng.random(dense.shape) < 0.4, rng.uniform(-1, 1, dense.shape), 0)
+    R = SparseTensor.from_dense(other, "csc")
+    m, n = dense.shape
+    X = rng.random((n, 3))
+    same(S @ X, dense @ X)
+    same(S @ X[:, 0], dense @ X[:, 0])
+    same(rng.random((2, m)) @ S * 0, np.zeros((2, n)))
+    same(S @ R.T, dense @ other.T)
+    same(S + R, dense + other)
+    same(S - R, dense - other)
+    same(S * R, dense * other)
+    same(S + other, dense + other)
+    same(other - S, other - dense)
+    same(S * other, dense * other)
+    same(other * S, dense * other)
+    same(-S, -dense)
+    same(abs(S), abs(dense))
+    same(2 * S, 2 * dense)
+    same(S / 4, dense / 4)
+    same(S.T, dense.T)
+    same(S > 0.2, dense > 0.2)
+    same(S != 0, dense != 0)
+    same(S[::-1], dense[::-1])
+    for axis in (None, 0, 1, -1):
+        same(S.sum(axis=axis), dense.sum(axis=axis))
+        if dense.size:
+            same(S.mean(axis=axis), dense.mean(axis=axis))
+            same(S.max(axis=axis), dense.max(axis=axis))
+            same(S.min(axis=axis), dense.min(axis=axis))
+
+
+def test_rows() -> None:
+    dense = np.arange(12.0).reshape(4, 3) % 5
+    S = SparseTensor.from_dense(dense, "csc")
+    for index in (0, -1, slice(1, 3), slice(None, None, -2), [2, 0, 2], np.array([True, False, True, False]), []):
+        same(S[index], dense[np.asarray(index, np.int64) if isinstance(index, list) else index])
+    vector = SparseTensor.from_dense(dense[1])
+    assert vector[2] == dense[1, 2]
+    cube = SparseTensor.from_dense(dense.reshape(2, 2, 3))
+    same(cube[1], dense.reshape(2, 2, 3)[1])
+    same(cube.transpose(2, 0, 1), dense.reshape(2, 2, 3).transpose(2, 0, 1))
+    same(cube.max(axis=(0, 2)), dense.reshape(2, 2, 3).max(axis=(0, 2)))
+    same(cube + cube, 2 * dense.reshape(2, 2, 3))
+
+
+def test_classes_formats_and_dtypes() -> None:
+    S = SparseTensor.from_dense(np.eye(4, dtype="int32") * 3, "bsr", r=2, c=2)
+    assert (2 * S).format == S.format
+    assert S.astype("float32").dtype == np.float32
+    assert S.sum().dtype == np.int64
+    assert S.mean() == 0.75
+    assert type(S @ torch.ones(4, dtype=torch.int32)) is torch.Tensor
+    assert type(S @ sp.eye_array(4, format="csr")) is SparseTensor
+    assert (S > 1).dtype == np.bool_
+    copied = S.copy()
+    copied.pieces[0].values[:] = 0
+    assert S.sum() == 12
+    again = pickle.loads(pickle.dumps(S))
+    same(again @ np.ones(4), 3 * np.ones(4))
+    assert S in [S]
+    assert hash(S) == hash(S)
+    assert SparseTensor.from_dense(np.array([[np.nan, 1.0]])).max() != 1.0
+
+
+@pytest.mark.parametrize(
+    ("action", "error", "message"),
+    [
+        (lambda S: np.asarray(S), ArgumentTypeError, r"call to_dense\(\) where that is meant"),
+        (lambda S: S + 1, ArgumentError, "adding 1 changes every element"),
+        (lambda S: S >= 0, ArgumentError, "S >= 0 is true of every element that is not stored"),
+        (lambda S: S == 0, ArgumentError, "S == 0 is true of every element"),
+        (lambda S: S @ np.ones(4), ArgumentError, r"the shapes \(3, 2\) and \(4,\) do not fit @"),
+        (lambda S: S + S.T, ArgumentError, r"the shapes \(3, 2\) and \(2, 3\) do not fit"),
+        (lambda S: S[7], ArgumentError, "row 7 of a tensor of 3 rows"),
+        (lambda S: S[0, 1], ArgumentTypeError, "is sliced by its first dimension"),
+        (lambda S: S[[5]], ArgumentError, r"row indices must lie in \[-3, 3\)"),
+        (lambda S: S[[True, False]], ArgumentError, "chooses among 3 rows, found 2"),
+        (lambda S: S / S, ArgumentTypeError, "divides by the zeros"),
+        (lambda S: S.sum(axis=2), ArgumentError, "axis 2 of a tensor of 2 dimensions"),
+        (lambda S: S.transpose(0, 0), ArgumentError, "names each of 2 dimensions once"),
+        (lambda S: S[:0].max(), ArgumentError, "there is no max of no elements"),
+        (lambda S: S + "x", TypeError, "unsupported operand"),
+        (lambda S: S @ 2, TypeError, "unsupported operand"),
+        (lambda S: linear_operator(S.to_dense()), ArgumentTypeError, "takes a sparse matrix, found ndarray"),
+        (lambda S: linear_operator(S[0]), ArgumentError, "takes a matrix, found 1 dimensions"),
+    ],
+)
+def test_refusals(action: Any, error: type[Exception], message: str) -> None:
+    S = SparseTensor.from_dense(np.array([[0, 1.0], [2.0, 0], [0, 3.0]]))
+    with pytest.raises(error, match=message):
+        action(S)
+
+
+def test_html() -> None:
+    S = SparseTensor.from_dense(np.eye(3))
+    html = S._repr_html_()
+    assert html.count("<rect x=") == 3
+    assert "3 x 3" in html
+    large = SparseTensor.from_coo(np.arange(1000)[None].repeat(2, 0), np.ones(1000), (1000, 1000))
+    assert large._repr_html_().count("<rect x=") == 64
+    assert "<rect x=" not in SparseTensor.from_dense(np.zeros((0, 3)))._repr_html_()
+    assert SparseTensor.from_dense(np.ones(4))._repr_html_().count("<rect x=") == 4
+
+
+# ------------------------------------------------------------------ solvers
+
+
+def test_solvers() -> None:
+    n, rng = 60, np.random.default_rng(0)
+    A = sp.diags_array([-np.ones(n - 1), 2.1 * np.ones(n), -np.ones(n - 1)], offsets=[-1, 0, 1]).tocsr()
+    L = linear_operator(A)
+    x, info = linalg.cg(L, np.ones(n), rtol=1e-10)
+    assert info == 0
+    np.testing.assert_allclose(A @ x, 1, atol=1e-6)
+    largest = linalg.eigsh(A, 3, return_eigenvectors=False)
+    np.testing.assert_allclose(np.sort(linalg.eigsh(L, 3, return_eigenvectors=False)), np.sort(largest))
+    found = linalg.lobpcg(L, rng.random((n, 3)), tol=1e-8, maxiter=400, largest=True)[0]
+    np.testing.assert_allclose(found.max(), largest.max(), rtol=1e-6)
+    B = sp.random_array((50, 30), density=0.2, rng=rng).tocsr()
+    expected = linalg.svds(B, 3, return_singular_vectors=False)
+    np.testing.assert_allclose(
+        np.sort(linalg.svds(linear_operator(B), 3, return_singular_vectors=False)), np.sort(expected)
+    )
+
+
+def test_products_of_operators() -> None:
+    B = sp.random_array((5, 4), density=0.5, rng=np.random.default_rng(0), dtype="float32").tocsc()
+    L, X = linear_operator(B), np.arange(8.0).reshape(4, 2)
+    assert L.dtype == np.float32
+    np.testing.assert_allclose(L @ X, B @ X, rtol=1e-6)
+    np.testing.assert_allclose(L.H @ np.ones((5, 3)), B.T @ np.ones((5, 3)), rtol=1e-6)
+    np.testing.assert_allclose(L.rmatvec(np.ones(5)), B.T @ np.ones(5), rtol=1e-6)
+    np.testing.assert_allclose(L @ (1j * X[:, 0]), 1j * (B @ X[:, 0]), rtol=1e-6)
+    assert linear_operator(sp.eye_array(3, dtype="int32", format="coo")).dtype == np.float64
+    np.testing.assert_array_equal(linear_operator(sparsetir.SparseTensor.from_dense(np.eye(3), "csc")) @ np.ones(3), 1)
