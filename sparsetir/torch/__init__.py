@@ -15,5 +15,6 @@ require("torch", extra="torch", purpose="sparsetir.torch")
 
 from sparsetir.torch.graph import Graph  # noqa: E402
 from sparsetir.torch.linear import SparseLinear, sparsify_  # noqa: E402
+from sparsetir.torch.pyg import patch_pyg  # noqa: E402
 
-__all__ = ["Graph", "SparseLinear", "sparsify_"]
+__all__ = ["Graph", "SparseLinear", "patch_pyg", "sparsify_"]

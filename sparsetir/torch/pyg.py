@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Message passing of torch_geometric on kernels of this package.
+
+Layers there select the rows of nodes for every edge, make messages of them, and scatter these. Here a selection is only
+noted (`Gathered`); where a message is no more than that, or that times a weight of its edge, scattering it is a product
+with the graph. Whatever else is done with it is done with the rows, as before.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from sparsetir.harness.optional import require
+from sparsetir.torch.functions import NAMES
+from sparsetir.torch.graph import Graph
+
+REDUCTIONS = {"sum", "add", "mean", "max", "amax", "min", "amin"}
+MOST_EDGES, LEAST_KEPT = 1 << 23, 4  # of what is kept for later passes; the last few are kept anyway
+PRODUCTS = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply}
+SUMS = {torch.add, Tensor.add}
+
+
+class Recent:
+    """What was used last, as far as it is not too large."""
+
+    def __init__(self) -> None:
+        self.found: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self.lock, self.total = threading.Lock(), 0
+
+    def get(self, key: Hashable) -> Any:
+        with self.lock:
+            if key not in self.found:
+                return None
+            self.found.move_to_end(key)
+            return self.found[key][0]
+
+    def put(self, key: Hashable, value: Any, size: int) -> None:
+        with self.lock:
+            self.total += size - self.found.pop(key, (None, 0))[1]
+            self.found[key] = value, size
+            while len(self.found) > LEAST_KEPT and self.total > MOST_EDGES:
+                self.total -= self.found.popitem(last=False)[1][1]
+
+
+def _owner(index: Tensor) -> Tensor:
+    """What must live, and not change, for the memory of an index to be the same."""
+    return index if index._base is None else index._base
+
+
+def _place(index: Tensor) -> tuple[int, ...]:
+    return index.data_ptr(), index.numel(), *index.stride()
+
+
+class Graphs:
+    """The graphs of edge indices, by their memory or else by what they hold."""
+
+    def __init__(self) -> None:
+        self.by_place: dict[Hashable, tuple[Any, ...]] = {}
+        self.by_targets: dict[Hashable, Hashable] = {}
+        self.recent = Recent()
+
+    def of(self, targets: Tensor, sources: Tensor, rows: int, columns: int) -> Graph:
+        key = (_place(targets), _place(sources), rows, columns)
+        found = self._at(key)
+        if found is None:
+            found = self._equal(targets, sources, rows, columns)
+            self._note(key, targets, sources, found)
+        return found
+
+    def at_targets(self, targets: Tensor, rows: int) -> Graph | None:
+        """The graph whose edges have these targets, if there was one."""
+        key = self.by_targets.get((_place(targets), rows))
+        return None if key is None else self._at(key)
+
+    def _at(self, key: Hashable) -> Graph | None:
+        graph, *owners = self.by_place.get(key, (None,))
+        for held, version in owners:
+            owner = held()
+            if owner is None or owner._version != version:
+                return None
+        return graph
+
+    def _note(self, key: tuple[Any, ...], targets: Tensor, sources: Tensor, graph: Graph) -> None:
+        if torch.is_inference_mode_enabled() or targets.is_inference() or sources.is_inference():
+            return  # they have no versions
+        if len(self.by_place) > 512:
+            self.by_place.clear()
+            self.by_targets.clear()
+        owners = [_owner(index) for index in (targets, sources)]
+        self.by_place[key] = (graph, *((ref(owner), owner._version) for owner in owners))
+        self.by_targets[key[0], key[2]] = key
+
+    def _equal(self, targets: Tensor, sources: Tensor, rows: int, columns: int) -> Graph:
+        """The graph of indices that hold the same, or a new one."""
+        index = np.stack([sources.numpy(), targets.numpy()])
+        key = (rows, columns, index.shape[1], index[:, :: max(index.shape[1] // 8, 1)].tobytes())
+        known = self.recent.get(key)
+        if known is not None and np.array_equal(known[0], index):
+            return known[1]
+        graph = Graph(index, (columns, rows))
+        self.recent.put(key, (index, graph), index.shape[1])
+        return graph
+
+
+class Gathered:
+    """Rows of `x` for every edge, and a weight; a tensor as soon as it is used as one.
+
+    Parameters
+    ----------
+    x : Tensor
+    index : Tensor
+        The row of each edge.
+    is_target : bool, optional
+        Whether these are the targets of the edges; None where that is not known.
+    graphs : Graphs
+    weight : Tensor, optional
+        [edges], or [edges, heads].
+    """
+
+    def __init__(self, x: Tensor, index: Tensor, is_target: bool | None, graphs: Graphs, weight: Any = None) -> None:
+        self.x, self.index, self.is_target, self.graphs, self.weight = x, index, is_target, graphs, weight
+        self.made: Tensor | None = None
+
+    def tensor(self) -> Tensor:
+        """The rows themselves."""
+        if self.made is None:
+            self.made = self.x.index_select(0, self.index)
+            if self.weight is not None:
+                ones = [1] * (self.dim() - self.weight.dim())
+                self.made = self.made * self.weight.view(*self.weight.shape, *ones)
+        return self.made
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.index.numel(), *self.x.shape[1:]))
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return self.x.dim()
+
+    def weighted(self, weight: Any) -> Gathered | None:
+        """The product with a weight of each edge, or of each edge and head."""
+        if self.weight is not None or type(weight) is not Tensor or weight.dtype is not self.x.dtype:
+            return None
+        shape, rank = weight.shape, self.dim()
+        if weight.dim() != rank or rank not in (2, 3) or shape[0] != self.index.numel() or shape[-1] != 1:
+            return None
+        if rank == 3 and shape[1] not in (1, self.x.shape[1]):
+            return None
+        weight = weight.flatten() if rank == 2 or shape[1] == 1 else weight.squeeze(-1)
+        return Gathered(self.x, self.index, self.is_target, self.graphs, weight)
+
+    def added(self, other: Any) -> Tensor | None:
+        """The sum with the values of the other ends."""
+        if type(other) is not Gathered or self.dim() > 2 or other.x.shape[1:] != self.x.shape[1:]:
+            return None
+        ends = {self.is_target: self, other.is_target: other}
+        is_plain = self.weight is None and other.weight is None and other.x.dtype is self.x.dtype
+        if not is_plain or set(ends) != {True, False}:
+            return None
+        at, to = ends[False], ends[True]
+        graph = self.graphs.of(to.index, at.index, to.x.shape[0], at.x.shape[0])
+        return graph.edge_sum(to.x, at.x)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not kwargs and len(args) == 2:
+            one, other = args if isinstance(args[0], Gathered) else args[::-1]
+            found = one.weighted(other) if func in PRODUCTS else one.added(other) if func in SUMS else None
+            if found is not None:
+                return found
+        args, kwargs = pytree.tree_map(_as_tensor, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.tensor(), name)
+
+    def __mul__(self, other: Any) -> Any:
+        return torch.mul(self, other)
+
+    def __add__(self, other: Any) -> Any:
+        return torch.add(self, other)
+
+    __rmul__, __radd__ = __mul__, __add__
+
+
+def _as_tensor(value: Any) -> Any:
+    return value.tensor() if isinstance(value, Gathered) else value
+
+
+def _plain(name: str) -> Callable[..., Any]:
+    """An operator of the rows themselves."""
+
+    def call(self: Gathered, *args: Any) -> Any:
+        return getattr(self.tensor(), name)(*map(_as_tensor, args))
+
+    return call
+
+
+OPERATORS = """
+    sub rsub truediv rtruediv floordiv mod pow rpow neg abs matmul rmatmul getitem len iter eq ne lt le gt ge bool float
+    int and or xor invert
+""".split()
+for _name in OPERATORS:
+    setattr(Gathered, f"__{_name}__", _plain(f"__{_name}__"))
+Gathered.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+# ------------------------------------------------------------------ what takes the places of functions
+
+
+def _selecting(original: Callable[..., Any], graphs: Graphs) -> Callable[..., Any]:
+    """``MessagePassing._index_select`` that only notes what is selected."""
+
+    @wraps(original)
+    def select(self: Any, src: Any, index: Tensor) -> Any:
+        is_usual = type(src) in (Tensor, torch.nn.Parameter) and src.dtype in NAMES and src.is_cpu and src.dim() > 0
+        if torch.compiler.is_compiling() or not is_usual or self.node_dim not in (0, -src.dim()) or index.dim() != 1:
+            return original(self, src, index)
+        whole, is_target = index._base, None
+        if whole is not None and whole.dim() == 2 and whole.shape[0] == 2 and whole.is_contiguous():
+            row = (index.storage_offset() - whole.storage_offset()) // max(whole.shape[1], 1)
+            is_target = row == (1 if self.flow == "source_to_target" else 0)
+        return Gathered(src, index, is_target, graphs)
+
+    return select
+
+
+def _scattering(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``scatter`` that is a product for what was only selected."""
+
+    @wraps(original)
+    def scatter(src: Any, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Any:
+        if not isinstance(src, Gathered):
+            return original(src, index, dim, dim_size, reduce)
+        if dim_size is None or dim not in (0, -src.dim()) or reduce not in REDUCTIONS or index.shape != src.index.shape:
+            return original(src.tensor(), index, dim, dim_size, reduce)
+        graph = src.graphs.of(index, src.index, int(dim_size), src.x.shape[0])
+        return graph.spmm(src.x, src.weight, reduce)
+
+    return scatter
+
+
+def _normalizing(original: Callable[..., Any], graphs: Graphs) -> Callable[..., Any]:
+    """``softmax`` of values of edges, where their targets are known."""
+
+    @wraps(original)
+    def softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None, dim: int = 0) -> Any:
+        src = _as_tensor(src)
+        graph = None
+        if isinstance(index, Tensor) and num_nodes is not None and not torch.compiler.is_compiling():
+            graph = graphs.at_targets(index, int(num_nodes))
+        if graph is None or dim != 0 or src.dim() not in (1, 2) or src.dtype not in NAMES:
+            return original(src, index, ptr, num_nodes, dim)
+        return graph.softmax(src)
+
+    return softmax
+
+
+def _remembering(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of tensors that gives for the same ones what it gave before."""
+    recent = Recent()
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = pytree.tree_leaves((args, kwargs))
+        tensors = [value for value in given if isinstance(value, Tensor)]
+        rest = tuple(value for value in given if not isinstance(value, Tensor))
+        if not tensors or not all(map(_is_constant, tensors)) or torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        key = (tuple(map(id, tensors)), tuple(map(str, rest)), len(args), tuple(kwargs), torch.is_grad_enabled())
+        known = recent.get(key)
+        if known is not None:
+            found, held, versions = known
+            if [t._version for t in held] == versions:
+                return found
+        found = original(*args, **kwargs)
+        # The tensors themselves are kept, so that no other has their identity.
+        held = [*tensors, *(v for v in pytree.tree_leaves(found) if isinstance(v, Tensor))]
+        if not any(t.is_inference() or t.requires_grad for t in held):
+            recent.put(key, (found, held, [t._version for t in held]), max(t.numel() for t in held))
+        return found
+
+    return call
+
+
+def _is_constant(tensor: Tensor) -> bool:
+    return not tensor.requires_grad and not tensor.is_inference() and type(tensor) is Tensor
+
+
+_lock = threading.Lock()
+_active: list[None] = []  # one for each time that it was entered
+_undo: list[tuple[Any, str, Any]] = []
+
+
+@contextmanager
+def patch_pyg() -> Iterator[None]:
+    """Run message passing of torch_geometric on kernels of this package, forward and backward.
+
+    Inside, messages that are what the sources of edges have, or that times a weight of each edge (of each head), are
+    added, averaged or compared without being made: those of GCNConv, SAGEConv, GATConv, GINConv, RGCNConv and many more
+    layers, your own among them. A softmax over edges is one kernel. Other messages and other steps are as before.
+    Structures are kept for later passes, as are the normalised edges of GCNConv and edges with loops, which are
+    made anew only for other tensors or after a change in place.
+
+    It holds for all threads; a pass that begins inside may end outside.
+
+    Raises
+    ------
+    MissingPackageError
+        torch_geometric is not installed.
+
+    Examples
+    --------
+    >>> import torch, sparsetir.torch
+    >>> from torch_geometric.nn import SAGEConv
+    >>> layer, edge_index = SAGEConv(3, 2), torch.tensor([[0, 1, 2], [1, 1, 0]])
+    >>> with sparsetir.torch.patch_pyg():
+    ...     layer(torch.ones(3, 3), edge_index).sum().backward()
+    """
+    require("torch_geometric", extra="pyg", purpose="patch_pyg")
+    with _lock:
+        if not _active:
+            _patched()
+        _active.append(None)
+    try:
+        yield
+    finally:
+        with _lock:
+            _active.pop()
+            if not _active:
+                _restore()
+
+
+def _patched() -> None:
+    """Put our functions in the places of torch_geometric's."""
+    from torch_geometric import utils
+    from torch_geometric.nn.aggr import base
+    from torch_geometric.nn.conv import gcn_conv
+    from torch_geometric.nn.conv.message_passing import MessagePassing
+
+    graphs = Graphs()
+    _replace(MessagePassing, "_index_select", _selecting(MessagePassing._index_select, graphs))
+    _replace(base, "scatter", _scattering(base.scatter))
+    ours = {
+        utils.softmax: _normalizing(utils.softmax, graphs),
+        gcn_conv.gcn_norm: _remembering(gcn_conv.gcn_norm),
+        utils.remove_self_loops: _remembering(utils.remove_self_loops),
+        utils.add_self_loops: _remembering(utils.add_self_loops),
+    }
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("torch_geometric.nn.conv."):
+            continue
+        for attribute, value in list(vars(module).items()):
+            if isinstance(value, Hashable) and callable(value) and value in ours:
+                _replace(module, attribute, ours[value])
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    _undo.append((owner, name, getattr(owner, name)))
+    setattr(owner, name, value)
+
+
+def _restore() -> None:
+    while _undo:
+        owner, name, value = _undo.pop()
+        setattr(owner, name, value)
+
+
+__all__ = ["patch_pyg"]

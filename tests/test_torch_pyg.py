@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers of torch_geometric on kernels of this package: the values and gradients that they have without."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+from sparsetir.errors import StructureError
+
+torch = pytest.importorskip("torch")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("torch_geometric")
+    from torch_geometric import EdgeIndex
+    from torch_geometric.nn import conv
+
+from sparsetir.torch import Graph, patch_pyg  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+N, E, F = 20, 90, 6
+torch.manual_seed(0)
+INDEX, X = torch.randint(0, N - 2, (2, E)), torch.randn(N, F)
+TYPES, WEIGHT = torch.randint(0, 3, (E,)), torch.rand(E)
+
+
+def network() -> Any:
+    return torch.nn.Sequential(torch.nn.Linear(F, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+
+
+class Own(conv.MessagePassing):
+    """A layer that uses its messages in every way."""
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Any, x_j: Any) -> Any:
+        assert (x_j.shape, x_j.size(0), x_j.dim()) == ((E, F), E, 2)
+        near = x_j[:, :1] + (x_j - x_i).abs() / (1 + x_j**2) + 2 * x_j - x_j.mean() + x_i * x_j
+        return torch.cat([near, -x_j, torch.where(x_j > 0, x_j, x_i)], dim=-1)
+
+
+# What is made of products, and what falls back on rows.
+LAYERS: dict[str, tuple[Any, tuple[Any, ...], bool]] = {
+    "gcn": (lambda: conv.GCNConv(F, 4), (INDEX,), True),
+    "gcn, weighted": (lambda: conv.GCNConv(F, 4), (INDEX, WEIGHT), True),
+    "sage, mean": (lambda: conv.SAGEConv(F, 4), (INDEX,), True),
+    "sage, max": (lambda: conv.SAGEConv(F, 4, aggr="max"), (INDEX,), True),
+    "sage, several": (lambda: conv.SAGEConv(F, 4, aggr=["min", "std"]), (INDEX,), False),
+    "sage, from target": (lambda: conv.SAGEConv(F, 4, flow="target_to_source"), (INDEX,), True),
+    "gat": (lambda: conv.GATConv(F, 4, heads=2), (INDEX,), True),
+    "gat, from target": (lambda: conv.GATConv(F, 4, flow="target_to_source"), (INDEX,), True),
+    "gat, edges": (lambda: conv.GATConv(F, 4, heads=2, edge_dim=1), (INDEX, WEIGHT[:, None]), True),
+    "gatv2": (lambda: conv.GATv2Conv(F, 4, heads=2), (INDEX,), True),
+    "gin": (lambda: conv.GINConv(network()), (INDEX,), True),
+    "rgcn": (lambda: conv.RGCNConv(F, 4, 3), (INDEX, TYPES), True),
+    "rgcn, bases": (lambda: conv.RGCNConv(F, 4, 3, num_bases=2), (INDEX, TYPES), True),
+    "transformer": (lambda: conv.TransformerConv(F, 4, heads=2), (INDEX,), True),
+    "graph": (lambda: conv.GraphConv(F, 4), (INDEX, WEIGHT), True),
+    "no edges": (lambda: conv.GATConv(F, 4), (INDEX[:, :0],), True),
+    "edge": (lambda: conv.EdgeConv(torch.nn.Linear(2 * F, 4)), (INDEX,), False),
+    "own": (Own, (INDEX,), False),
+}
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What reaches a graph."""
+    calls, spmm = [], Graph.spmm
+    monkeypatch.setattr(Graph, "spmm", lambda self, *args: calls.append(self) or spmm(self, *args))
+    return calls
+
+
+def passes(layer: Any, *args: Any, x: Any = X) -> list[Any]:
+    """The result of a layer and the gradients of its input and parameters."""
+    x = x.clone().requires_grad_()
+    layer.zero_grad()
+    y = layer(x, *args)
+    (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
+    return [y.detach(), x.grad, *(p.grad.clone() for p in layer.parameters() if p.grad is not None)]
+
+
+def same(found: list[Any], expected: list[Any]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_what_they_were(products, name):
+    make, args, is_product = LAYERS[name]
+    torch.manual_seed(1)
+    layer = make().eval()
+    expected = passes(layer, *args)
+    with patch_pyg():
+        same(passes(layer, *args), expected)
+        same(passes(layer, *args), expected)
+    assert bool(products) == is_product
+    count = len(products)
+    same(passes(layer, *args), expected)
+    assert len(products) == count
+
+
+def test_bipartite_layers():
+    layer, index = conv.GATConv((F, 3), 4, heads=2, add_self_loops=False), INDEX % 7
+    nodes = torch.randn(9, 3)
+    expected = layer((X, nodes), index)
+    with patch_pyg():
+        same([layer((X, nodes), index)], [expected])
+
+
+def test_graphs_are_found_again(products):
+    layers = [conv.SAGEConv(F, F), conv.GCNConv(F, F), conv.SAGEConv(F, F)]
+    with patch_pyg():
+        for _ in range(2):
+            for layer in layers:
+                layer(X, INDEX)
+        layers[0](X, INDEX.clone())
+    sage, gcn = {id(g) for g in products[::3]}, {id(g) for g in products[1::3]}
+    assert (len(products), len(sage | {id(g) for g in products[2::3]}), len(gcn)) == (7, 1, 1)
+
+
+def test_edges_changed_in_place():
+    index = INDEX.clone()
+    layers = [conv.SAGEConv(F, 4), conv.GCNConv(F, 4), conv.GATConv(F, 4)]
+    with patch_pyg():
+        for layer in layers:
+            layer(X, index)
+        index[0] = index[0].flip(0)
+        found = [layer(X, index) for layer in layers]
+    same(found, [layer(X, index) for layer in layers])
+
+
+def test_indices_of_the_same_size():
+    layer = conv.SAGEConv(F, 4)
+    indices = [torch.randint(0, N, (2, E)) for _ in range(40)]
+    expected = [layer(X, index) for index in indices]
+    with patch_pyg():
+        for _ in range(2):
+            same([layer(X, index.clone()) for index in indices], expected)
+
+
+def test_other_kinds_of_edges():
+    layer = conv.SAGEConv(F, 4)
+    order = torch.argsort(INDEX[1])
+    sorted_ = EdgeIndex(INDEX[:, order], sparse_size=(N, N), sort_order="col")
+    matrix = torch.sparse_coo_tensor(INDEX.flip(0), torch.ones(E), (N, N)).to_sparse_csr()
+    for edges in (sorted_, matrix):
+        expected = layer(X, edges)
+        with patch_pyg():
+            same([layer(X, edges)], [expected])
+
+
+def test_contexts_nest_and_end():
+    before = conv.MessagePassing._index_select
+    with patch_pyg():
+        inside = conv.MessagePassing._index_select
+        with pytest.raises(ZeroDivisionError), patch_pyg():
+            1 / 0
+        assert conv.MessagePassing._index_select is inside
+    assert conv.MessagePassing._index_select is before
+    assert inside is not before
+
+
+def test_a_pass_ends_outside():
+    layer = conv.SAGEConv(F, 4, aggr="max")
+    expected = passes(layer, INDEX)
+    layer.zero_grad()
+    with patch_pyg():
+        y = layer(X, INDEX)
+    (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
+    same([p.grad for p in layer.parameters()], expected[2:])
+
+
+def test_modes_without_gradients(products):
+    layer = conv.GCNConv(F, 4)
+    expected = layer(X, INDEX)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with patch_pyg(), mode():
+            same([layer(X, INDEX)], [expected])
+    assert len(products) == 2
+
+
+def test_hooks_and_explanations_see_messages():
+    layer, seen = conv.GCNConv(F, 4), []
+    layer.register_message_forward_hook(lambda _layer, _given, messages: seen.append(messages * 1))
+    expected = layer(X, INDEX)
+    with patch_pyg():
+        same([layer(X, INDEX)], [expected])
+    same(seen[1:], seen[:1])
+
+
+def test_edges_out_of_range():
+    with patch_pyg(), pytest.raises(StructureError, match=r"source 25, expected one of \[0, 20\)"):
+        conv.SAGEConv(F, 4)(X, torch.tensor([[25], [1]]))
