@@ -30,6 +30,11 @@ def _tensor(value: Any) -> SparseTensor:
     return value if isinstance(value, SparseTensor) else SparseTensor.from_any(value)
 
 
+def _made(like: SparseTensor, coords: Any, values: Any, shape: tuple[int, ...]) -> SparseTensor:
+    """A tensor of entries, with index arrays of the type that another one has."""
+    return SparseTensor.from_any(CooTensor(np.stack(coords).astype(like.idtype, copy=False), values, shape))
+
+
 def _is_operand(value: Any) -> bool:
     return _is_number(value) or is_sparse(value) or is_torch(value) or isinstance(value, (np.ndarray, list))
 
@@ -102,7 +107,7 @@ def _common(left: SparseTensor, right: SparseTensor) -> SparseTensor:
     first, second = _keys(left), _keys(right)
     _, a, b = np.intersect1d(first, second, assume_unique=True, return_indices=True)
     values = np.multiply(left.values[a], right.values[b])
-    return SparseTensor.from_any(CooTensor(np.stack([c[a] for c in left.coords]), values, left.shape))
+    return _made(left, [c[a] for c in left.coords], values, left.shape)
 
 
 def _keys(tensor: SparseTensor) -> np.ndarray:
@@ -148,8 +153,8 @@ def _sum(left: Any, right: Any, sign: int) -> Any:
     values = np.concatenate(
         [a.values.astype(dtype), np.multiply(b.values, sign).astype(dtype) if sign < 0 else b.values]
     )
-    coords = np.stack([np.concatenate(pair) for pair in zip(a.coords, b.coords, strict=True)])
-    return SparseTensor.from_any(CooTensor(coords, values.astype(dtype, copy=False), a.shape))
+    coords = [np.concatenate(pair) for pair in zip(a.coords, b.coords, strict=True)]
+    return _made(a, coords, values.astype(dtype, copy=False), a.shape)
 
 
 def _dense_sum(left: Any, right: Any, sign: int) -> np.ndarray:
@@ -200,8 +205,7 @@ def compare(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Any:
         shown = sign.get(ufunc.__name__, "!=")
         raise ArgumentError(f"S {shown} {other} is true of every element that is not stored: compare S.to_dense()")
     held = np.flatnonzero(ufunc(tensor.values, other))
-    coords = np.stack([c[held] for c in tensor.coords])
-    return SparseTensor.from_any(CooTensor(coords, np.ones(len(held), np.bool_), tensor.shape))
+    return _made(tensor, [c[held] for c in tensor.coords], np.ones(len(held), np.bool_), tensor.shape)
 
 
 def rows(tensor: SparseTensor, index: Any) -> Any:
@@ -217,7 +221,7 @@ def rows(tensor: SparseTensor, index: Any) -> Any:
     sizes = np.diff(starts)[chosen]
     entries = np.repeat(starts[chosen] - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
     coords = [np.repeat(np.arange(len(chosen)), sizes), *(c[entries] for c in others)]
-    return SparseTensor.from_any(CooTensor(np.stack(coords), tensor.values[entries], (len(chosen), *tensor.shape[1:])))
+    return _made(tensor, coords, tensor.values[entries], (len(chosen), *tensor.shape[1:]))
 
 
 def _chosen(index: Any, m: int) -> np.ndarray:
@@ -240,8 +244,7 @@ def _one_row(tensor: SparseTensor, index: int) -> Any:
     if not others:
         return tensor.values[first == index % m].sum(dtype=tensor.dtype)
     begin, end = np.searchsorted(first, [index % m, index % m + 1])
-    coords = np.stack([c[begin:end] for c in others])
-    return SparseTensor.from_any(CooTensor(coords, tensor.values[begin:end], tensor.shape[1:]))
+    return _made(tensor, [c[begin:end] for c in others], tensor.values[begin:end], tensor.shape[1:])
 
 
 # ------------------------------------------------------------------ reductions

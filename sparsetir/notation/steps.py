@@ -154,7 +154,8 @@ class KernelStep(Step):
         coords = dict(zip(operand.path, level_coords(tensor, len(self.nest.output)), strict=False))
         shape = dict(zip(operand.letters, tensor.shape, strict=True))
         output = self.nest.output
-        return CooTensor(np.stack([coords[c] for c in output]), values, tuple(shape[c] for c in output))
+        held = np.stack([coords[c] for c in output]).astype(tensor.idtype, copy=False)
+        return CooTensor(held, values, tuple(shape[c] for c in output))
 
     def bind(self, fixed: Mapping[int, Any]) -> Callable[[Sequence[Any]], Any]:
         held: dict[str, Any] = {}
