@@ -13,6 +13,8 @@ from sparsetir import interop, ops
 from sparsetir.build import build
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.interop import CooTensor
 from sparsetir.rules import VALUE_DTYPES
 
 LARGEST_INT32 = 2**31 - 1
@@ -24,8 +26,8 @@ def matmul(A: Any, B: Any) -> Any:
     Parameters
     ----------
     A : sparse matrix, shape (m, p)
-        Of scipy, or a torch tensor with a sparse layout. Rows may be unsorted and hold entries with the same
-        coordinates.
+        Of scipy, a torch tensor with a sparse layout, a `SparseTensor` or a `CooTensor`. Rows may be unsorted and hold
+        entries with the same coordinates.
     B : sparse matrix, shape (p, n)
 
     Returns
@@ -86,18 +88,31 @@ class _Operands(dict[str, Any]):
             return result.asformat(first.format)
         if interop.is_torch(first):
             return _like_torch(result, first)
+        if isinstance(first, (CooTensor, SparseTensor)):
+            tensor = SparseTensor.from_any(result)
+            return tensor.to_coo() if isinstance(first, CooTensor) else tensor
         return result
 
 
 def _rows(value: Any, name: str, function: str) -> Any:
     """An operand in compressed rows."""
-    if not interop.is_sparse(value) or len(value.shape) != 2:
+    if not (interop.is_sparse(value) or isinstance(value, SparseTensor)) or len(value.shape) != 2:
         how = "pass a scipy matrix or a torch tensor with a sparse layout"
         raise ArgumentTypeError(f"{name} of {function} is a sparse matrix: {how}; found {type(value).__name__}")
     if interop.is_torch(value):
         interop.check_detached(value, name, function)
-        return value if str(value.layout) == "torch.sparse_csr" else value.to_sparse_csr()
+        return _torch_rows(value)
+    if not sp.issparse(value):
+        return SparseTensor.from_any(value).to_scipy("csr")
     return value if value.format == "csr" else value.tocsr()
+
+
+def _torch_rows(value: Any) -> Any:
+    """A torch tensor in compressed rows; torch makes them of blocks by way of coordinates only."""
+    layout = str(value.layout)
+    if layout in ("torch.sparse_bsr", "torch.sparse_bsc"):
+        value = value.to_sparse_coo()
+    return value if layout == "torch.sparse_csr" else value.to_sparse_csr()
 
 
 def _dtype(value: Any) -> np.dtype[Any]:

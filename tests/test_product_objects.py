@@ -69,6 +69,28 @@ def test_torch_comes_back_for_torch() -> None:
             np.testing.assert_allclose(found.to_dense().numpy(), (A @ B).toarray(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("layout", ["bsr", "bsc"])
+def test_torch_tensors_of_blocks(layout: str) -> None:
+    torch = pytest.importorskip("torch")
+    dense = torch.arange(36.0).reshape(6, 6) * (torch.arange(36).reshape(6, 6) % 3 > 0)
+    blocks = getattr(torch.Tensor, f"to_sparse_{layout}")(dense, (2, 3))
+    found = sparsetir.matmul(blocks, blocks)
+    assert found.layout == torch.sparse_csr
+    np.testing.assert_array_equal(found.to_dense(), dense @ dense)
+
+
+def test_tensors_of_this_package_come_back() -> None:
+    A, B = finite(9, 7), finite(7, 8, 1)
+    coords = np.stack(A.tocoo().coords).astype("int32")
+    coo = sparsetir.CooTensor(coords, A.data, A.shape)
+    for first in (coo, sparsetir.SparseTensor.from_any(A), sparsetir.SparseTensor.from_any(A, "ell")):
+        for second in (B, sparsetir.SparseTensor.from_any(B, "csc")):
+            found = sparsetir.matmul(first, second)
+            assert type(found) is type(first)
+            np.testing.assert_allclose(found.to_dense(), (A @ B).toarray(), rtol=1e-5, atol=1e-6)
+    same(sparsetir.matmul(A, sparsetir.SparseTensor.from_any(B)), A @ B)
+
+
 def test_torch_tensors_that_are_not_coalesced() -> None:
     torch = pytest.importorskip("torch")
     at = torch.tensor([[1, 0, 1, 0], [1, 0, 1, 2]])
