@@ -13,7 +13,8 @@ kernel by name on scipy, torch or numpy data:
 expressions `einsum`, `einsum_expression`: index notation over sparse and dense operands, no program to write
 programs    `parse`, `script`, `verify`, `interpret`; ready ones in `ops`; their axes and buffers in `ir`
 kernels     `build`, `Kernel`, `Kernel.bind`; `lower` for the stages between
-products    `matmul` of sparse matrices; `linear_operator` for scipy's solvers
+products    `matmul`, `matmul_plan`, `add`, `subtract`, `multiply`, `maximum`, `rap` of sparse matrices;
+            `linear_operator` for scipy's solvers
 formats     `formats`, `SparseTensor`, `CooTensor`, `decompose_format`, `pattern`
 schedules   `Schedule` (stage I), `Choices` and `template` (loops)
 searching   `tune_sparse`, `autotune`
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from sparsetir.interop import CooTensor
     from sparsetir.interpret import interpret
     from sparsetir.notation import einsum, einsum_expression, linear_operator
-    from sparsetir.products import matmul
+    from sparsetir.products import add, matmul, matmul_plan, maximum, multiply, rap, subtract
     from sparsetir.schedules import Choices
     from sparsetir.script.printer import parse, script
     from sparsetir.threads import get_num_threads, set_num_threads
@@ -77,6 +78,7 @@ _PUBLIC = {
     "SparseTIRError": "sparsetir.errors",
     "SparseTensor": "sparsetir.formats.tensor",
     "TuneResult": "sparsetir.tuning",
+    "add": "sparsetir.products",
     "aligned": "sparsetir.alignment",
     "autotune": "sparsetir.tuning",
     "build": "sparsetir.build",
@@ -88,17 +90,22 @@ _PUBLIC = {
     "get_num_threads": "sparsetir.threads",
     "interpret": "sparsetir.interpret",
     "ir": "sparsetir.ir",
-    "load": "sparsetir.call.saving",
     "linear_operator": "sparsetir.notation",
+    "load": "sparsetir.call.saving",
     "lower": "sparsetir.compile.pipeline",
     "matmul": "sparsetir.products",
+    "matmul_plan": "sparsetir.products",
+    "maximum": "sparsetir.products",
+    "multiply": "sparsetir.products",
     "ops": "sparsetir.ops",
     "parse": "sparsetir.script.printer",
     "pattern": "sparsetir.formats.pattern",
+    "rap": "sparsetir.products",
     "read": "sparsetir.files",
     "relax": "sparsetir.relax",
     "script": "sparsetir.script.printer",
     "set_num_threads": "sparsetir.threads",
+    "subtract": "sparsetir.products",
     "template": "sparsetir.tuning.templates",
     "tune_sparse": "sparsetir.tuning",
     "unchecked": "sparsetir.call.arguments",
@@ -117,6 +124,7 @@ __all__ = [
     "SparseTIRError",
     "SparseTensor",
     "TuneResult",
+    "add",
     "aligned",
     "autotune",
     "build",
@@ -132,13 +140,18 @@ __all__ = [
     "load",
     "lower",
     "matmul",
+    "matmul_plan",
+    "maximum",
+    "multiply",
     "ops",
     "parse",
     "pattern",
+    "rap",
     "read",
     "relax",
     "script",
     "set_num_threads",
+    "subtract",
     "template",
     "tune_sparse",
     "unchecked",

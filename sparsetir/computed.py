@@ -65,4 +65,301 @@ def spgemm(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
     return spgemm
 
 
-__all__ = ["spgemm"]
+@once
+def masked_spgemm(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
+    """The entries of a product that a mask stores: ``C[i, j] = sum_k A[i, k] * B[k, j]`` where M has an entry (i, j).
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of A, B and C.
+    idtype : {"int32", "int64"}
+        Of the index arrays.
+
+    Returns
+    -------
+    PrimFunc
+        Buffers A, B, M and C. The values of M, of dtype bool, are not read. C has no entry where no product falls.
+    """
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def masked_spgemm(
+        a: T.handle,
+        b: T.handle,
+        mask: T.handle,
+        c: T.handle,
+        indptr_a: T.handle,
+        indices_a: T.handle,
+        indptr_b: T.handle,
+        indices_b: T.handle,
+        indptr_m: T.handle,
+        indices_m: T.handle,
+        m: size,
+        p: size,
+        n: size,
+        nnz_a: size,
+        nnz_b: size,
+        nnz_m: size,
+    ):
+        I = T.dense_fixed(m, idtype)
+        K = T.sparse_variable(I, (p, nnz_a), (indptr_a, indices_a), idtype, sorted=False, unique=False)
+        K_dense = T.dense_fixed(p, idtype)
+        J_b = T.sparse_variable(K_dense, (n, nnz_b), (indptr_b, indices_b), idtype, sorted=False, unique=False)
+        J_m = T.sparse_variable(I, (n, nnz_m), (indptr_m, indices_m), idtype, sorted=False, unique=False)
+        J = T.sparse_assembled(I, n, idtype)
+        A = T.match_sparse_buffer(a, (I, K), dtype)
+        B = T.match_sparse_buffer(b, (K_dense, J_b), dtype)
+        M = T.match_sparse_buffer(mask, (I, J_m), "bool")
+        C = T.match_sparse_buffer(c, (I, J), dtype)
+        with T.sp_iter([I, K, T.intersect(T.attach(J_b, K), J_m)], "SRS", "masked_spgemm") as [i, k, j]:
+            with T.init():
+                C[i, j] = 0
+            C[i, j] = C[i, j] + A[i, k] * B[k, j]
+
+    return masked_spgemm
+
+
+@once
+def rap(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
+    """The product of three sparse matrices in one pass: ``C[i, j] = sum_kl R[i, k] * A[k, l] * P[l, j]``.
+
+    `sparsetir.rap` multiplies twice instead, which takes fewer steps where rows of ``A @ P`` are used more than once.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of R, A, P and C.
+    idtype : {"int32", "int64"}
+        Of the index arrays.
+
+    Returns
+    -------
+    PrimFunc
+        Buffers R, A, P and C.
+    """
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def rap(
+        r: T.handle,
+        a: T.handle,
+        p: T.handle,
+        c: T.handle,
+        indptr_r: T.handle,
+        indices_r: T.handle,
+        indptr_a: T.handle,
+        indices_a: T.handle,
+        indptr_p: T.handle,
+        indices_p: T.handle,
+        m: size,
+        rows: size,
+        columns: size,
+        n: size,
+        nnz_r: size,
+        nnz_a: size,
+        nnz_p: size,
+    ):
+        I = T.dense_fixed(m, idtype)
+        K = T.sparse_variable(I, (rows, nnz_r), (indptr_r, indices_r), idtype, sorted=False, unique=False)
+        K_dense = T.dense_fixed(rows, idtype)
+        L = T.sparse_variable(K_dense, (columns, nnz_a), (indptr_a, indices_a), idtype, sorted=False, unique=False)
+        L_dense = T.dense_fixed(columns, idtype)
+        J_p = T.sparse_variable(L_dense, (n, nnz_p), (indptr_p, indices_p), idtype, sorted=False, unique=False)
+        J = T.sparse_assembled(I, n, idtype)
+        R = T.match_sparse_buffer(r, (I, K), dtype)
+        A = T.match_sparse_buffer(a, (K_dense, L), dtype)
+        P = T.match_sparse_buffer(p, (L_dense, J_p), dtype)
+        C = T.match_sparse_buffer(c, (I, J), dtype)
+        with T.sp_iter([I, K, T.attach(L, K), J], "SRRS", "rap") as [i, k, l, j]:
+            with T.init():
+                C[i, j] = 0
+            C[i, j] = C[i, j] + R[i, k] * A[k, l] * P[l, j]
+
+    return rap
+
+
+@once
+def add(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
+    """The sum of two sparse matrices: ``C[i, j] = A[i, j] + B[i, j]``.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of A, B and C.
+    idtype : {"int32", "int64"}
+        Of the index arrays.
+
+    Returns
+    -------
+    PrimFunc
+        Buffers A, B and C; A and B are sorted and hold each coordinate once.
+    """
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def add(
+        a: T.handle,
+        b: T.handle,
+        c: T.handle,
+        indptr_a: T.handle,
+        indices_a: T.handle,
+        indptr_b: T.handle,
+        indices_b: T.handle,
+        m: size,
+        n: size,
+        nnz_a: size,
+        nnz_b: size,
+    ):
+        I = T.dense_fixed(m, idtype)
+        J_a = T.sparse_variable(I, (n, nnz_a), (indptr_a, indices_a), idtype)
+        J_b = T.sparse_variable(I, (n, nnz_b), (indptr_b, indices_b), idtype)
+        J = T.sparse_assembled(I, n, idtype)
+        A = T.match_sparse_buffer(a, (I, J_a), dtype)
+        B = T.match_sparse_buffer(b, (I, J_b), dtype)
+        C = T.match_sparse_buffer(c, (I, J), dtype)
+        with T.sp_iter([I, J], "SS", "add") as [i, j]:
+            C[i, j] = A[i, j] + B[i, j]
+
+    return add
+
+
+@once
+def scaled_add(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
+    """A linear combination of two sparse matrices: ``C[i, j] = alpha * A[i, j] + beta * B[i, j]``.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of A, B and C.
+    idtype : {"int32", "int64"}
+        Of the index arrays.
+
+    Returns
+    -------
+    PrimFunc
+        Buffers A, B and C, and numbers alpha and beta of their dtype.
+    """
+    size = T.int64 if idtype == "int64" else T.int32
+    number = getattr(T, dtype)
+
+    @T.prim_func
+    def scaled_add(
+        a: T.handle,
+        b: T.handle,
+        c: T.handle,
+        indptr_a: T.handle,
+        indices_a: T.handle,
+        indptr_b: T.handle,
+        indices_b: T.handle,
+        alpha: number,
+        beta: number,
+        m: size,
+        n: size,
+        nnz_a: size,
+        nnz_b: size,
+    ):
+        I = T.dense_fixed(m, idtype)
+        J_a = T.sparse_variable(I, (n, nnz_a), (indptr_a, indices_a), idtype)
+        J_b = T.sparse_variable(I, (n, nnz_b), (indptr_b, indices_b), idtype)
+        J = T.sparse_assembled(I, n, idtype)
+        A = T.match_sparse_buffer(a, (I, J_a), dtype)
+        B = T.match_sparse_buffer(b, (I, J_b), dtype)
+        C = T.match_sparse_buffer(c, (I, J), dtype)
+        with T.sp_iter([I, J], "SS", "scaled_add") as [i, j]:
+            C[i, j] = alpha * A[i, j] + beta * B[i, j]
+
+    return scaled_add
+
+
+@once
+def multiply(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
+    """The elementwise product of two sparse matrices: ``C[i, j] = A[i, j] * B[i, j]``.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of A, B and C.
+    idtype : {"int32", "int64"}
+        Of the index arrays.
+
+    Returns
+    -------
+    PrimFunc
+        Buffers A, B and C; A and B are sorted and hold each coordinate once.
+    """
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def multiply(
+        a: T.handle,
+        b: T.handle,
+        c: T.handle,
+        indptr_a: T.handle,
+        indices_a: T.handle,
+        indptr_b: T.handle,
+        indices_b: T.handle,
+        m: size,
+        n: size,
+        nnz_a: size,
+        nnz_b: size,
+    ):
+        I = T.dense_fixed(m, idtype)
+        J_a = T.sparse_variable(I, (n, nnz_a), (indptr_a, indices_a), idtype)
+        J_b = T.sparse_variable(I, (n, nnz_b), (indptr_b, indices_b), idtype)
+        J = T.sparse_assembled(I, n, idtype)
+        A = T.match_sparse_buffer(a, (I, J_a), dtype)
+        B = T.match_sparse_buffer(b, (I, J_b), dtype)
+        C = T.match_sparse_buffer(c, (I, J), dtype)
+        with T.sp_iter([I, J], "SS", "multiply") as [i, j]:
+            C[i, j] = A[i, j] * B[i, j]
+
+    return multiply
+
+
+@once
+def maximum(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
+    """The elementwise maximum of two sparse matrices: ``C[i, j] = max(A[i, j], B[i, j])``.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of A, B and C.
+    idtype : {"int32", "int64"}
+        Of the index arrays.
+
+    Returns
+    -------
+    PrimFunc
+        Buffers A, B and C; an element that is not stored counts as zero.
+    """
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def maximum(
+        a: T.handle,
+        b: T.handle,
+        c: T.handle,
+        indptr_a: T.handle,
+        indices_a: T.handle,
+        indptr_b: T.handle,
+        indices_b: T.handle,
+        m: size,
+        n: size,
+        nnz_a: size,
+        nnz_b: size,
+    ):
+        I = T.dense_fixed(m, idtype)
+        J_a = T.sparse_variable(I, (n, nnz_a), (indptr_a, indices_a), idtype)
+        J_b = T.sparse_variable(I, (n, nnz_b), (indptr_b, indices_b), idtype)
+        J = T.sparse_assembled(I, n, idtype)
+        A = T.match_sparse_buffer(a, (I, J_a), dtype)
+        B = T.match_sparse_buffer(b, (I, J_b), dtype)
+        C = T.match_sparse_buffer(c, (I, J), dtype)
+        with T.sp_iter([I, J], "SS", "maximum") as [i, j]:
+            C[i, j] = T.max(A[i, j], B[i, j])
+
+    return maximum
+
+
+__all__ = ["add", "masked_spgemm", "maximum", "multiply", "rap", "scaled_add", "spgemm"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import sparsetir as T
 
-from sparsetir.computed import spgemm
+from sparsetir.computed import add, masked_spgemm, maximum, multiply, rap, scaled_add, spgemm
 from sparsetir.errors import ArgumentError
 from sparsetir.once import once
 
@@ -368,4 +368,17 @@ def mttkrp(dtype: str = "float32", format: str = "csf", *, idtype: str = "int32"
     return mttkrp
 
 
-__all__ = ["linear", "mttkrp", "sddmm", "spgemm", "spmm", "spmv"]
+__all__ = [
+    "add",
+    "linear",
+    "masked_spgemm",
+    "maximum",
+    "mttkrp",
+    "multiply",
+    "rap",
+    "scaled_add",
+    "sddmm",
+    "spgemm",
+    "spmm",
+    "spmv",
+]

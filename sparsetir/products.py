@@ -4,23 +4,34 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
 from sparsetir import interop, ops
-from sparsetir.build import build
+from sparsetir.assemble import Options
 from sparsetir.call.assembled import AssembledKernel
+from sparsetir.call.make import assembled_kernel
+from sparsetir.call.pattern_results import Pattern
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor
 from sparsetir.rules import VALUE_DTYPES
+from sparsetir.scalars import as_whole
 
 LARGEST_INT32 = 2**31 - 1
 
 
-def matmul(A: Any, B: Any) -> Any:
+def matmul(
+    A: Any,
+    B: Any,
+    *,
+    mask: Any = None,
+    complement: bool = False,
+    top: int | None = None,
+    above: float | None = None,
+) -> Any:
     """Sparse times sparse matrix, on all threads.
 
     Parameters
@@ -29,6 +40,14 @@ def matmul(A: Any, B: Any) -> Any:
         Of scipy, a torch tensor with a sparse layout, a `SparseTensor` or a `CooTensor`. Rows may be unsorted and hold
         entries with the same coordinates.
     B : sparse matrix, shape (p, n)
+    mask : sparse matrix, shape (m, n), optional
+        Entries of the product are computed where it stores one, whatever its value.
+    complement : bool
+        Compute them where the mask stores none instead.
+    top : int, optional
+        Keep so many entries of each row, those with the largest values; of equal ones those in the first columns.
+    above : float, optional
+        Keep the entries with larger values.
 
     Returns
     -------
@@ -41,21 +60,293 @@ def matmul(A: Any, B: Any) -> Any:
     ArgumentTypeError
         An operand is not sparse, or of a dtype that no program takes.
     ArgumentError
-        The shapes do not match.
+        The shapes do not match, or ``complement`` comes without a mask.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2], [3, 4]], "float32"))
+    >>> sparsetir.matmul(A, A).toarray().tolist()
+    [[6.0, 8.0], [12.0, 22.0]]
+    >>> sparsetir.matmul(A, A, mask=A).toarray().tolist()
+    [[0.0, 8.0], [12.0, 22.0]]
+    >>> sparsetir.matmul(A, A, top=1).toarray().tolist()
+    [[0.0, 8.0], [0.0, 22.0]]
+    """
+    if complement and mask is None:
+        raise ArgumentError("matmul(..., complement=True) computes a product outside of a mask: pass mask=")
+    operands = _Operands.of("matmul", A=A, B=B)
+    _check_inner("matmul(A, B)", "A", operands["A"], "B", operands["B"])
+    selects = top is not None or above is not None
+    options = Options(complement=bool(complement), select=selects)
+    named = dict(operands)
+    if mask is not None:
+        named["M"] = _mask(mask, (A.shape[0], B.shape[1]), operands)
+    kernel = _kernel("spgemm" if mask is None else "masked_spgemm", operands.dtype, operands.idtype, options)
+    if not selects:
+        return operands.like_first(kernel(**named))
+    args = kernel.prepare((), named)
+    pattern = kernel.one_phase(kernel.begin(args), _top(top), _above(above, operands.dtype))
+    return operands.like_first(kernel.returned(args, pattern, named))
+
+
+def matmul_plan(A: Any, B: Any) -> ProductPlan:
+    """The pattern of a product, for operands whose values change.
+
+    Parameters
+    ----------
+    A, B : sparse matrix
+        As for `matmul`.
+
+    Returns
+    -------
+    ProductPlan
+        ``plan(A2, B2)`` multiplies matrices with the same patterns.
 
     Examples
     --------
     >>> import numpy as np, scipy.sparse as sp, sparsetir
     >>> A = sp.csr_array(np.array([[0, 2], [3, 0]], "float32"))
-    >>> sparsetir.matmul(A, A).toarray().tolist()
-    [[6.0, 0.0], [0.0, 6.0]]
+    >>> plan = sparsetir.matmul_plan(A, A)
+    >>> plan(A * 2, A).toarray().tolist()
+    [[12.0, 0.0], [0.0, 12.0]]
     """
-    operands = _Operands.of("matmul", A=A, B=B)
-    if operands["A"].shape[1] != operands["B"].shape[0]:
-        shapes = f"{tuple(A.shape)} and {tuple(B.shape)}"
-        raise ArgumentError(f"matmul(A, B) takes as many columns of A as rows of B, found shapes {shapes}")
-    kernel = _spgemm(operands.dtype, operands.idtype)
-    return operands.like_first(kernel(**operands))
+    return ProductPlan(A, B)
+
+
+class ProductPlan:
+    """Multiplies sparse matrices of one pattern; `pattern` is that of the result.
+
+    Parameters
+    ----------
+    A, B : sparse matrix
+        The pattern of the operands.
+    """
+
+    def __init__(self, A: Any, B: Any) -> None:
+        operands = _Operands.of("matmul_plan", A=A, B=B)
+        _check_inner("matmul_plan(A, B)", "A", operands["A"], "B", operands["B"])
+        self._dtype, self._idtype = operands.dtype, operands.idtype
+        self._kernel = _kernel("spgemm", operands.dtype, operands.idtype, Options())
+        args = self._kernel.prepare((), dict(operands))
+        self._structure = {n: a.copy() for n, a in args.arrays.items() if n.startswith("ind")}
+        self._call = self._kernel.begin(args)
+        self.pattern: Pattern = self._kernel.assemble(args)
+
+    def __call__(self, A: Any, B: Any) -> Any:
+        """The product of matrices with the pattern of the plan.
+
+        Parameters
+        ----------
+        A, B : sparse matrix
+            Of the dtype, and with the entries in the order, of those that the plan was made with.
+
+        Returns
+        -------
+        sparse matrix
+            Of the class of `A`.
+
+        Raises
+        ------
+        ArgumentError
+            An operand has another pattern or dtype.
+        """
+        operands = _Operands.of("a plan", A=A, B=B)
+        if (operands.dtype, operands.idtype) != (self._dtype, self._idtype):
+            found = f"{operands.dtype} values and {operands.idtype} indices"
+            expected = f"{self._dtype} values and {self._idtype} indices"
+            raise ArgumentError(f"this plan multiplies matrices with {expected}, found {found}: make another plan")
+        named = dict(operands)
+        args = self._kernel.prepare((), named)
+        for name, held in self._structure.items():
+            if not np.array_equal(held, args.arrays[name]):
+                operand = "A" if name.endswith("_a") else "B"
+                raise ArgumentError(f"{operand} has another pattern than the plan was made for: make another plan")
+        values = self._kernel.refill(args, self.pattern, self._call)
+        made = Pattern(self.pattern.shape, self.pattern.indptr, self.pattern.keys.copy(), values)
+        return operands.like_first(self._kernel.returned(args, made, named))
+
+
+def add(A: Any, B: Any, alpha: float = 1, beta: float = 1) -> Any:
+    """The linear combination ``alpha * A + beta * B`` of two sparse matrices, on all threads.
+
+    Parameters
+    ----------
+    A, B : sparse matrix, shape (m, n)
+        As for `matmul`.
+    alpha, beta : float
+        Numbers.
+
+    Returns
+    -------
+    sparse matrix, shape (m, n)
+        Of the class of `A`. An entry is stored where one of the two stores one, also where the sum is zero.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentError
+        As `matmul`.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2], [3, 0]], "float32"))
+    >>> sparsetir.add(A, A.T, beta=2).toarray().tolist()
+    [[0.0, 8.0], [7.0, 0.0]]
+    """
+    return _added("add", A, B, alpha, beta)
+
+
+def subtract(A: Any, B: Any) -> Any:
+    """The difference ``A - B`` of two sparse matrices; see `add`.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2], [3, 0]], "float32"))
+    >>> sparsetir.subtract(A, A.T).toarray().tolist()
+    [[0.0, -1.0], [1.0, 0.0]]
+    """
+    return _added("subtract", A, B, 1, -1)
+
+
+def multiply(A: Any, B: Any) -> Any:
+    """The elementwise product of two sparse matrices, on all threads.
+
+    Parameters
+    ----------
+    A, B : sparse matrix, shape (m, n)
+        As for `matmul`.
+
+    Returns
+    -------
+    sparse matrix, shape (m, n)
+        Of the class of `A`. An entry is stored where both store one.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2], [3, 1]], "float32"))
+    >>> sparsetir.multiply(A, A.T).toarray().tolist()
+    [[0.0, 6.0], [6.0, 1.0]]
+    """
+    return _elementwise("multiply", A, B)
+
+
+def maximum(A: Any, B: Any) -> Any:
+    """The elementwise maximum of two sparse matrices, on all threads; what is not stored counts as zero.
+
+    Parameters
+    ----------
+    A, B : sparse matrix, shape (m, n)
+        As for `matmul`.
+
+    Returns
+    -------
+    sparse matrix, shape (m, n)
+        Of the class of `A`. An entry is stored where one of the two stores one.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.csr_array(np.array([[0, 2], [-3, 1]], "float32"))
+    >>> sparsetir.maximum(A, A.T).toarray().tolist()
+    [[0.0, 2.0], [2.0, 1.0]]
+    """
+    return _elementwise("maximum", A, B)
+
+
+def rap(R: Any, A: Any, P: Any) -> Any:
+    """The product ``R @ A @ P`` of three sparse matrices, as multigrid solvers make coarse operators.
+
+    Parameters
+    ----------
+    R : sparse matrix, shape (m, p)
+    A : sparse matrix, shape (p, q)
+    P : sparse matrix, shape (q, n)
+
+    Returns
+    -------
+    sparse matrix, shape (m, n)
+        Of the class of `R`.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp, sparsetir
+    >>> A = sp.diags_array([-1.0, 2, -1], offsets=[-1, 0, 1], shape=(4, 4)).tocsr()
+    >>> P = sp.csr_array([[1.0, 0], [1, 0], [0, 1], [0, 1]])
+    >>> sparsetir.rap(P.T, A, P).toarray().tolist()
+    [[2.0, -1.0], [-1.0, 2.0]]
+    """
+    operands = _Operands.of("rap", R=R, A=A, P=P)
+    _check_inner("rap(R, A, P)", "R", operands["R"], "A", operands["A"])
+    _check_inner("rap(R, A, P)", "A", operands["A"], "P", operands["P"])
+    kernel = _kernel("spgemm", operands.dtype, operands.idtype, Options())
+    right = kernel(A=operands["A"], B=operands["P"])
+    return operands.like_first(kernel(A=operands["R"], B=right))
+
+
+def _check_inner(call: str, left: str, first: Any, right: str, second: Any) -> None:
+    if first.shape[1] != second.shape[0]:
+        shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
+        raise ArgumentError(f"{call} takes as many columns of {left} as rows of {right}, found shapes {shapes}")
+
+
+def _check_shapes(call: str, operands: _Operands) -> None:
+    first, second = (tuple(v.shape) for v in operands.values())
+    if first != second:
+        raise ArgumentError(f"{call} takes matrices of one shape, found shapes {first} and {second}")
+
+
+def _added(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
+    operands = _Operands.of(function, numbers=(alpha, beta), A=A, B=B)
+    _check_shapes(f"{function}(A, B)", operands)
+    if alpha == 1 and beta == 1:
+        return operands.like_first(_kernel("add", operands.dtype, operands.idtype, Options())(**operands))
+    if operands.dtype == "bool":
+        raise ArgumentTypeError(f"{function} of bool matrices joins them: factors other than 1 have no meaning")
+    kind = np.dtype(operands.dtype).type if operands.dtype != "bfloat16" else float
+    numbers = {n: np.asarray(v).astype(kind).item() for n, v in (("alpha", alpha), ("beta", beta))}
+    return operands.like_first(_kernel("scaled_add", operands.dtype, operands.idtype, Options())(**operands, **numbers))
+
+
+def _elementwise(function: str, A: Any, B: Any) -> Any:
+    operands = _Operands.of(function, A=A, B=B)
+    _check_shapes(f"{function}(A, B)", operands)
+    program = "add" if function == "maximum" and operands.dtype == "bool" else function
+    return operands.like_first(_kernel(program, operands.dtype, operands.idtype, Options())(**operands))
+
+
+def _mask(mask: Any, shape: tuple[int, int], operands: _Operands) -> Any:
+    """A mask in compressed rows, of the operands' index dtype; its values are not looked at."""
+    rows = _rows(mask, "mask", "matmul")
+    if tuple(rows.shape) != shape:
+        raise ArgumentError(f"the mask of matmul has the shape of the product, {shape}, found {tuple(rows.shape)}")
+    if interop.is_torch(rows):
+        parts = [np.asarray(p) for p in (rows.crow_indices(), rows.col_indices())]
+    else:
+        parts = [rows.indptr, rows.indices]
+    made = sp.csr_array(shape, dtype=np.bool_)
+    made.indptr, made.indices = parts
+    made.data = np.ones(len(parts[1]), np.bool_)
+    return made
+
+
+def _top(top: Any) -> int | None:
+    number = as_whole(top)
+    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+        raise ArgumentError(f"top is how many entries of a row are kept, at least 1; found {top!r}")
+    return number
+
+
+def _above(above: Any, dtype: str) -> Any:
+    """The value that entries must exceed: less than any without `above`."""
+    if dtype in ("float16", "bfloat16", "float32", "float64"):
+        return -np.inf if above is None else float(above)
+    least = 0 if dtype == "bool" else int(np.iinfo(dtype).min)
+    if above is None:
+        raise ArgumentError(f"top of {dtype} products needs above=, a number below all of them: found none")
+    return max(int(np.floor(above)), least)
 
 
 class _Operands(dict[str, Any]):
@@ -66,16 +357,18 @@ class _Operands(dict[str, Any]):
     idtype: str
 
     @classmethod
-    def of(cls, function: str, **given: Any) -> _Operands:
+    def of(cls, function: str, *, numbers: tuple[Any, ...] = (), **given: Any) -> _Operands:
+        """Operands as the programs take them; `numbers` take part in what the common dtype is."""
         made = cls()
         made.first = next(iter(given.values()))
         for name, value in given.items():
             made[name] = _rows(value, name, function)
-        dtype = np.result_type(*(_dtype(v) for v in made.values()))
-        if str(dtype) not in VALUE_DTYPES:
-            raise ArgumentTypeError(f"{function} takes values of {', '.join(VALUE_DTYPES)}, found {dtype}")
-        made.dtype = str(dtype)
-        wide = any(_index_dtype(v).itemsize > 4 or max(v.shape) > LARGEST_INT32 for v in made.values())
+        names = {_dtype_name(v) for v in made.values()}
+        weak = [n for n in numbers if isinstance(n, float) and not float(n).is_integer()]
+        made.dtype = names.pop() if len(names) == 1 and not weak else _common(names, weak)
+        if made.dtype not in VALUE_DTYPES:
+            raise ArgumentTypeError(f"{function} takes values of {', '.join(VALUE_DTYPES)}, found {made.dtype}")
+        wide = any(_has_wide_indices(v) or max(v.shape) > LARGEST_INT32 for v in made.values())
         made.idtype = "int64" if wide else "int32"
         for name, value in made.items():
             made[name] = _cast(value, made.dtype)
@@ -115,18 +408,22 @@ def _torch_rows(value: Any) -> Any:
     return value if layout == "torch.sparse_csr" else value.to_sparse_csr()
 
 
-def _dtype(value: Any) -> np.dtype[Any]:
-    return np.dtype(str(value.dtype).removeprefix("torch."))
+def _dtype_name(value: Any) -> str:
+    return str(value.dtype).removeprefix("torch.")
 
 
-def _index_dtype(value: Any) -> np.dtype[Any]:
-    return np.dtype(
-        str((value.crow_indices() if interop.is_torch(value) else value.indices).dtype).removeprefix("torch.")
-    )
+def _common(names: set[str], numbers: list[Any]) -> str:
+    """The common dtype of matrices and numbers."""
+    return str(np.result_type(*sorted(names), *numbers))
+
+
+def _has_wide_indices(value: Any) -> bool:
+    indices = value.col_indices() if interop.is_torch(value) else value.indices
+    return str(indices.dtype).endswith("int64")
 
 
 def _cast(value: Any, dtype: str) -> Any:
-    if str(value.dtype).removeprefix("torch.") == dtype:
+    if _dtype_name(value) == dtype:
         return value
     if interop.is_torch(value):
         import torch
@@ -141,8 +438,8 @@ def _like_torch(result: Any, first: Any) -> Any:
 
 
 @cache
-def _spgemm(dtype: str, idtype: str) -> AssembledKernel:
-    return cast("AssembledKernel", build(ops.spgemm(dtype, idtype=idtype)))
+def _kernel(program: str, dtype: str, idtype: str, options: Options) -> AssembledKernel:
+    return assembled_kernel(getattr(ops, program)(dtype, idtype=idtype), None, options)
 
 
-__all__ = ["matmul"]
+__all__ = ["ProductPlan", "add", "matmul", "matmul_plan", "maximum", "multiply", "rap", "subtract"]

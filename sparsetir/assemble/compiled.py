@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.assemble.functions import Functions
+from sparsetir.assemble.functions import Functions, Options
 from sparsetir.assemble.program import Assembly, assemble
 from sparsetir.assemble.rows import lower_rows
 from sparsetir.compile.compiled import Compiled
@@ -33,7 +33,8 @@ class AssembledCompiled(Compiled):
     @cached_property
     def stages(self) -> dict[int, ir.IRModule]:
         """The functions, flat."""
-        made = Functions(self.assembly, lower_rows(self.assembly)).module()
+        options = self.schedule or Options()
+        made = Functions(self.assembly, lower_rows(self.assembly), options).module()
         return {2: made, 3: run(LATE, made)}
 
     def stage(self, stage: int) -> Any:

@@ -18,9 +18,11 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.assemble.accumulators import LONG, WORD, Accumulator, Dense, Insertion, Output, add, long
+from sparsetir.assemble import merges
+from sparsetir.assemble.accumulators import LONG, Accumulator, Dense, Insertion, Output, add, long
 from sparsetir.assemble.program import Assembly
 from sparsetir.assemble.rows import Rows, Scatter, with_own
+from sparsetir.assemble.selection import Selection
 from sparsetir.errors import LoweringError
 from sparsetir.ir import cast
 from sparsetir.lower.host.promote_halves import widened
@@ -28,6 +30,22 @@ from sparsetir.lower.nests import parallel, serial
 from sparsetir.lower.rewriting import alloc, cell, collect, get, put, renewed, seq, substitute
 
 SMALL = 24  # entries up to which a row is sorted by insertion
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the functions of a program do besides.
+
+    Parameters
+    ----------
+    complement : bool
+        Coordinates are entered where the filters store none.
+    select : bool
+        Of each row only the largest values are kept.
+    """
+
+    complement: bool = False
+    select: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,31 +75,48 @@ def size(name: str) -> Var:
 class Functions:
     """Makes the functions of one program."""
 
-    def __init__(self, assembly: Assembly, rows: Rows) -> None:
-        self.assembly, self.rows = assembly, rows
+    def __init__(self, assembly: Assembly, rows: Rows, options: Options) -> None:
+        self.assembly, self.rows, self.options = assembly, rows, options
         self.common = [p for p in rows.func.params if not tirx.is_buffer_var(p) or assembly.result_of(p) is None]
 
     def module(self) -> ir.IRModule:
         """All of them, named after the program."""
-        made = {"bound": self.bound(), "symbolic": self.symbolic(), "numeric": self.numeric(), "values": self.values()}
-        attrs = self.rows.func.attrs
-        named = {f"{self.assembly.name}_{name}": func for name, func in made.items()}
-        return ir.IRModule({n: f.with_attrs({**dict(attrs), "global_symbol": n}) for n, f in named.items()})
+        made = {"bound": self.bound(), "numeric": self.numeric()}
+        if self.assembly.merge is None and not self.options.select:
+            made |= {"symbolic": self.symbolic(), "values": self.values()}
+        attrs = dict(self.rows.func.attrs)
+        named = {f"{self.assembly.name}_{name}": self.of_params(func) for name, func in made.items()}
+        return ir.IRModule({n: f.with_attrs({**attrs, "global_symbol": n}) for n, f in named.items()})
+
+    def of_params(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
+        """A function of the lowered program's arrays, where it names those of the program as it was written."""
+        lowered = {str(p.name): p for p in self.common}
+        written = {p: lowered.get(str(p.name), p) for p in self.assembly.source.func.params}
+        body = tvm_ffi.structural_map(func.body, with_def_region_kind=(Var, lambda v, _kind: written.get(v, v)))
+        return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
     # ------------------------------------------------------------------ the four
 
     def bound(self) -> tirx.PrimFunc:
-        """Of each row the number of coordinates that it enters, repeated ones included."""
+        """Of each row how many coordinates it enters, repeated ones included, and the most that it may have."""
         chunks = Var("chunks", ir.PrimType("int32"))
-        bound, total, row = array("bound", LONG, self.rows.count), cell("total", LONG), size("row")
-        entered = _entered(self.rows.body, self.rows, total)
-        body = seq(*alloc(total), put(total, long(0)), *entered, tirx.BufferStore(bound, get(total), [row]))
+        work, bound = (array(name, LONG, self.rows.count) for name in ("work", "bound"))
+        total, row = cell("total", LONG), size("row")
+        if self.assembly.merge is not None:
+            entered: list[tirx.Stmt] = [put(total, merges.bound(self.assembly.merge, row))]
+        else:
+            entered = [put(total, long(0)), *_entered(self.rows.body, self.rows, total)]
+        most = get(total)
+        for axis in () if self.options.complement else self.assembly.filters:
+            most = tirx.min(most, cast(axis.extent(cast(row, axis.idtype), []), LONG))
+        stores = [tirx.BufferStore(work, get(total), [row]), tirx.BufferStore(bound, most, [row])]
+        body = seq(*alloc(total), *entered, *stores)
         chunk, step = Var("chunk", ir.PrimType("int32")), size("step")
         count, share = cast(self.rows.count, LONG), cast(chunks, LONG)
         first = count * cast(chunk, LONG) // share
         after = count * (cast(chunk, LONG) + long(1)) // share
         rows = serial(step, after - first, seq(tirx.Bind(row, first + step), self.at_row(row, body)))
-        return tirx.PrimFunc([*self.common, chunks, bound], renewed(parallel(chunk, chunks, rows)))
+        return tirx.PrimFunc([*self.common, chunks, work, bound], renewed(parallel(chunk, chunks, rows)))
 
     def symbolic(self) -> tirx.PrimFunc:
         """Of each row the number of its coordinates."""
@@ -100,11 +135,19 @@ class Functions:
         keys = array("keys", self.assembly.key_dtype, capacity)
         values = [array(f"{r.name}_values", r.dtype, capacity) for r in self.assembly.results]
         out = Output(cell("pos", LONG), cell("count", LONG), keys, values, [r.initial for r in self.assembly.results])
-        done = lambda row: [tirx.BufferStore(length, get(out.count), [row]), add(out.pos, get(out.count))]  # noqa: E731
-        way = lambda chunk: self.ways(out, work, chunk, split, done)  # noqa: E731
+        top, above = size("most"), Var("above", ir.PrimType(self.assembly.results[0].dtype))
+        heap = array("heap", str(above.ty.dtype), split.chunks, top)
+        extra = [top, above, heap] if self.options.select else []
+
+        def way(chunk: Var) -> Callable[[Var], list[tirx.Stmt]]:
+            select = Selection(out, chunk, top, above, heap).stmts() if self.options.select else []
+            end = [add(out.pos, get(out.count))]
+            done = lambda row: [*select, tirx.BufferStore(length, get(out.count), [row]), *end]  # noqa: E731
+            return self.ways(out, work, chunk, split, done)
+
         start = lambda chunk: [put(out.pos, tirx.BufferLoad(first, [chunk]))]  # noqa: E731
         body = self.chunks(split, way, [out.pos, out.count], start)
-        params = [*self.common, *self.split_params(split), length, capacity, first, keys, *values, *work.params]
+        params = [*self.common, *self.split_params(split), length, capacity, first, keys, *values, *work.params, *extra]
         return tirx.PrimFunc(params, body)
 
     def values(self) -> tirx.PrimFunc:
@@ -126,12 +169,15 @@ class Functions:
                     stmts += [tirx.BufferStore(target, cast(tirx.BufferLoad(source, held), result.dtype), place)]
                     stmts += [tirx.BufferStore(source, cast(result.initial, str(source.ty.dtype)), held)]
                 gather = serial(entry, tirx.BufferLoad(indptr, [row + long(1)]) - begin, seq(*stmts))
-                return [self.at_row(row, self.scattered(_Known(work.arrays, chunk))), gather]
+                return [
+                    *self.filtered(self.scattered(_Known(work.arrays, chunk), work, chunk), work, chunk, row),
+                    gather,
+                ]
 
             return at
 
         body = self.chunks(split, way, [])
-        params = [*self.common, *self.split_params(split), capacity, indptr, keys, *values, work.width, *work.arrays]
+        params = [*self.common, *self.split_params(split), capacity, indptr, keys, *values, *work.known_params]
         return tirx.PrimFunc(params, body)
 
     # ------------------------------------------------------------------ what they share
@@ -144,27 +190,57 @@ class Functions:
         width, words, tops = size("width"), size("words"), size("tops")
         held = [array(f"{r.name}_work", r.held_dtype, split.chunks, width) for r in self.assembly.results]
         bits, top = array("bits", LONG, split.chunks, words), array("top", LONG, split.chunks, tops)
-        return Workspace(width, words, tops, held if values else [], bits, top, values)
+        allowed = [array(f"{a.name}_allowed", LONG, split.chunks, words) for a in self.assembly.filters]
+        return Workspace(width, words, tops, held if values else [], bits, top, values, allowed)
 
     def ways(
         self, out: Output, work: Workspace, chunk: Var, split: Split, done: Callable[[Var], list[tirx.Stmt]]
     ) -> Callable[[Var], list[tirx.Stmt]]:
         """What is done with a row: small ones by insertion, others in an array."""
 
+        merge = self.assembly.merge
+        most = -1 if any(r.held_dtype != r.dtype for r in self.assembly.results) else SMALL
+
         def at(row: Var) -> list[tirx.Stmt]:
-            small = self.collected(Insertion(out, SMALL, self.assembly.key_dtype), row, work)
-            wide = self.collected(Dense(out, chunk, work.arrays, work.bits, work.top), row, work)
-            is_small = tirx.BufferLoad(split.bound, [row]) <= long(SMALL)
+            if merge is not None:
+                return [*merges.row_of(self.assembly, merge, out, row), *done(row)]
+            small = self.collected(Insertion(out, SMALL, self.assembly.key_dtype), row, work, chunk)
+            wide = self.collected(Dense(out, chunk, work.arrays, work.bits, work.top), row, work, chunk)
+            is_small = tirx.BufferLoad(split.bound, [row]) <= long(most)
             return [tirx.IfThenElse(is_small, small, wide), *done(row)]
 
         return at
 
-    def collected(self, accumulator: Accumulator, row: Var, work: Workspace) -> tirx.Stmt:
+    def collected(self, accumulator: Accumulator, row: Var, work: Workspace, chunk: Var) -> tirx.Stmt:
         """A row in an accumulator, written out."""
-        body = self.at_row(row, self.scattered(accumulator, has_values=work.has_values))
-        return seq(*accumulator.begin(), body, *accumulator.finish())
+        body = self.scattered(accumulator, work, chunk)
+        return seq(*accumulator.begin(), *self.filtered(body, work, chunk, row), *accumulator.finish())
 
-    def scattered(self, accumulator: Accumulator, *, has_values: bool = True) -> tirx.Stmt:
+    def filtered(self, body: tirx.Stmt, work: Workspace, chunk: Var, row: Var) -> list[tirx.Stmt]:
+        """The body of a row between two loops over the entries of each filter, which set and clear its bits."""
+        set_: list[tirx.Stmt] = []
+        clear: list[tirx.Stmt] = []
+        for axis, bits in zip(self.assembly.filters, work.allowed, strict=True):
+            for stmts, is_set in ((set_, True), (clear, False)):
+                step, key = Var("step", ir.PrimType(LONG)), Var("key", ir.PrimType(LONG))
+                place = cast(axis.begin(cast(row, axis.idtype), []), LONG) + step
+                coordinate = cast(axis.coordinate(place, step, []), LONG)
+                at = [chunk, key >> long(6)]
+                value = tirx.BufferLoad(bits, at) | (long(1) << (key & long(63))) if is_set else long(0)
+                count = cast(axis.extent(cast(row, axis.idtype), []), LONG)
+                stmts.append(serial(step, count, seq(tirx.Bind(key, coordinate), tirx.BufferStore(bits, value, at))))
+        return [*set_, self.at_row(row, body), *clear]
+
+    def passes(self, key: ir.Expr, work: Workspace, chunk: Var) -> ir.Expr | None:
+        """Whether all filters store a coordinate, none of them in a complement."""
+        wide, found = cast(key, LONG), None
+        for bits in work.allowed:
+            bit = (tirx.BufferLoad(bits, [chunk, wide >> long(6)]) >> (wide & long(63))) & long(1)
+            is_there = bit.equal(long(0 if self.options.complement else 1))
+            found = is_there if found is None else tirx.And(found, is_there)
+        return found
+
+    def scattered(self, accumulator: Accumulator, work: Workspace, chunk: Var) -> tirx.Stmt:
         """The body of a row with every scatter into `accumulator`; of the coordinates alone without values."""
 
         def on_store(store: tirx.BufferStore, mutator: object) -> tirx.Stmt:
@@ -172,11 +248,13 @@ class Functions:
             if scatter is None:
                 return mutator.default_mutate(store)  # type: ignore[attr-defined]
             key = Var("key", ir.PrimType(self.assembly.key_dtype))
-            stmts = [tirx.Bind(key, scatter.key), *accumulator.enter(key)]
-            if has_values:
+            stmts = accumulator.enter(key)
+            if work.has_values:
                 number = self.assembly.results.index(scatter.result)
                 stmts.append(_update(scatter, *accumulator.element(number, key)))
-            return seq(*stmts)
+            passes = self.passes(key, work, chunk)
+            entered = seq(*stmts) if passes is None else tirx.IfThenElse(passes, seq(*stmts), None)
+            return seq(tirx.Bind(key, scatter.key), entered)
 
         return tvm_ffi.structural_mutate(self.rows.body, [(tirx.BufferStore, on_store)])
 
@@ -210,12 +288,18 @@ class Workspace:
     bits: Var
     top: Var
     has_values: bool
+    allowed: Sequence[Var]
 
     @property
     def params(self) -> list[Var]:
         """In the order of the functions."""
         sizes = [self.width] if self.has_values else []
-        return [*sizes, self.words, self.tops, *self.arrays, self.bits, self.top]
+        return [*sizes, self.words, self.tops, *self.arrays, self.bits, self.top, *self.allowed]
+
+    @property
+    def known_params(self) -> list[Var]:
+        """Those that are wanted where the pattern is known."""
+        return [self.width, *([self.words] if self.allowed else []), *self.arrays, *self.allowed]
 
 
 @dataclass
@@ -279,4 +363,4 @@ def _per_step(stmt: tirx.Stmt, rows: Rows) -> int | None:
     return None
 
 
-__all__ = ["SMALL", "WORD", "Functions"]
+__all__ = ["SMALL", "Functions", "Options"]

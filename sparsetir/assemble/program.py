@@ -14,7 +14,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
-from tvm.ir import Var
+from tvm.ir import Call, Var
 
 from sparsetir import op
 from sparsetir.assemble.coordinates import driving
@@ -56,6 +56,26 @@ class Result:
 
 
 @dataclass(frozen=True, eq=False)
+class Merge:
+    """An iteration over the coordinates of sorted axes of each row, which stores every element once.
+
+    Parameters
+    ----------
+    how : {"union", "intersect"}
+    members : tuple of Axis
+    row, var : Var
+        Of the iteration.
+    stores : tuple of BufferStore
+    """
+
+    how: str
+    members: tuple[Axis, ...]
+    row: Var
+    var: Var
+    stores: tuple[tirx.BufferStore, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Assembly:
     """A program whose assembled axes are dense stand-ins.
 
@@ -69,6 +89,10 @@ class Assembly:
     rows : tuple of Axis
         Those above them.
     results : tuple of Result
+    filters : tuple of Axis
+        Axes below the row that an intersection lists: coordinates are entered only where they store them.
+    merge : Merge, optional
+        The one iteration of the program, where that merges sorted axes of the row.
     """
 
     source: Program
@@ -76,6 +100,8 @@ class Assembly:
     axes: tuple[Axis, ...]
     rows: tuple[Axis, ...]
     results: tuple[Result, ...]
+    filters: tuple[Axis, ...] = ()
+    merge: Merge | None = None
 
     @property
     def name(self) -> str:
@@ -120,7 +146,9 @@ def assemble(func: tirx.PrimFunc) -> Assembly:
     rows = axes[0].ancestors
     held = [b for b in program.buffers.values() if any(a.is_assembled for a in b.axes)]
     results = tuple(_result(b, axes, rows, program) for b in held)
-    return Assembly(program, _rewritten(program, axes, held), axes, rows, results)
+    rewriter = _Rewriter(program, axes, rows, held)
+    made = rewriter.function()
+    return Assembly(program, made, axes, rows, results, tuple(rewriter.filters), rewriter.merge)
 
 
 def _chain(program: Program) -> tuple[Axis, ...]:
@@ -160,27 +188,6 @@ def _initial(buffer: SparseBuffer, program: Program) -> ir.Expr:
     return found[0] if found else buffer.default
 
 
-def _rewritten(program: Program, axes: tuple[Axis, ...], held: list[SparseBuffer]) -> tirx.PrimFunc:
-    """The program with dense stand-ins."""
-    dense = {a.var: op.call("dense_fixed", [a.length], a.idtype) for a in axes}
-    stand_ins = {b.storage: _stand_in(b, axes) for b in held}
-    iterations = {it.block: it for it in program.iterations}
-
-    def on_bind(node: tirx.Bind, mutator: Any) -> tirx.Stmt:
-        return tirx.Bind(node.var, dense[node.var]) if node.var in dense else mutator.default_mutate(node)
-
-    def on_realize(node: s_tir.SBlockRealize, mutator: Any) -> tirx.Stmt:
-        found = next((it for it in program.iterations if it.node.same_as(node)), None)
-        inner = mutator.default_mutate(node)
-        return inner if found is None else _iteration(found, inner, program, axes, held)
-
-    del iterations
-    body = tvm_ffi.structural_mutate(program.func.body, [(tirx.Bind, on_bind), (s_tir.SBlockRealize, on_realize)])
-    body = _with_buffers(body, stand_ins)
-    params = [stand_ins.get(p, p) for p in program.func.params]
-    return tirx.PrimFunc(params, body, program.func.ret_type, program.func.attrs)
-
-
 def _stand_in(buffer: SparseBuffer, axes: tuple[Axis, ...]) -> Var:
     """A dense array in the place of a result's values."""
     above = [tree[-1].count for tree in _without(buffer, axes).trees] if len(buffer.axes) > len(axes) else []
@@ -198,33 +205,112 @@ def _with_buffers(body: tirx.Stmt, mapping: Mapping[Var, Var]) -> tirx.Stmt:
     return tvm_ffi.structural_map(body, with_def_region_kind=(Var, lambda v, _kind: mapping.get(v, v)))
 
 
-def _iteration(
-    iteration: SpIter, node: s_tir.SBlockRealize, program: Program, axes: tuple[Axis, ...], held: list[SparseBuffer]
-) -> tirx.Stmt:
-    """An iteration over the axes of its operands, without the initialisation of results."""
-    values = list(node.iter_values)
-    for n, value in enumerate(values):
-        axis = program.axes.get(value.args[0]) if isinstance(value.args[0], Var) else None
-        if axis is not None and axis in axes:
-            entry = driving(iteration, iteration.block.iter_vars[n].var, program, held)
-            values[n] = op.call("coord", [entry, 0], axis.idtype)
-    block = node.block
-    init = block.init
-    if init is not None:
-        kept = [s for s in _statements(init) if not _sets(s, held)]
-        init = seq(*kept) if kept else None
-    made = s_tir.SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        block.body,
-        init,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )
-    return s_tir.SBlockRealize(values, node.predicate, made)
+class _Rewriter:
+    """Makes the program with dense stand-ins; notes the filters of its iterations, and whether it merges rows."""
+
+    def __init__(
+        self, program: Program, axes: tuple[Axis, ...], rows: tuple[Axis, ...], held: list[SparseBuffer]
+    ) -> None:
+        self.program, self.axes, self.rows, self.held = program, axes, rows, held
+        self.filters: list[Axis] = []
+        self.merge: Merge | None = None
+
+    def function(self) -> tirx.PrimFunc:
+        """The rewritten program."""
+        program, dense = self.program, {a.var: op.call("dense_fixed", [a.length], a.idtype) for a in self.axes}
+        stand_ins = {b.storage: _stand_in(b, self.axes) for b in self.held}
+
+        def on_bind(node: tirx.Bind, mutator: Any) -> tirx.Stmt:
+            return tirx.Bind(node.var, dense[node.var]) if node.var in dense else mutator.default_mutate(node)
+
+        def on_realize(node: s_tir.SBlockRealize, mutator: Any) -> tirx.Stmt:
+            found = next((it for it in program.iterations if it.node.same_as(node)), None)
+            inner = mutator.default_mutate(node)
+            return inner if found is None else self.iteration(found, inner)
+
+        body = tvm_ffi.structural_mutate(program.func.body, [(tirx.Bind, on_bind), (s_tir.SBlockRealize, on_realize)])
+        params = [stand_ins.get(p, p) for p in program.func.params]
+        return tirx.PrimFunc(params, _with_buffers(body, stand_ins), program.func.ret_type, program.func.attrs)
+
+    def iteration(self, iteration: SpIter, node: s_tir.SBlockRealize) -> tirx.Stmt:
+        """An iteration over the axes of its operands, without the initialisation of results."""
+        values = [self.entry(iteration, n, value) for n, value in enumerate(node.iter_values)]
+        if len(self.program.iterations) == 1:
+            self.merge = self.merged(iteration, values)
+        block, init = node.block, node.block.init
+        if init is not None:
+            kept = [s for s in _statements(init) if not _sets(s, self.held)]
+            init = seq(*kept) if kept else None
+        notes = block.annotations
+        parts = [block.iter_vars, block.reads, block.writes, block.name_hint, block.body, init, block.alloc_buffers]
+        return s_tir.SBlockRealize(values, node.predicate, s_tir.SBlock(*parts, block.match_buffers, notes))
+
+    def entry(self, iteration: SpIter, number: int, value: Call) -> Call:
+        """What an iteration variable runs over, without assembled axes and what only filters."""
+        target = value.args[0]
+        if isinstance(target, Var) and self.program.axes[target] in self.axes:
+            var = iteration.block.iter_vars[number].var
+            target = driving(iteration, var, self.program, self.held)
+        if op.is_call(target, "intersect"):
+            target = self.without_filters(target)
+        return op.call("coord", [target, *value.args[1:]], str(value.ty.dtype))
+
+    def without_filters(self, target: Call) -> ir.Expr:
+        """An intersection without the axes of the row, if it has others."""
+        fixed = [m for m in target.args if isinstance(m, Var) and self.program.axes[m].parent in self.rows]
+        others = [m for m in target.args if m not in fixed]
+        if not others or not fixed:
+            return target
+        self.filters += [self.program.axes[m] for m in fixed]
+        if len(others) == 1:
+            return others[0]
+        return op.call("intersect", others, str(target.ty.dtype))
+
+    def merged(self, iteration: SpIter, values: list[Call]) -> Merge | None:
+        """The iteration as a merge of rows; None where it is something else."""
+        target = values[-1].args[0]
+        if len(values) != 2 or len(self.axes) != 1 or len(self.rows) != 1 or self.rows[0].kind != "dense_fixed":
+            return None
+        if not op.is_call(target, "union", "intersect") or not values[0].args[0].same_as(self.rows[0].var):
+            return None
+        row, var = (iv.var for iv in iteration.block.iter_vars)
+        found = [self.program.axes.get(m) for m in target.args]
+        members = tuple(a for a in found if a is not None and _is_sorted_row(a, self.rows[0]))
+        stores = tuple(_statements(iteration.block.body))
+        if len(members) != len(found) or not all(self.is_merged(s, row, var, members) for s in stores):
+            return None
+        return Merge(op.name_of(target), members, row, var, stores)
+
+    def is_merged(self, store: tirx.Stmt, row: Var, var: Var, members: tuple[Axis, ...]) -> bool:
+        """Whether a statement sets the element at the coordinate from elements that stand there."""
+        if not isinstance(store, tirx.BufferStore) or not _sets(store, self.held):
+            return False
+        loads = collect(store.value, ir.TensorLoad)
+        at = [x for x in loads if x.source not in self.program.buffers]
+        buffers = [(self.program.buffers[x.source], x) for x in loads if x.source in self.program.buffers]
+        direct = all(_is_direct(b, x, row, var, members) for b, x in buffers)
+        return not at and direct and _at(store.indices, row, var) and not _sets_itself(store)
+
+
+def _is_sorted_row(axis: Axis, row: Axis) -> bool:
+    """Whether an axis stores ascending coordinates of each row, each once."""
+    is_plain = axis.kind == "sparse_variable" and axis.rule is None and axis.sorted and axis.unique
+    return is_plain and axis.parent is row
+
+
+def _is_direct(buffer: SparseBuffer, load: ir.TensorLoad, row: Var, var: Var, members: tuple[Axis, ...]) -> bool:
+    """Whether an element is that of the merged coordinate, or dense."""
+    if buffer.is_dense:
+        return all(isinstance(i, Var) and (i.same_as(row) or i.same_as(var)) for i in load.indices)
+    return len(buffer.axes) == 2 and buffer.axes[1] in members and _at(load.indices, row, var)
+
+
+def _at(indices: Any, row: Var, var: Var) -> bool:
+    return len(indices) == 2 and indices[0].same_as(row) and indices[1].same_as(var)
+
+
+def _sets_itself(store: tirx.BufferStore) -> bool:
+    return any(x.source.same_as(store.buffer) for x in collect(store.value, ir.TensorLoad))
 
 
 def _statements(stmt: tirx.Stmt) -> list[tirx.Stmt]:

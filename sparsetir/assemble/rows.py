@@ -62,6 +62,10 @@ def lower_rows(assembly: Assembly) -> Rows:
     LoweringError
         Its iterations do not go over the rows of the result first, or read the result elsewhere.
     """
+    if assembly.merge is not None:
+        row, count = assembly.merge.row, assembly.rows[0].count
+        func = assembly.func.with_attr("tirx.noalias", True)
+        return Rows(func, Var(str(row.name), row.ty), count, tirx.Evaluate(const(0)), ())
     mod = run(TO_LOOPS, to_stage_2(as_module(assembly.func)))
     func = mod[assembly.name]
     var, count, body = _row_loop(func, assembly)

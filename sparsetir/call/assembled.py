@@ -7,17 +7,18 @@ import ctypes
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from sparsetir import interop
-from sparsetir.assemble import AssembledCompiled, Assembly
-from sparsetir.call.arguments import LARGEST_INT32, Arguments, numpy_dtype
+from sparsetir.assemble import AssembledCompiled, Assembly, Options
+from sparsetir.call.arguments import Arguments, numpy_dtype
 from sparsetir.call.passing import argument_list
 from sparsetir.call.pattern_results import Pattern, as_object
 from sparsetir.call.signature import Signature
-from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
+from sparsetir.errors import ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.script.printer import script
 from sparsetir.shown import shown_signature
@@ -38,10 +39,16 @@ class Work:
     arrays: list[np.ndarray]
     bits: np.ndarray
     top: np.ndarray
+    allowed: list[np.ndarray]
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in (*self.arrays, self.bits, self.top))
+        return sum(a.nbytes for a in (*self.arrays, self.bits, self.top, *self.allowed))
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many words a bitmap has, and how many the one above it."""
+        return [self.bits.shape[1], self.top.shape[1]]
 
 
 @dataclass
@@ -88,6 +95,7 @@ class AssembledKernel:
         self.func = compiled.func
         self.name = compiled.name
         self.assembly: Assembly = compiled.assembly
+        self.options: Options = compiled.schedule or Options()
         self.signature = Signature(decode(self.assembly.func), compiled.searched)
         self._functions: dict[str, Callable[..., Any]] = {}
         self._results = [r.storage for r in self.assembly.results]
@@ -157,21 +165,27 @@ class AssembledKernel:
     def assemble(self, args: Arguments) -> Pattern:
         """Compute pattern and values."""
         call = self.begin(args)
-        capped = np.minimum(call.bound, call.width)
+        return self.one_phase(call) if self.is_roomy(call) else self.two_phases(call)
+
+    def is_roomy(self, call: Call) -> bool:
+        """Whether the rows are written before their lengths are known."""
+        if self.assembly.merge is not None or self.options.select:
+            return True
         item = sum(numpy_dtype(r.dtype).itemsize for r in self.assembly.results) + self._key_dtype().itemsize
-        is_roomy = int(capped.sum()) * item <= ROOMY_BYTES
-        return self.one_phase(call, capped) if is_roomy else self.two_phases(call)
+        return int(call.bound.sum()) * item <= ROOMY_BYTES
 
     def begin(self, args: Arguments) -> Call:
         """Count what the rows enter, and share them out."""
         rows = 1 if self._count is None else int(self._count.at(args.sizes))
         width = math.prod(int(n.at(args.sizes)) for n in self._lengths)
         common = argument_list(self.signature, args, without=self._results)
-        bound = np.empty(rows, np.int64)
+        entered, bound = np.empty(rows, np.int64), np.empty(rows, np.int64)
         threads = get_num_threads()
         if rows:
-            self.run("bound", *common, threads if rows > SERIAL_WORK else 1, bound)
-        work = np.cumsum(bound + ROW_WORK)
+            self.run("bound", *common, threads if rows > SERIAL_WORK else 1, entered, bound)
+        if self.assembly.merge is None:
+            np.minimum(bound, width, out=bound)
+        work = np.cumsum(entered + ROW_WORK)
         total = int(work[-1]) if rows else 0
         chunks = max(1, min(threads, rows)) if total > SERIAL_WORK else 1
         ranges = np.zeros(chunks + 1, np.int64)
@@ -185,21 +199,20 @@ class AssembledKernel:
         work = self.take(call)
         length = np.zeros(call.rows, np.int64)
         if call.rows:
-            self.run("symbolic", *call.split, length, work.bits.shape[1], work.top.shape[1], work.bits, work.top)
+            self.run("symbolic", *call.split, length, *work.sizes, work.bits, work.top, *work.allowed)
         indptr = _running(length)
         keys, values = self.entries(int(indptr[-1]))
         self.numeric(call, work, length, indptr[call.ranges[:-1]], keys, values)
         self._give_back(work)
         return Pattern(self._held_shape(call), indptr, keys, values)
 
-    def one_phase(self, call: Call, capped: np.ndarray) -> Pattern:
+    def one_phase(self, call: Call, top: int | None = None, above: Any = None) -> Pattern:
         """Write the rows of each chunk from where they may begin at most, then close the gaps."""
         work = self.take(call)
         length = np.zeros(call.rows, np.int64)
-        room = _running(capped)
-        keys, values = self.entries(int(room[-1]))
-        first = room[call.ranges[:-1]]
-        self.numeric(call, work, length, first, keys, values)
+        first, total = self.places(call, top)
+        keys, values = self.entries(total)
+        self.numeric(call, work, length, first, keys, values, *self.selected(call, top, above))
         indptr = _running(length)
         self._give_back(work)
         targets, ends = indptr[call.ranges[:-1]], indptr[call.ranges[1:]]
@@ -209,26 +222,53 @@ class AssembledKernel:
             array.resize(int(indptr[-1]), refcheck=False)
         return Pattern(self._held_shape(call), indptr, keys, values)
 
+    def places(self, call: Call, top: int | None) -> tuple[np.ndarray, int]:
+        """Where each chunk begins at most, and the end of the last one."""
+        if top is None:
+            room = _running(call.bound)
+            return room[call.ranges[:-1]], int(room[-1])
+        # A row is written whole before the largest entries are chosen.
+        most = np.minimum(call.bound, top)
+        sums = [int(most[a:b].sum() + call.bound[a:b].max(initial=0)) for a, b in pairwise(call.ranges)]
+        room = _running(np.array(sums, np.int64))
+        return room[:-1], int(room[-1])
+
+    def selected(self, call: Call, top: int | None, above: Any) -> list[Any]:
+        """What the choice of the largest entries takes."""
+        if not self.options.select:
+            return []
+        dtype = numpy_dtype(self.assembly.results[0].dtype)
+        most = min(call.width, int(call.bound.max(initial=0))) if top is None else min(top, max(call.width, 1))
+        return [most, above, np.empty((call.chunks, most), dtype)]
+
     def numeric(
-        self, call: Call, work: Work, length: np.ndarray, first: np.ndarray, keys: np.ndarray, values: list[np.ndarray]
+        self,
+        call: Call,
+        work: Work,
+        length: np.ndarray,
+        first: np.ndarray,
+        keys: np.ndarray,
+        values: list[np.ndarray],
+        *selected: Any,
     ) -> None:
         """Write rows from `first` of each chunk on."""
         if not call.rows or not len(keys):
             return
-        sizes = [call.width, work.bits.shape[1], work.top.shape[1]]
-        first = np.ascontiguousarray(first)
-        held = [_passed(a) for a in work.arrays]
-        passed = [_passed(a) for a in values]
-        self.run("numeric", *call.split, length, len(keys), first, keys, *passed, *sizes, *held, work.bits, work.top)
+        first, sizes = np.ascontiguousarray(first), [call.width, *work.sizes]
+        arrays = [*work.arrays, work.bits, work.top, *work.allowed]
+        self.run("numeric", *call.split, length, len(keys), first, keys, *values, *sizes, *arrays, *selected)
 
-    def refill(self, args: Arguments, pattern: Pattern) -> list[np.ndarray]:
-        """The values for other values of the operands, of which the pattern is known."""
-        call = self.begin(args)
+    def refill(self, args: Arguments, pattern: Pattern, call: Call) -> list[np.ndarray]:
+        """The values for other values of the operands, of which the pattern is known; `call` was one with it."""
+        if self.assembly.merge is not None:
+            return self.assemble(args).values
+        call.common = argument_list(self.signature, args, without=self._results)
         keys, values = pattern.keys, self.entries(len(pattern.keys))[1]
         if call.rows and len(keys):
             work = self.take(call)
-            held, passed = [_passed(a) for a in work.arrays], [_passed(a) for a in values]
-            self.run("values", *call.split, len(keys), pattern.indptr, keys, *passed, call.width, *held)
+            sizes = [call.width, *([work.bits.shape[1]] if work.allowed else [])]
+            arrays = [*work.arrays, *work.allowed]
+            self.run("values", *call.split, len(keys), pattern.indptr, keys, *values, *sizes, *arrays)
             self._give_back(work)
         return values
 
@@ -236,8 +276,6 @@ class AssembledKernel:
 
     def entries(self, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
         """Arrays for coordinates and values."""
-        if count > LARGEST_INT32 and self._key_dtype().itemsize < 8 and self._shape[-1].text == "":
-            raise ArgumentError(f"the result has {count} entries")
         values = [np.empty(count, numpy_dtype(r.dtype)) for r in self.assembly.results]
         return np.empty(count, self._key_dtype()), values
 
@@ -251,7 +289,8 @@ class AssembledKernel:
                 return work
         dtypes = [np.dtype(numpy_dtype(r.held_dtype)) for r in self.assembly.results]
         arrays = [_full(shapes[0], d, v) for d, v in zip(dtypes, call.initial, strict=True)]
-        return Work(arrays, np.zeros(shapes[1], np.int64), np.zeros(shapes[2], np.int64))
+        allowed = [np.zeros(shapes[1], np.int64) for _ in self.assembly.filters]
+        return Work(arrays, np.zeros(shapes[1], np.int64), np.zeros(shapes[2], np.int64), allowed)
 
     def _give_back(self, work: Work) -> None:
         if work.nbytes <= KEPT_BYTES and not self._spare:

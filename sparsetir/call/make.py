@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.assemble import AssembledCompiled, is_assembled
+from sparsetir.assemble import AssembledCompiled, Options, is_assembled
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.kernel import Convert, Kernel
 from sparsetir.compile.cache import compile_cached
@@ -93,13 +93,16 @@ def _composed(decomposition: Any, target: Any, schedule: Any) -> Any:
 
 
 def _assembled(program: tirx.PrimFunc, target: Any, schedule: Any) -> AssembledKernel:
-    """The kernel of a program that computes the pattern of its results."""
     if schedule is not None:
         name = program.attrs["global_symbol"]
         raise ArgumentTypeError(f"{name} computes the pattern of its results: it is built without a schedule")
-    compiled = compile_cached(program, make_target(target, program), None, AssembledCompiled)
-    assert isinstance(compiled, AssembledCompiled)
-    return AssembledKernel(compiled)
+    return assembled_kernel(program, target)
+
+
+def assembled_kernel(program: tirx.PrimFunc, target: Any = None, options: Options | None = None) -> AssembledKernel:
+    """The kernel of a program that computes the pattern of its results."""
+    compiled = compile_cached(single(program), make_target(target, program), options, AssembledCompiled)
+    return AssembledKernel(cast("AssembledCompiled", compiled))
 
 
 def _kernel(program: tirx.PrimFunc, target: Any, schedule: Any, **facts: Any) -> Kernel:
@@ -119,4 +122,4 @@ def single(func: Any) -> tirx.PrimFunc:
     return next(iter(mod.functions.values()))
 
 
-__all__ = ["make_kernel", "single"]
+__all__ = ["assembled_kernel", "make_kernel", "single"]
