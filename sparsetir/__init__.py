@@ -15,7 +15,7 @@ programs    `parse`, `script`, `verify`, `interpret`; ready ones in `ops`; their
 kernels     `build`, `Kernel`, `Kernel.bind`; `lower` for the stages between
 products    `matmul`, `matmul_plan`, `add`, `subtract`, `multiply`, `maximum`, `rap` of sparse matrices;
             `linear_operator` for scipy's solvers
-formats     `formats`, `SparseTensor`, `CooTensor`, `decompose_format`, `pattern`
+formats     `formats`, `format` of an encoding as text, `SparseTensor`, `CooTensor`, `decompose_format`, `pattern`
 schedules   `Schedule` (stage I), `Choices` and `template` (loops)
 searching   `tune_sparse`, `autotune`
 models      `relax`; `import sparsetir.torch` for training with torch
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from sparsetir.compile.pipeline import lower
     from sparsetir.errors import SparseTIRError
     from sparsetir.files import read
+    from sparsetir.formats.encodings import format
     from sparsetir.formats.pattern import Pattern, pattern
     from sparsetir.formats.tensor import SparseTensor
     from sparsetir.interop import CooTensor
@@ -86,6 +87,7 @@ _PUBLIC = {
     "einsum": "sparsetir.notation",
     "einsum_expression": "sparsetir.notation",
     "errors": "sparsetir.errors",
+    "format": "sparsetir.formats.encodings",
     "formats": "sparsetir.formats",
     "get_num_threads": "sparsetir.threads",
     "interpret": "sparsetir.interpret",
@@ -132,6 +134,7 @@ __all__ = [
     "einsum",
     "einsum_expression",
     "errors",
+    "format",
     "formats",
     "get_num_threads",
     "interpret",

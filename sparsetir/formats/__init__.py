@@ -15,6 +15,7 @@ from sparsetir.formats.dense_lines import DenseColumns as dense_columns
 from sparsetir.formats.dense_lines import DenseRows as dense_rows
 from sparsetir.formats.diagonals import DIA as dia
 from sparsetir.formats.diagonals import Band as band
+from sparsetir.formats.encodings import Encoded as encoded
 from sparsetir.formats.format import REGISTRY, Entries, Format, Packed, make, register
 from sparsetir.formats.layouts import CSC as csc
 from sparsetir.formats.layouts import CSR as csr
@@ -61,6 +62,7 @@ __all__ = [
     "dia_rest",
     "ell",
     "ell_rest",
+    "encoded",
     "hdia",
     "hyb",
     "make",

@@ -14,10 +14,11 @@ import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.files import read
-from sparsetir.formats import binsparse, export
+from sparsetir.formats import binsparse, encodings, export
 from sparsetir.formats import format as limits
 from sparsetir.formats.arithmetic import Operators
 from sparsetir.formats.arrays import index_array
+from sparsetir.formats.encoding import Encoding
 from sparsetir.formats.format import Array, CapacityError, Entries, Format, make
 from sparsetir.formats.memory import MemoryLimitError
 from sparsetir.formats.origin import Origin, open_dense, open_origin
@@ -79,7 +80,8 @@ class SparseTensor(Operators):
             A scipy.sparse array or matrix, a torch sparse tensor, an object with coords, values and shape, one with
             ``__binsparse__``, a dense ndarray, the path of a file, or a `SparseTensor`.
         format : str or Format, optional
-            A name that `formats.make` knows, or a format; csr for a matrix and csf for anything else by default.
+            A name that `formats.make` knows, an encoding as `sparsetir.format` takes it, or a format; csr for a matrix
+            and csf for anything else by default.
         idtype : {"int32", "int64"}, optional
             Of the index arrays. By default that of the argument's own, and int64 where a dimension or the number of
             stored values needs it.
@@ -299,6 +301,23 @@ class SparseTensor(Operators):
         lines = [self.pieces[0].layout] if len(self.pieces) == 1 else map(repr, self.pieces)
         return "\n  ".join([head, *lines])
 
+    def encoding(self) -> Encoding:
+        """How it is stored, as text: `str` of it is short, ``.mlir`` as MLIR writes it.
+
+        Raises
+        ------
+        ArgumentError
+            When the format has no encoding.
+
+        Examples
+        --------
+        >>> import numpy as np, sparsetir
+        >>> t = sparsetir.SparseTensor.from_dense(np.eye(4), format="csc")
+        >>> print(t.encoding())
+        (d0, d1) -> (d1 : dense, d0 : compressed), posWidth = 32, crdWidth = 32
+        """
+        return encodings.encoding_of(self.format)
+
     # ------------------------------------------------------------------ other values, other formats
 
     def with_values(self, values: Array | Sequence[Array]) -> SparseTensor:
@@ -445,6 +464,8 @@ def _named(format: str | Format | None, ndim: int, parameters: dict[str, Any]) -
         if parameters:
             raise ArgumentError(f"{format!r} has its parameters; {', '.join(parameters)} go with the name of a format")
         return format
+    if format is not None and "->" in format:
+        return encodings.format(format)
     return make(format or ("csr" if ndim == 2 else "csf"), **parameters)
 
 

@@ -13,7 +13,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.interop import is_torch, to_torch
 from sparsetir.notation import subscripts as notation
 from sparsetir.notation.operands import Kind, Shape, admitted, kind_of, look
-from sparsetir.notation.planning import RESULTS, Task, broadcast, common_dtype, diagonals, extents, plan
+from sparsetir.notation.planning import RESULTS, Task, agreed, broadcast, common_dtype, diagonals, extents, plan
 from sparsetir.notation.semiring import semiring
 from sparsetir.notation.steps import DenseStep, KernelStep, Step, cast, classed, transposed
 
@@ -191,7 +191,7 @@ class Expression:
         self.terms, views = diagonals(self.terms, kinds)
         self.views = [pair if any(pair) else None for pair in zip(casts, views, strict=True)]
         ring = semiring(reduce, combine, fill, self.dtype)
-        same = tuple(_with_dtype(kind, self.dtype) for kind in kinds)
+        same = tuple(agreed(kind, self.dtype, ring) for kind in kinds)
         self.task = Task(self.terms, same, ring, result)
         self.steps, self.target = plan(self.task, sizes, [stored_of(value) for value in values])
         self.order = [self.target.letters.index(c) for c in self.terms.output]
@@ -368,10 +368,6 @@ class BoundExpression:
 
 def _number(found: Any) -> Any:
     return found[()] if isinstance(found, np.ndarray) and found.ndim == 0 else found
-
-
-def _with_dtype(kind: Kind, dtype: str) -> Kind:
-    return Kind(kind.order, dtype, kind.ones, kind.layout, kind.family)
 
 
 def _is_like(found: Kind, kind: Kind) -> bool:

@@ -123,7 +123,8 @@ class Nest:
 
     def _is_attached(self, operand: Operand, depth: int, found: dict[str, Loop]) -> bool:
         """Whether a level's parent is a dense root whose coordinate another operand gives."""
-        if depth != 1:
+        assert operand.layout is not None
+        if depth != 1 or operand.layout.levels[0].kind != "dense":
             return False
         root = found.get(operand.path[0])
         return root is not None and root.owner is not None

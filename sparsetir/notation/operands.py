@@ -50,11 +50,14 @@ class Layout:
     idtype : {"int32", "int64"}
     held : bool
         Whether the operand is a `SparseTensor` whose arrays are passed as they are.
+    fills : bool
+        Whether zeros between the entries are stored.
     """
 
     levels: tuple[Level, ...]
     idtype: str = "int32"
     held: bool = False
+    fills: bool = False
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -181,7 +184,7 @@ def layout_of(value: Any) -> Layout:
         if levels is None:
             return Layout(rows(value.ndim), value.idtype)
         root = Level(levels[0].dim, "dense") if has_full_root(value) else levels[0]
-        return Layout((root, *levels[1:]), value.idtype, held=True)
+        return Layout((root, *levels[1:]), value.idtype, held=True, fills=value.format.rules[0].fills)
     wide = _is_wide(value)
     if len(value.shape) == 2 and _is_by_columns(value):
         return Layout((Level(1, "dense"), Level(0, "compressed")), wide)
@@ -226,7 +229,7 @@ KINDS = {"dense_fixed": "dense", "sparse_variable": "compressed", "singleton": "
 @cache
 def own_levels(rules: tuple[FormatRewriteRule, ...]) -> tuple[Level, ...] | None:
     """The levels of a format whose only piece has one axis for each dimension, with its coordinates."""
-    if len(rules) != 1 or rules[0].inverse is not None or rules[0].fills:
+    if len(rules) != 1 or rules[0].inverse is not None:
         return None
     rule, axes = rules[0], rules[0].buffer.axes
     dims = {group[0]: d for d, group in rule.axis_map.items()}

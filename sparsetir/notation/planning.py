@@ -10,7 +10,7 @@ import numpy as np
 
 from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.notation.nest import Nest, Operand
-from sparsetir.notation.operands import Kind
+from sparsetir.notation.operands import Kind, Layout, rows
 from sparsetir.notation.orders import Contraction, Value, contractions
 from sparsetir.notation.semiring import Semiring
 from sparsetir.notation.steps import DenseStep, KernelStep, Step
@@ -73,6 +73,14 @@ def common_dtype(dtypes: Sequence[str]) -> str:
         return dtypes[0]
     known = [np.dtype("float32" if name == "bfloat16" else name) for name in dtypes]
     return str(np.result_type(*known).name)
+
+
+def agreed(kind: Kind, dtype: str, ring: Semiring) -> Kind:
+    """A kind in the dtype of the expression; zeros that its format stores must be what is not stored anyway."""
+    layout = kind.layout
+    if layout is not None and layout.fills and ring.fill != 0:
+        layout = Layout(rows(kind.order), layout.idtype)
+    return replace(kind, dtype=dtype, layout=layout)
 
 
 # ------------------------------------------------------------------ letters
@@ -259,4 +267,4 @@ def _step(task: Task, members: Sequence[Operand], step: Contraction, pattern: in
     return KernelStep(step.members, nest)
 
 
-__all__ = ["RESULTS", "Target", "Task", "broadcast", "common_dtype", "diagonals", "extents", "plan", "target"]
+__all__ = ["RESULTS", "Target", "Task", "agreed", "broadcast", "common_dtype", "diagonals", "extents", "plan", "target"]
