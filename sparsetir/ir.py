@@ -229,6 +229,11 @@ class Entry:
         return len(self.axes) > 1 and not self.merge
 
     @property
+    def heads(self) -> tuple[tuple[Axis, Axis | None], ...]:
+        """The axes whose parents decide where the entry's loops run, each with the axis that it is attached to."""
+        return tuple(zip(self.axes, self.hosts, strict=True)) if self.merge else ((self.axes[0], self.attached_to),)
+
+    @property
     def domains(self) -> tuple[Axis, ...]:
         """The axis that gives each variable its length and its index type."""
         return (merge_domain(self.axes),) if self.merge else self.axes
@@ -267,6 +272,12 @@ class SpIter:
     @property
     def search(self) -> str:
         return str(self.block.annotations.get(SEARCH, "inline"))
+
+    @property
+    def walk(self) -> str:
+        """How an intersection finds the coordinates of its first member in the others: side by side unless told."""
+        told = str(self.block.annotations.get(SEARCH, "merge"))
+        return "merge" if told == "merge" else "inline"
 
 
 @dataclass(frozen=True, eq=False)

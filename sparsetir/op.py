@@ -25,6 +25,8 @@ bind_axes           view, default_value, axis, ...                              
 find                indices[lo], count, coordinate, sorted, strategy            slot of a coordinate, or -1
 find_rule           expr of arg(0), count, coordinate                           slot of a coordinate, or -1
 find_fiber          indptr[0], count, position                                  parent position of a position
+find_union          member, step, then for each member expr of arg(0), count,   slot of the step's coordinate, or -1;
+                    kind                                                        behind the members the coordinate, or -1
 ==================  ==========================================================  =====================
 
 The ``find`` family lives until stage II; everything else only in stage I.
@@ -38,7 +40,7 @@ from tvm import ir, tirx
 from tvm.ir import Call, Op
 from tvm.ir import _ffi_api as _ir_ffi
 
-FIND = ("find", "find_rule", "find_fiber")
+FIND = ("find", "find_rule", "find_fiber", "find_union")
 AXIS_NAMES = (
     "dense_fixed",
     "dense_variable",
@@ -74,6 +76,11 @@ def call(name: str, args: list[Any], dtype: str = "int32") -> Call:
     """Call operator `name`; Python numbers become int32 constants."""
     exprs = [a if isinstance(a, ir.Expr) else tirx.const(int(a), "int32") for a in args]
     return Call(OPS[name], exprs, ret_ty=ir.PrimType(dtype))
+
+
+def union_member(axis: Any) -> int:
+    """What `find_union` knows of a member: 1 if it is sorted, and 2 more if no coordinate comes twice."""
+    return int(axis.sorted) + 2 * int(axis.unique)
 
 
 def is_call(expr: Any, *names: str) -> bool:

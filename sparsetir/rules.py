@@ -274,8 +274,7 @@ def parents_come_first(facts: Facts) -> Iterator[Problem]:
     for place in facts.places:
         seen = {a for it in place.outer for a in it.listed}
         for entry in place.iteration.entries:
-            placed = zip(entry.axes, entry.hosts, strict=True) if entry.merge else [(entry.axes[0], entry.attached_to)]
-            for axis, host in placed:
+            for axis, host in entry.heads:
                 message = _order_fault(axis, host, seen, place.iteration)
                 if message:
                     yield _at(place.iteration, message)

@@ -109,8 +109,8 @@ def searches_fit(func: tirx.PrimFunc) -> Iterator[Problem]:
         name = op.name_of(call)
         if name == "arg" and call not in inside:
             yield Problem("T.sp.arg stands outside of a T.sp.find_rule")
-        if name == "find_rule":
-            tvm_ffi.structural_walk(call.args[0], (Call, inside.add))
+        for rule in call.args[:1] if name == "find_rule" else call.args[2:] if name == "find_union" else []:
+            tvm_ffi.structural_walk(rule, (Call, inside.add))
         fault = _search_fault(name, list(call.args))
         if fault:
             yield Problem(f"T.sp.{name}: {fault}")
@@ -118,6 +118,8 @@ def searches_fit(func: tirx.PrimFunc) -> Iterator[Problem]:
 
 def _search_fault(name: str, args: list[Any]) -> str:
     expected = {"find": 5, "find_rule": 3, "find_fiber": 3}.get(name)
+    if name == "find_union" and (len(args) < 5 or len(args) % 3 != 2):
+        return f"expected a member, a step, and three arguments for each member, found {len(args)}"
     if expected is None:
         return ""
     if len(args) != expected:

@@ -119,6 +119,8 @@ def searched_arrays(func: tirx.PrimFunc) -> set[str]:
     def on_call(call: ir.Call) -> None:
         if op.is_call(call, "find"):
             found.add(str(call.args[0].source.name))
+        for part in call.args[2:] if op.is_call(call, "find_union") else []:
+            tvm_ffi.structural_walk(part, (ir.TensorLoad, lambda x: found.add(str(x.source.name))))
 
     tvm_ffi.structural_walk(func, (ir.Call, on_call))
     return found

@@ -13,7 +13,7 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
-from sparsetir.lower.rewriting import all_same, collect, substitute
+from sparsetir.lower.rewriting import all_same, collect, get, put, substitute
 
 SERIAL, PARALLEL = tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL
 UNROLLED, VECTORIZED = tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
@@ -35,6 +35,14 @@ serial = partial(loop, SERIAL)
 parallel = partial(loop, PARALLEL)
 unrolled = partial(loop, UNROLLED)
 vectorized = partial(loop, VECTORIZED)
+
+
+def binary_search(goes_right: Callable[[ir.Expr], ir.Expr], lo: Var, hi: Var) -> tirx.Stmt:
+    """Narrow ``[lo, hi]`` to the first index that does not go right; the answer is in `lo`."""
+    dtype = str(lo.ty.dtype)
+    mid = tirx.floordiv(get(lo) + get(hi), const(2, dtype))
+    step = tirx.IfThenElse(goes_right(mid), put(lo, mid + const(1, dtype)), put(hi, mid))
+    return tirx.While(get(lo) < get(hi), step)
 
 
 def with_(

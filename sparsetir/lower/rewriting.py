@@ -90,6 +90,22 @@ def conjunction(conditions: Sequence[ir.Expr]) -> ir.Expr:
     return out
 
 
+def disjunction(conditions: Sequence[ir.Expr]) -> ir.Expr:
+    """One of `conditions`, or several."""
+    out = conditions[0]
+    for condition in conditions[1:]:
+        out = tirx.Or(out, condition)
+    return out
+
+
+def smallest(values: Sequence[ir.Expr]) -> ir.Expr:
+    """The least of `values`."""
+    out = values[0]
+    for value in values[1:]:
+        out = tirx.min(out, value)
+    return out
+
+
 def conjuncts(condition: ir.Expr) -> list[ir.Expr]:
     """The conditions that `condition` is made of; none for a condition that always holds."""
     if isinstance(condition, tirx.And):

@@ -84,7 +84,12 @@ def injective(indices: Sequence[ir.Expr], variables: Sequence[Var], iteration: S
 
 
 def _differ(entry: Entry) -> bool:
-    """Whether the coordinates of an entry's steps differ: as promised of an array, as proven of a formula."""
+    """Whether the coordinates of an entry's steps differ: as promised of an array, as proven of a formula.
+
+    Those of a union do, but its steps follow each other.
+    """
+    if entry.merge == "union":
+        return False
     return all(a.unique and (a.rule is None or a.kind == "singleton" or _advances(a)) for a in entry.axes)
 
 

@@ -13,6 +13,11 @@ from sparsetir.lower.nest.nest import spatial_pairs
 from sparsetir.lower.rewriting import all_same, collect, mentions
 
 
+def may_miss(entry: Entry) -> bool:
+    """Whether a step of the entry's loops may have no coordinate."""
+    return bool(entry.merge) or any(a.may_be_absent for a in entry.axes)
+
+
 class InitPlan:
     """Where the initialisation of an iteration goes.
 
@@ -38,11 +43,13 @@ class InitPlan:
     def is_own(self, entry: Entry) -> bool:
         """Whether every store subscripts the entry's axes, in its own buffer, by the entry's variables."""
         stores = self.stores + collect(self.iteration.block.body, tirx.BufferStore)
+        if entry.merge:
+            return False
         return all(self._own(s, v, a) for s in stores for v, a in zip(entry.vars, entry.axes, strict=True))
 
     def by_position(self, entry: Entry) -> bool:
         """Whether walking the entry's stored positions reaches every element its initial stores can reach."""
-        if "R" in entry.kinds or entry.attached_to is not None:
+        if "R" in entry.kinds or entry.attached_to is not None or (entry.merge and not self.stored_only):
             return False
         if self.stored_only:
             return True
@@ -97,7 +104,7 @@ class InitPlan:
         if self._reads_elsewhere():
             return 0
         for n, entry in enumerate(self.iteration.entries):
-            if not self.by_position(entry) or any(a.may_be_absent for a in entry.axes) or not self._once(entry):
+            if not self.by_position(entry) or may_miss(entry) or not self._once(entry):
                 return n
         return len(self.iteration.entries)
 
@@ -113,7 +120,7 @@ class InitPlan:
             return False
         if not all(self.by_position(e) and self._once(e) for e in spatial):
             return False
-        if any(a.may_be_absent for e in spatial for a in e.axes):
+        if any(may_miss(e) for e in spatial):
             return False
         return self._stores_surely(body) and self._reduces_in_leaf()
 
@@ -125,9 +132,9 @@ class InitPlan:
         scope, direct = Scope(), {}
         reduced = [v for e in self.iteration.entries for v, k in zip(e.vars, e.kinds, strict=True) if k == "R"]
         for entry in self.iteration.entries:
-            for var, axis in zip(entry.vars, entry.axes, strict=True):
+            for var, axis in zip(entry.vars, entry.domains, strict=True):
                 scope.ranges[var] = ir.Range(const(0, axis.idtype), cast(axis.length, axis.idtype))
-                direct[var] = axis if entry.attached_to is None else None
+                direct[var] = axis if entry.attached_to is None and not entry.merge else None
         for axis, index in zip(buffer.axes, store.indices, strict=True):
             if isinstance(index, Var) and direct.get(index) is axis:
                 continue
@@ -143,9 +150,9 @@ class InitPlan:
         group: list[Entry] = []
         for entry in self.iteration.entries:
             held = {a for e in group for a in e.axes}
-            hosts = [] if entry.attached_to is None else [entry.attached_to, *entry.attached_to.ancestors]
-            above = [*entry.axes[0].ancestors, *hosts]
-            ragged = entry.axes[0].is_ragged or entry.attached_to is not None
+            hosts = [a for _, host in entry.heads if host is not None for a in (host, *host.ancestors)]
+            above = [*(a for axis, _ in entry.heads for a in axis.ancestors), *hosts]
+            ragged = bool(hosts or entry.merge) or entry.axes[0].is_ragged
             if ragged and any(a in held for a in above):
                 if any("R" in e.kinds for e in group):
                     return False

@@ -25,7 +25,7 @@ thread ended and check that the start is right, so they are exact in any order o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -38,8 +38,20 @@ from tvm.ir import Call, Var
 from sparsetir import op
 from sparsetir.errors import LoweringError
 from sparsetir.ir import const, substitute_args
-from sparsetir.lower.nests import PARALLEL, SERIAL, VECTORIZED, with_
-from sparsetir.lower.rewriting import alloc, cell, collect, conjunction, get, mentions, put, same, seq
+from sparsetir.lower.host.find_union import Walk, emit_walk
+from sparsetir.lower.nests import PARALLEL, SERIAL, VECTORIZED, binary_search, with_
+from sparsetir.lower.rewriting import (
+    all_same,
+    alloc,
+    cell,
+    collect,
+    conjunction,
+    get,
+    mentions,
+    put,
+    same,
+    seq,
+)
 
 
 @dataclass
@@ -62,6 +74,8 @@ class Frame:
     node: tirx.Stmt
     extent: ir.Expr | None = None
     searches: list[Search] = field(default_factory=list)
+    walks: list[Walk] = field(default_factory=list)
+    starts: list[tirx.Stmt] = field(default_factory=list)
     fingers: list[Var] = field(default_factory=list)
 
     @cached_property
@@ -74,14 +88,6 @@ class Frame:
     def written(self) -> set[Var]:
         """The arrays that the statement stores to."""
         return {store.buffer for store in collect(self.node, tirx.BufferStore)}
-
-
-def binary_search(goes_right: Callable[[ir.Expr], ir.Expr], lo: Var, hi: Var) -> tirx.Stmt:
-    """Narrow ``[lo, hi]`` to the first index that does not go right; the answer is in `lo`."""
-    dtype = str(lo.ty.dtype)
-    mid = tirx.floordiv(get(lo) + get(hi), const(2, dtype))
-    step = tirx.IfThenElse(goes_right(mid), put(lo, mid + const(1, dtype)), put(hi, mid))
-    return tirx.While(get(lo) < get(hi), step)
 
 
 def emit_search(search: Search, finger: Var | None) -> list[tirx.Stmt]:
@@ -196,6 +202,20 @@ class FindLowerer:
     def place(self, call: Call, conditions: list[ir.Expr]) -> ir.Expr:
         """Put a search before the outermost statement that allows it; returns its result."""
         _refuse_scanned(call, conditions)
+        level, held = self._outermost(call, conditions)
+        if op.is_call(call, "find_union"):
+            return self._walk(call, level, held).result(int(call.args[0]))
+        for frame in self._in_force(level, call):
+            for known in frame.searches:
+                if same(known.call, call) and _weaker(known.conditions, held):
+                    return known.result
+        search = Search(call, held, cell(f"slot_{len(self.level_of)}", str(call.ty.dtype)))
+        self.level_of[search.cell] = level
+        self.frames[level].searches.append(search)
+        return search.result
+
+    def _outermost(self, call: Call, conditions: list[ir.Expr]) -> tuple[int, list[ir.Expr]]:
+        """The outermost frame before which a search may stand, and the conditions that it then stands under."""
         inputs = [call, *conditions]
         loaded = [b for x in inputs for b in _loaded(x)]
         floor = self._level(loaded)
@@ -209,13 +229,30 @@ class FindLowerer:
                 held.append(runs)
                 inputs, loaded = [*inputs, runs], [*loaded, *_loaded(runs)]
                 floor = max(floor, self._level(_loaded(runs)))
-        for known in self.frames[level].searches:
-            if same(known.call, call) and _weaker(known.conditions, held):
-                return known.result
-        search = Search(call, held, cell(f"slot_{len(self.level_of)}", str(call.ty.dtype)))
-        self.level_of[search.cell] = level
-        self.frames[level].searches.append(search)
-        return search.result
+        return level, held
+
+    def _walk(self, call: Call, level: int, held: list[ir.Expr]) -> Walk:
+        """The cursors of a union; they start where its fibers are known, outside of the loop over its steps."""
+        for frame in self._in_force(level, call):
+            for walk in frame.walks:
+                if all_same(walk.call.args[1:], call.args[1:]) and _weaker(walk.conditions, held):
+                    return walk
+        walk = Walk(call, held, len(self.level_of))
+        self.level_of |= dict.fromkeys(walk.cells, level)
+        self.frames[level].walks.append(walk)
+        fibers = Call(call.op, [call.args[0], const(0, str(call.ty.dtype)), *call.args[2:]], ret_ty=call.ty)
+        outside, _ = self._outermost(fibers, [])
+        self.frames[outside].starts += [*alloc(*walk.cells), *walk.start()]
+        return walk
+
+    def _in_force(self, level: int, call: Call) -> Iterator[Frame]:
+        """The frames, from `level` outwards, before which the same search would have found the same."""
+        loaded = _loaded(call)
+        for n in range(level, -1, -1):
+            frame = self.frames[n]
+            if n < level and (_is_loop(frame.node, PARALLEL) or not frame.written.isdisjoint(loaded)):
+                return
+            yield frame
 
     def _level(self, loaded: list[Var]) -> int:
         """The innermost frame that holds the result of a search among these buffers."""
@@ -229,9 +266,10 @@ class FindLowerer:
         self.frames.append(frame)
         out = self._inner(node)
         emitted = [s for search in frame.searches for s in emit_search(search, self._finger(search))]
+        emitted += [emit_walk(walk) for walk in frame.walks]
         self.frames.pop()
         cells = [s for f in frame.fingers for s in (*alloc(f), put(f, const(0, str(f.ty.dtype))))]
-        return seq(*cells, *emitted, out)
+        return seq(*cells, *frame.starts, *emitted, out)
 
     def _finger(self, search: Search) -> Var | None:
         """A cell that outlives the loops of one thread, where the strategy wants one."""
@@ -277,7 +315,8 @@ def _may_leave(frame: Frame, inputs: list[Any], loaded: list[Var]) -> bool:
 
 def _refuse_scanned(call: Call, conditions: list[ir.Expr]) -> None:
     """A search must not depend on the slot that a scan around it tries."""
-    own = call.args[1:] if op.is_call(call, "find_rule") else call.args
+    own = list(call.args[1:] if op.is_call(call, "find_rule") else call.args)
+    own = [call.args[1], *call.args[3::3]] if op.is_call(call, "find_union") else own
     if any(op.is_call(c, "arg") for x in [*own, *conditions] for c in collect(x, Call)):
         raise LoweringError("a search for every slot of another search is not supported: iterate the axis, or sort it")
 

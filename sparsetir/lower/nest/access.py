@@ -27,8 +27,9 @@ Conditions = list[ir.Expr]
 class Cursor:
     """An axis where the enclosing loops stand: all fields are expressions of the loops' block variables.
 
-    ``slot`` is the block variable of the loop that moves it.
-    A cursor without an axis is a plain coordinate (an initialisation that walks the coordinate space).
+    ``slot`` is the block variable of the loop that moves it; there is a position where all of ``given`` hold.
+    A cursor without an axis is a plain coordinate (an initialisation that walks the coordinate space), or that of
+    ``members``, the cursors of axes that are walked together.
     """
 
     axis: Axis | None
@@ -37,6 +38,8 @@ class Cursor:
     parent_pos: ir.Expr | None = None
     above: tuple[ir.Expr, ...] = ()
     slot: Var | None = None
+    given: tuple[ir.Expr, ...] = ()
+    members: tuple[Cursor, ...] = ()
 
     @property
     def coords(self) -> tuple[ir.Expr, ...]:
@@ -60,8 +63,9 @@ class Scope:
         """Bind iteration variable `var`, whose coordinate lies in ``[0, length)``."""
         self.by_var[var] = cursor
         self.ranges[var] = ir.Range(const(0, str(length.ty.dtype)), length)
-        if cursor.axis is not None:
-            self.by_axis[cursor.axis] = cursor
+        for own in cursor.members or (cursor,):
+            if own.axis is not None:
+                self.by_axis[own.axis] = own
 
     def proves_in_range(self, subscript: ir.Expr, length: ir.Expr) -> bool:
         """Whether ``0 <= subscript < length`` whatever the data."""
@@ -163,6 +167,7 @@ class Resolver:
                 cursor = self._direct(axis, subscripts[where], pos)
                 if cursor is not None:
                     pos, coord = cursor.pos, cursor.coord
+                    conditions = [*conditions, *(c for c in cursor.given if not any(same(c, x) for x in conditions))]
                 elif not axis.unique and (self.every or n + 1 < len(tree)):
                     chain = tree[n:]
                     wanted = [cast(coords[buffer.axes.index(a)], a.idtype) for a in chain]
@@ -197,13 +202,12 @@ class Resolver:
 
     def _direct(self, axis: Axis, subscript: ir.Expr, parent_pos: ir.Expr | None) -> Cursor | None:
         """The cursor whose position can be used as it stands: the axis's own, below the same parent."""
-        cursor = self._own(axis, subscript)
-        return cursor if cursor is not None and _same_place(cursor.parent_pos, parent_pos) else None
+        return next((c for c in self._own(axis, subscript) if _same_place(c.parent_pos, parent_pos)), None)
 
-    def _own(self, axis: Axis, subscript: ir.Expr) -> Cursor | None:
-        """The cursor of the axis if the subscript is its variable."""
+    def _own(self, axis: Axis, subscript: ir.Expr) -> list[Cursor]:
+        """The cursors of the axis if the subscript is its variable."""
         cursor = self.scope.by_var.get(subscript) if isinstance(subscript, Var) else None
-        return cursor if cursor is not None and cursor.axis is axis else None
+        return [] if cursor is None else [c for c in cursor.members or (cursor,) if c.axis is axis]
 
     def _unless_here(
         self, axis: Axis, subscript: ir.Expr, parent_pos: ir.Expr | None, found: tuple[ir.Expr, Conditions]
@@ -212,13 +216,16 @@ class Resolver:
 
         Of several entries with one coordinate a search finds the first, whereas an iteration means each.
         """
-        cursor = self._own(axis, subscript)
-        if axis.unique or cursor is None or cursor.parent_pos is None or parent_pos is None:
-            return found
-        here = cursor.parent_pos.equal(cast(parent_pos, str(cursor.parent_pos.ty.dtype)))
-        pos, conditions = found
-        is_there = [tirx.Or(here, conjunction(conditions))] if conditions else []
-        return guarded([here], cursor.pos, pos), is_there
+        for cursor in [] if axis.unique or parent_pos is None else self._own(axis, subscript):
+            if cursor.parent_pos is None:
+                continue
+            here = cursor.parent_pos.equal(cast(parent_pos, str(cursor.parent_pos.ty.dtype)))
+            pos, conditions = found
+            is_there = [tirx.Or(here, conjunction(conditions))] if conditions else []
+            if cursor.given:
+                is_there = [tirx.Or(conjunction([here, *cursor.given]), conjunction([tirx.Not(here), *conditions]))]
+            found = guarded([here], cursor.pos, pos), is_there
+        return found
 
 
 def lookup(

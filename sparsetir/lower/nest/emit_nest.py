@@ -55,15 +55,17 @@ from sparsetir.ir import (
 )
 from sparsetir.lower.checks.independence import init_is_parallel, is_parallel
 from sparsetir.lower.host.hoist_search import Hoister
-from sparsetir.lower.host.init_plan import InitPlan
+from sparsetir.lower.host.init_plan import InitPlan, may_miss
 from sparsetir.lower.marks import INIT_MARK, PARALLEL_MARK
-from sparsetir.lower.nest.access import Conditions, Resolver, Scope, assuming, guarded
+from sparsetir.lower.nest.access import Conditions, Cursor, Resolver, Scope, assuming, guarded
+from sparsetir.lower.nest.merge import place_merge
 from sparsetir.lower.nest.nest import (
     REDUCE,
     SPATIAL,
     Level,
     any_slot,
     extend,
+    extend_all,
     place,
     realize,
     realize_inside,
@@ -189,7 +191,7 @@ class NestEmitter:
 
     def emit(self, iteration: SpIter) -> tirx.Stmt:
         """The nest of one iteration, its initialisation inside, next to or above it as the program needs."""
-        for entry in (e for e in iteration.entries if e.merge or e.axes[-1].is_assembled):
+        for entry in (e for e in iteration.entries if e.axes[-1].is_assembled):
             message = f"sp_iter {iteration.name!r} lists {label(entry)}, which the loops of stored axes do not walk"
             raise LoweringError(f"{message}; sparsetir.interpret runs it")
         split = InitPlan(iteration, self.program)
@@ -197,14 +199,14 @@ class NestEmitter:
         init_at: int | None = None
         init: tirx.Stmt | None = None
         for n, entry in enumerate(iteration.entries):
-            extent, slot, cursors, absent = place(entry, self.scope)
+            loops, cursors, absent = self._placed(entry, iteration)
             if n == split.prefix:
                 init = self.emit_init(iteration, split)
                 levels += [Level()] if levels[-1].loops else []
                 init_at = len(levels) - 1
             spatial = "R" not in entry.kinds and (all(a.unique for a in entry.axes) or split.is_own(entry))
-            extend(levels, extent, slot, absent, SPATIAL if spatial else REDUCE)
-            for var, axis, cursor in zip(entry.vars, entry.axes, cursors, strict=True):
+            extend_all(levels, loops, absent, SPATIAL if spatial else REDUCE)
+            for var, axis, cursor in zip(entry.vars, entry.domains, cursors, strict=True):
                 self.scope.add(var, cursor, axis.length)
         if split.prefix == len(iteration.entries):
             init = self.emit_init(iteration, split)
@@ -214,13 +216,23 @@ class NestEmitter:
         inner_init = self.initial(iteration) if split.inside else None
         if not split.inside and not _may_miss_points(iteration):
             inner_init = old_value(body, levels)
-        if self.search == "hoist" and self.depth == 1 and not self.outer_loops:
+        merges = any(e.merge for e in iteration.entries)
+        if self.search == "hoist" and self.depth == 1 and not self.outer_loops and not merges:
             hoister = Hoister(iteration, self.scope)
             body = hoister.replace(body)
             self.scratch += hoister.buffers
             nest = self._assemble(iteration, levels, body, inner_init, init, init_at)
             return tirx.SeqStmt([*hoister.nests, nest]) if hoister.nests else nest
         return self._assemble(iteration, levels, body, inner_init, init, init_at)
+
+    def _placed(self, entry: Entry, iteration: SpIter) -> tuple[list[tuple[ir.Expr, Var]], list[Cursor], Conditions]:
+        """The loops of an entry with their extents, the cursors of its variables, and when a step has a coordinate."""
+        if entry.merge:
+            is_outermost = self.depth == 1 and entry is iteration.entries[0]  # its steps may run in any order
+            merged = place_merge(entry, self.scope, "inline" if is_outermost else iteration.walk)
+            return merged.loops, [merged.cursor], merged.absent
+        extent, slot, cursors, absent = place(entry, self.scope)
+        return [(extent, slot)], cursors, absent
 
     def _assemble(
         self,
@@ -278,9 +290,9 @@ class NestEmitter:
                 levels[-1].predicates += given
                 continue
             if below or (split.by_position(entry) and self._parent_placed(entry)):
-                extent, slot, cursors, absent = place(entry, self.scope)
-                extend(levels, extent, slot, absent, SPATIAL)
-                for var, axis, cursor in zip(entry.vars, entry.axes, cursors, strict=True):
+                loops, cursors, absent = self._placed(entry, iteration)
+                extend_all(levels, loops, absent, SPATIAL)
+                for var, axis, cursor in zip(entry.vars, entry.domains, cursors, strict=True):
                     self.scope.add(var, cursor, axis.length)
                 by_position = by_position or not first
                 first = first or list(entry.vars)
@@ -333,7 +345,7 @@ def _is_array(buffer: Var) -> bool:
 
 def _may_miss_points(iteration: SpIter) -> bool:
     """Whether a spatial point may be absent: then neither the element nor its old value exists."""
-    return any(a.may_be_absent for e in iteration.entries if "R" not in e.kinds for a in e.axes)
+    return any(may_miss(e) for e in iteration.entries if "R" not in e.kinds)
 
 
 def old_value(body: tirx.Stmt, levels: list[Level]) -> tirx.Stmt | None:

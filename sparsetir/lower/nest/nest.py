@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tvm import ir, s_tir, sym, tirx
@@ -36,7 +37,7 @@ def place(entry: Entry, scope: Scope) -> tuple[ir.Expr, Var, list[Cursor], Condi
         return _place_fused(entry)
     axis = entry.axes[0]
     slot = Var("v" + str(entry.vars[0].name), ir.PrimType(axis.idtype))
-    parent_pos, above, given = _parent_of(entry, scope)
+    parent_pos, above, given = parent_of(axis, entry.attached_to, scope)
     at = const(0, axis.idtype) if parent_pos is None else parent_pos
     extent = guarded(given, axis.extent(at, above), const(0, axis.idtype))
     pos = axis.position(at, slot, above)
@@ -48,26 +49,25 @@ def place(entry: Entry, scope: Scope) -> tuple[ir.Expr, Var, list[Cursor], Condi
 def any_slot(entry: Entry, scope: Scope) -> tuple[Cursor, Conditions]:
     """The cursor of an axis for what repeats below its slots and is there without any; whether the fiber is there."""
     axis = entry.axes[0]
-    parent_pos, above, given = _parent_of(entry, scope)
+    parent_pos, above, given = parent_of(axis, entry.attached_to, scope)
     at, slot = const(0, axis.idtype) if parent_pos is None else parent_pos, const(0, axis.idtype)
     pos = axis.position(at, slot, above)
     cursor = Cursor(axis, axis.coordinate(pos, slot, above), pos, parent_pos, tuple(above))
     return cursor, given
 
 
-def _parent_of(entry: Entry, scope: Scope) -> tuple[ir.Expr | None, tuple[ir.Expr, ...], Conditions]:
-    """Where the entry's fiber hangs: parent position, ancestors' coordinates, conditions."""
-    axis = entry.axes[0]
+def parent_of(axis: Axis, host: Axis | None, scope: Scope) -> tuple[ir.Expr | None, tuple[ir.Expr, ...], Conditions]:
+    """Where a fiber of `axis`, perhaps attached to `host`, hangs: position, ancestors' coordinates, conditions."""
     if axis.parent is None:
         return None, (), []
-    if entry.attached_to is not None:
-        return _attached(axis, entry.attached_to, scope)
+    if host is not None:
+        return _attached(axis, host, scope)
     cursor = scope.by_axis.get(axis.parent)
     if cursor is None:
         above = axis.parent.name
         message = f"axis {axis.name} is iterated but its parent {above} is not: list {above} before it"
         raise VerifyError(message, axis.name)
-    return cursor.pos, cursor.coords, []
+    return cursor.pos, cursor.coords, list(cursor.given)
 
 
 def _attached(axis: Axis, at: Axis, scope: Scope) -> tuple[ir.Expr | None, tuple[ir.Expr, ...], Conditions]:
@@ -83,8 +83,9 @@ def _attached(axis: Axis, at: Axis, scope: Scope) -> tuple[ir.Expr | None, tuple
     above = () if grand is None else grand.coords
     coord = cast(host.coord, base.idtype)
     known = same(at.length, base.length)
-    pos, conditions = lookup(base, None if grand is None else grand.pos, above, coord, [], (known, known))
-    return pos, (*above, coord), conditions
+    given = [] if grand is None else list(grand.given)
+    pos, conditions = lookup(base, None if grand is None else grand.pos, above, coord, given, (known, known))
+    return pos, (*above, coord), [*given, *conditions]
 
 
 def _place_fused(entry: Entry) -> tuple[ir.Expr, Var, list[Cursor], Conditions]:
@@ -152,7 +153,7 @@ def wrap(body: tirx.Stmt, level: Level) -> tirx.Stmt:
 
 
 def spatial_pairs(entry: Entry) -> list[tuple[Var, Axis]]:
-    return [(v, a) for v, a, k in zip(entry.vars, entry.axes, entry.kinds, strict=True) if k == "S"]
+    return [(v, a) for v, a, k in zip(entry.vars, entry.domains, entry.kinds, strict=True) if k == "S"]
 
 
 def walk_coordinates(var: Var, axis: Axis) -> tuple[ir.Expr, Var, Cursor]:
@@ -160,6 +161,12 @@ def walk_coordinates(var: Var, axis: Axis) -> tuple[ir.Expr, Var, Cursor]:
     slot = Var("v" + str(var.name), ir.PrimType(axis.idtype))
     cursor = Cursor(axis, slot, slot, slot=slot) if axis.kind == "dense_fixed" else Cursor(None, slot, slot=slot)
     return cast(axis.length, axis.idtype), slot, cursor
+
+
+def extend_all(levels: list[Level], loops: Sequence[tuple[ir.Expr, Var]], absent: Conditions, kind: int) -> None:
+    """Add the loops of one entry; its steps count where none of the conditions in `absent` fails."""
+    for extent, slot in loops:
+        extend(levels, extent, slot, absent if slot is loops[-1][1] else [], kind)
 
 
 def extend(levels: list[Level], extent: ir.Expr, slot: Var, absent: Conditions, kind: int) -> None:

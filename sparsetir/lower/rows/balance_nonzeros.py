@@ -31,9 +31,8 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import SWEEP, cast, const
-from sparsetir.lower.host.lower_find import binary_search
 from sparsetir.lower.marks import CHUNKS, INDPTR, PARALLEL_MARK, names_in, refused
-from sparsetir.lower.nests import each_loop, parallel, serial, with_, without
+from sparsetir.lower.nests import binary_search, each_loop, parallel, serial, with_, without
 from sparsetir.lower.rewriting import alloc, cell, collect, get, mentions, put, seq, substitute
 
 

@@ -38,9 +38,8 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import SWEEP, cast, const
-from sparsetir.lower.host.lower_find import binary_search
 from sparsetir.lower.marks import ASCENDING, CARRY, CHUNKS, INDPTR, PARALLEL_MARK, from_dialect, names_in, refused
-from sparsetir.lower.nests import SERIAL, parallel, serial, with_body, without
+from sparsetir.lower.nests import SERIAL, binary_search, parallel, serial, with_body, without
 from sparsetir.lower.rewriting import alloc, cell, collect, get, mentions, put, same, seq, substitute
 from sparsetir.lower.rows.balance_nonzeros import work_before_step
 

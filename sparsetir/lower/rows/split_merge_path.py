@@ -45,9 +45,8 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import SWEEP, cast, const
-from sparsetir.lower.host.lower_find import binary_search
 from sparsetir.lower.marks import CARRY, CHUNKS, INDPTR, PARALLEL_MARK, names_in, refused
-from sparsetir.lower.nests import each_loop, parallel, serial, without
+from sparsetir.lower.nests import binary_search, each_loop, parallel, serial, without
 from sparsetir.lower.rewriting import alloc, cell, collect, get, put, renewed, seq, substitute
 from sparsetir.lower.rows.row_parts import Result, RowParts, Unfit, neutral
 

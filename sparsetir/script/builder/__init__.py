@@ -672,7 +672,8 @@ def _raw_bind_axes(view: Var, default: Any, *axes: Any) -> Call:
 def _raw_find(name: str) -> Callable[..., Call]:
     def find(*args: Any) -> Call:
         operands = [_raw(a) for a in args]
-        return op.call(name, operands, str(operands[0].ty.dtype))
+        typed = operands[1 if name == "find_union" else 0]
+        return op.call(name, operands, str(typed.ty.dtype))
 
     return find
 
@@ -703,6 +704,7 @@ class sp:
     find = staticmethod(_raw_find("find"))
     find_rule = staticmethod(_raw_find("find_rule"))
     find_fiber = staticmethod(_raw_find("find_fiber"))
+    find_union = staticmethod(_raw_find("find_union"))
 
 
 class _Float64(T.DtypeConstructor):
