@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,12 @@ from tvm import ir, relax
 
 from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.relax import calls
+from sparsetir.relax.torch_graphs import with_sparse_products
 from sparsetir.relax.torch_ops import NAMESPACE, TORCH_OPERATORS
 
 Converter = Callable[[Any, Any], Any]
 HALVES = ("float16", "bfloat16")
+SCATTERED = {"sum": "add", "mean": "mean", "amax": "max", "amin": "min", "prod": "mul"}
 
 
 def imported(exported: Any) -> ir.IRModule:
@@ -31,6 +34,8 @@ def imported(exported: Any) -> ir.IRModule:
     program = exported.run_decompositions()
     _refuse_changes(program)
     _drop_constants(program)
+    with_sparse_products(program)
+    _refuse_masks(program)
     try:
         return from_exported_program(program, custom_convert_map=_converters(), run_ep_decomposition=False)
     except AssertionError as error:  # which lists the names
@@ -44,6 +49,17 @@ def _refuse_changes(exported: Any) -> None:
     if changed:
         names = ", ".join(map(str, changed))
         raise ArgumentError(f"the model changes {names} when it is called, which a compiled model does not")
+
+
+def _refuse_masks(program: Any) -> None:
+    """Raise where rows are selected by a mask that is not known: how many is not known either."""
+    for node in program.graph.nodes:
+        is_index = node.op == "call_function" and str(node.target) == "aten.index.Tensor"
+        for index in node.args[1] if is_index else ():
+            if index is not None and str(index.meta["val"].dtype) == "torch.bool":
+                fault = f"{node.name} selects by a mask, so that its size is known only when the model is called"
+                advice = 'layers that add loops do; pass static=["edge_index"], or add_self_loops=False to them'
+                raise LoweringError(f"{fault}: {advice}")
 
 
 def _drop_constants(program: Any) -> None:
@@ -68,7 +84,8 @@ def _converters() -> dict[str, Converter]:
     """What becomes of operators, by the names that the importer looks up."""
     own = {f"{name}.default": _own(name) for name in TORCH_OPERATORS}
     products = dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _product)
-    return {**own, **products, "addmm.default": _addmm}
+    scatters = dict.fromkeys(("scatter_add.default", "scatter_reduce.two"), _scatter)
+    return {**own, **products, **scatters, "addmm.default": _addmm}
 
 
 def _own(name: str) -> Converter:
@@ -100,6 +117,31 @@ def _addmm(node: Any, importer: Any) -> Any:
     total = _scaled(importer, _matmul(importer, left, right), node.kwargs.get("alpha", 1))
     beta = node.kwargs.get("beta", 1)
     return total if beta == 0 else importer.block_builder.emit(relax.op.add(total, _scaled(importer, x, beta)))
+
+
+def _scatter(node: Any, importer: Any) -> Any:
+    """A reduction at places that are known when the model is called."""
+    base, dim, index, src, *rest = importer.retrieve_args(node)
+    emit, reduce = importer.block_builder.emit, SCATTERED[rest[0] if rest else "sum"]
+
+    def scattered(into: Any, values: Any, how: str) -> Any:
+        return emit(relax.op.scatter_elements(into, index, values, axis=dim, reduction=how))
+
+    if reduce == "add" or (reduce != "mean" and node.kwargs.get("include_self", True)):
+        return scattered(base, src, reduce)
+    if node.kwargs.get("include_self", True):
+        raise LoweringError("scatter_reduce with reduce='mean' is compiled with include_self=False only")
+    dtype = str(base.ty.dtype.dtype)
+    one, zero = (relax.const(n, dtype) for n in (1, 0))
+    filled = lambda like, value: emit(relax.op.broadcast_to(relax.const(value, dtype), like.ty.shape))  # noqa: E731
+    count = scattered(filled(base, 0), filled(src, 1), "add")
+    is_empty = emit(relax.op.equal(count, zero))
+    if reduce == "mean":
+        found = emit(relax.op.divide(scattered(filled(base, 0), src, "add"), emit(relax.op.maximum(count, one))))
+    else:
+        least = {"max": -math.inf, "min": math.inf}.get(reduce, 1)
+        found = scattered(filled(base, least), src, reduce)
+    return emit(relax.op.where(is_empty, base, found))
 
 
 def _scaled(importer: Any, value: Any, factor: Any) -> Any:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparsetir.errors import ArgumentTypeError
+from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
 from sparsetir.relax.nesting import Nesting
 from sparsetir.relax.torch_import import imported
@@ -21,6 +22,7 @@ def from_torch(
     *,
     example_kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
+    static: Collection[str] = (),
     sparsify: Passes = None,
     database: str | Path | None = None,
     target: Any = None,
@@ -41,6 +43,10 @@ def from_torch(
     dynamic_shapes : optional
         Sizes that may change from call to call, as ``torch.export.export`` takes them, such as
         ``({0: torch.export.Dim("batch")},)``.
+    static : collection of str, optional
+        Names of arguments that are always what the examples are: they become constants, and the compiled model is
+        called without them. Messages along edges whose index is a constant are sparse products; an index that is a
+        buffer of the module is one, too.
     sparsify : Pass or sequence of Pass, optional
         Run on the model before it is lowered.
     database : str or Path, optional
@@ -58,16 +64,17 @@ def from_torch(
     ArgumentError, ArgumentTypeError
         The model is of another class, changes its own buffers, or is to be traced with sparse arguments.
     """
-    exported = _exported(model, example_args, example_kwargs, dynamic_shapes)
+    exported = _exported(model, example_args, example_kwargs, dynamic_shapes, static)
     nesting = Nesting.of(exported)
     return compile_model(imported(exported), target, sparsify=sparsify, database=database, nesting=nesting)
 
 
-def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> Any:
+def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any, static: Collection[str]) -> Any:
     torch = importlib.import_module("torch")
     if isinstance(model, torch.export.ExportedProgram):
-        if args is not None or kwargs is not None or dynamic_shapes is not None:
-            raise ArgumentTypeError("an ExportedProgram is traced already: pass no examples and no dynamic_shapes")
+        if args is not None or kwargs is not None or dynamic_shapes is not None or static:
+            fault = "an ExportedProgram is traced already"
+            raise ArgumentTypeError(f"{fault}: pass no examples, no dynamic_shapes and nothing static")
         return model
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"expected a torch.nn.Module or an ExportedProgram; found {type(model).__name__}")
@@ -81,7 +88,46 @@ def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> Any:
             hint = "pass its values and index arrays, for operators of sparsetir.relax.register_torch_ops()"
             raise ArgumentTypeError(f"{name} is sparse ({value.layout}), which torch.export does not take: {hint}")
     with torch.no_grad(), _dense_products():
-        return torch.export.export(dense_copy(model), given, named, dynamic_shapes=dynamic_shapes)
+        model, given, named = with_fixed(dense_copy(model), given, named, static)
+        return torch.export.export(model, given, named, dynamic_shapes=dynamic_shapes)
+
+
+def with_fixed(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], static: Collection[str]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """A module with some arguments fixed, and the others: tensors among those fixed are its buffers."""
+    if not static:
+        return model, args, kwargs
+    torch = importlib.import_module("torch")
+    whole = inspect.signature(model.forward)
+    given = whole.bind(*args, **kwargs).arguments
+    unknown = sorted(set(static) - set(given))
+    if isinstance(static, str) or unknown:
+        found = static if isinstance(static, str) else unknown[0]
+        raise ArgumentError(
+            f"static has {found!r}, expected some of [{', '.join(given)}], the arguments in the examples"
+        )
+    open_ = [name for name in given if name not in static]
+
+    class Fixed(torch.nn.Module):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            for name in static:
+                self.register_buffer(f"fixed_{name}", given[name])
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            fixed = {name: getattr(self, f"fixed_{name}") for name in static}
+            return model(**dict(zip(open_, args, strict=False)), **kwargs, **fixed)
+
+    kept = [p for name, p in whole.parameters.items() if name in open_]
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    Fixed.forward.__signature__ = inspect.Signature([own, *kept])  # type: ignore[attr-defined]
+    return (
+        Fixed().eval(),
+        tuple(v for n, v in given.items() if n in open_ and n not in kwargs),
+        {n: v for n, v in kwargs.items() if n in open_},
+    )
 
 
 def dense_copy(model: Any) -> Any:

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages along constant edges, as graph networks in torch write them, as sparse operators.
+
+A layer selects the rows of nodes with one index, and adds them up, or compares them, at the places of another
+(``scatter_add``, ``scatter_reduce``). Where both indices are constants, this is a product with a sparse matrix, or with
+values that are computed a reduction of segments, once these lie one after the other. What depends on constant indices
+only, such as the degrees of nodes, is computed here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
+
+
+def with_sparse_products(program: Any) -> None:
+    """Change a decomposed exported program in place."""
+    constants = Constants(program)
+    constants.fold()
+    _propagate_shapes(program)
+    for node in list(program.graph.nodes):
+        scatter = Scatter.of(node, constants)
+        if scatter is not None:
+            scatter.replace()
+    program.graph.eliminate_dead_code()
+    constants.drop_unused()
+
+
+def _propagate_shapes(program: Any) -> None:
+    """Note the shapes of all values anew: those that depended on constants are known now."""
+    placeholders = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
+    mode = importlib.import_module("torch._guards").detect_fake_mode(placeholders)
+    if mode is None:
+        return
+    tensor = importlib.import_module("torch").Tensor
+    inputs = [mode.from_tensor(v) if type(v) is tensor else v for v in placeholders]
+    passes = importlib.import_module("torch.fx.passes.fake_tensor_prop")
+    passes.FakeTensorProp(program.graph_module, mode).propagate_dont_convert_inputs(*inputs)
+
+
+class Constants:
+    """The values in a program that are known: constant indices, and what follows from them."""
+
+    def __init__(self, program: Any) -> None:
+        self.torch = importlib.import_module("torch")
+        self.program, self.graph = program, program.graph
+        self.known: dict[Any, Any] = {}
+        self.from_index: set[Any] = set()
+        self.made: list[str] = []
+
+    def fold(self) -> None:
+        """Compute what follows from constant indices, and put it in its place where something else needs it."""
+        held = self._held()
+        for node in list(self.graph.nodes):
+            if node.op == "placeholder" and node.target in held:
+                self.known[node] = held[node.target]
+                self.from_index.add(node)
+            elif node.op == "call_function" and self._is_computable(node):
+                self._compute(node)
+        for node in list(self.graph.nodes):
+            if node in self.from_index and node.op != "placeholder":
+                self._settle(node)
+
+    def _held(self) -> dict[str, Any]:
+        """Constant tensors of integers and bools, by the names of placeholders."""
+        values = {**dict(self.program.named_buffers()), **self.program.constants}
+        found = {}
+        for spec in self.program.graph_signature.input_specs:
+            value = values.get(spec.target) if spec.target is not None else None
+            if isinstance(value, self.torch.Tensor) and not value.is_floating_point() and not value.is_complex():
+                found[spec.arg.name] = value
+        return found
+
+    def _is_computable(self, node: Any) -> bool:
+        tags = getattr(node.target, "tags", ())
+        if self.torch.Tag.nondeterministic_seeded in tags or not all(n in self.known for n in node.all_input_nodes):
+            return False
+        sizes = [value for value in _leaves((node.args, node.kwargs)) if isinstance(value, self.torch.SymInt)]
+        return not sizes
+
+    def _compute(self, node: Any) -> None:
+        args, kwargs = self.torch.fx.node.map_arg((node.args, node.kwargs), lambda n: self.known[n])
+        with self.torch.no_grad():
+            self.known[node] = node.target(*args, **kwargs)
+        if any(n in self.from_index for n in node.all_input_nodes):
+            self.from_index.add(node)
+
+    def _settle(self, node: Any) -> None:
+        """Let others have the value of a node."""
+        outside = [user for user in node.users if user not in self.from_index]
+        value = self.known[node]
+        if not outside and (node.users or isinstance(value, self.torch.Tensor)):
+            return
+        if isinstance(value, self.torch.Tensor):
+            new = self.constant(value)
+            for user in outside:
+                user.replace_input_with(node, new)
+        elif isinstance(value, (int, float, bool)):
+            for user in outside:
+                user.args, user.kwargs = self.torch.fx.node.map_arg(
+                    (user.args, user.kwargs), lambda n: value if n is node else n
+                )
+        elif value is None and not node.users:  # an assertion, which holds
+            self.graph.erase_node(node)
+
+    def constant(self, value: Any) -> Any:
+        """A new constant of the program."""
+        signature = importlib.import_module("torch.export.graph_signature")
+        name = f"edges_{len(self.program.constants)}_{len(self.made)}"
+        first = next(iter(self.graph.nodes))
+        with self.graph.inserting_before(first):
+            node = self.graph.placeholder(name)
+        node.meta["val"] = value
+        specs = self.program.graph_signature.input_specs
+        argument = signature.TensorArgument(name=node.name)
+        specs.insert(0, signature.InputSpec(signature.InputKind.CONSTANT_TENSOR, argument, name, None))
+        self.program.constants[name] = value.contiguous()
+        self.made.append(name)
+        self.known[node] = value
+        return node
+
+    def drop_unused(self) -> None:
+        """Take constants out of the program that nothing needs any more."""
+        specs = self.program.graph_signature.input_specs
+        for node in list(self.graph.nodes):
+            if node.op == "placeholder" and not node.users and (node in self.known):
+                self.program.constants.pop(node.target, None)
+                specs[:] = [spec for spec in specs if spec.arg.name != node.name]
+                self.graph.erase_node(node)
+
+
+class Scatter:
+    """Rows that are reduced at constant places, into zeros."""
+
+    def __init__(self, node: Any, constants: Constants, rows: int, index: Any, src: Any, reduce: str) -> None:
+        self.node, self.constants, self.rows = node, constants, rows
+        self.index, self.src, self.reduce = index, src, reduce
+        self.graph, self.aten = constants.graph, constants.torch.ops.aten
+
+    @classmethod
+    def of(cls, node: Any, constants: Constants) -> Scatter | None:
+        """What a node scatters; None where it is something else."""
+        aten = constants.torch.ops.aten
+        if node.op != "call_function" or node.target not in (aten.scatter_add.default, aten.scatter_reduce.two):
+            return None
+        base, dim, index, src, *rest = node.args
+        reduce = REDUCTIONS.get(rest[0]) if rest else "sum"
+        shape, places = base.meta["val"].shape, constants.known.get(index)
+        includes_self = node.kwargs.get("include_self", True) and reduce != "sum"
+        if dim != 0 or reduce is None or includes_self or places is None or not _is_zero(base, constants):
+            return None
+        if not all(isinstance(n, int) for n in shape) or not _is_of_rows(places) or src in constants.known:
+            return None
+        if tuple(places.shape) != tuple(src.meta["val"].shape):
+            return None
+        return cls(node, constants, int(shape[0]), places.reshape(places.shape[0], -1)[:, 0], src, reduce)
+
+    def replace(self) -> None:
+        """Put a sparse operator in its place."""
+        with self.graph.inserting_before(self.node):
+            new = self._product() or self._segments()
+        new.meta["val"] = self.node.meta["val"]
+        self.node.replace_all_uses_with(new)
+        self.graph.erase_node(self.node)
+
+    def _product(self) -> Any:
+        """A product with a matrix, if the rows are selected ones, each perhaps times a number that is known."""
+        weight, rows = None, self.src
+        if rows.target is self.aten.mul.Tensor:
+            weight, rows = self._weighted(*rows.args)
+        selected = self._selected(rows)
+        if self.reduce != "sum" or selected is None or selected[0].meta["val"].dim() != 2:
+            return None
+        x, sources = selected
+        dtype = x.meta["val"].dtype
+        ones = self.constants.torch.ones(sources.numel(), dtype=dtype) if weight is None else weight
+        shape = (self.rows, int(x.meta["val"].shape[0]))
+        matrix = sp.coo_array((ones.double().numpy(), (self.index.numpy(), sources.numpy())), shape=shape).tocsr()
+        from_numpy = self.constants.torch.from_numpy
+        arrays = (from_numpy(matrix.data).to(dtype), *map(from_numpy, (_int32(matrix.indptr), _int32(matrix.indices))))
+        return self._call("spmm", *map(self.constants.constant, arrays), x)
+
+    def _weighted(self, one: Any, other: Any) -> tuple[Any, Any]:
+        """The weight of every row, and the rows."""
+        for factor, rows in ((one, other), (other, one)):
+            weight = self.constants.known.get(factor)
+            if weight is not None and tuple(weight.shape) == (self.index.numel(), 1):
+                return weight.reshape(-1), rows
+        return None, self.src
+
+    def _selected(self, node: Any) -> tuple[Any, Any] | None:
+        """Of rows that are selected by a known index: from what, and which."""
+        is_select = node.target is self.aten.index_select.default
+        if not is_select or node.args[1] not in (0, -node.args[0].meta["val"].dim()):
+            return None
+        sources = self.constants.known.get(node.args[2])
+        is_fixed = isinstance(node.args[0].meta["val"].shape[0], int)
+        return (node.args[0], sources) if is_fixed and sources is not None else None
+
+    def _segments(self) -> Any:
+        """A reduction of segments: the rows are brought into the order of their places."""
+        order = self.constants.torch.argsort(self.index, stable=True)
+        counts = np.bincount(self.index.numpy(), minlength=self.rows)
+        indptr = self.constants.torch.from_numpy(_int32(np.append(0, np.cumsum(counts))))
+        call, inner = self.graph.call_function, self.node.meta["val"].shape[1:]
+        rows, selected = self.src, self._selected(self.src)
+        if selected is not None:
+            rows = call(self.aten.index_select.default, (selected[0], 0, self.constants.constant(selected[1][order])))
+        elif not bool((self.index[1:] >= self.index[:-1]).all()):
+            rows = call(self.aten.index_select.default, (rows, 0, self.constants.constant(order)))
+        if len(inner) > 1:
+            rows = call(self.aten.view.default, (rows, [self.index.numel(), int(np.prod(inner))]))
+        found = self._call("segment_reduce", rows, self.constants.constant(indptr), self.reduce)
+        return call(self.aten.view.default, (found, [self.rows, *inner])) if len(inner) > 1 else found
+
+    def _call(self, name: str, *args: Any) -> Any:
+        from sparsetir.relax.torch_ops import register_torch_ops
+
+        return self.graph.call_function(getattr(register_torch_ops(), name).default, args)
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for each in value.values() for leaf in _leaves(each)]
+    if isinstance(value, (tuple, list)):
+        return [leaf for each in value for leaf in _leaves(each)]
+    return [value]
+
+
+def _is_zero(node: Any, constants: Constants) -> bool:
+    value = constants.known.get(node)
+    return value is not None and not bool(value.any())
+
+
+def _is_of_rows(index: Any) -> bool:
+    """Whether whole rows go to one place each."""
+    if index.numel() == 0:
+        return False
+    flat = index.reshape(index.shape[0], -1)
+    return bool((flat == flat[:, :1]).all())
+
+
+def _int32(array: Any) -> np.ndarray:
+    """An index array as the operators take it; of 64 bits where it needs them."""
+    fits = array.size == 0 or int(array.max()) < 2**31
+    return np.ascontiguousarray(array, np.int32 if fits else np.int64)
+
+
+__all__ = ["with_sparse_products"]

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graph networks from torch: messages along constant edges are sparse products, along others they are scattered."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import pytest
+
+import sparsetir.relax as srelax
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
+
+torch = pytest.importorskip("torch")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("torch_geometric")
+    import torch_geometric
+    from torch_geometric.nn import conv
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+N, E, F = 12, 50, 6
+torch.manual_seed(0)
+INDEX, X, TYPES = torch.randint(0, N - 1, (2, E)), torch.randn(N, F), torch.randint(0, 3, (E,))
+
+
+class Stack(torch.nn.Module):
+    """Two layers, and a head that reads all nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = conv.GCNConv(F, 8), conv.GATConv(8, 4, heads=2)
+
+    def forward(self, x: Any, edge_index: Any, scale: Any = None) -> Any:
+        y = self.second(self.first(x, edge_index).relu(), edge_index)
+        return y if scale is None else y * scale
+
+
+class Scatter(torch.nn.Module):
+    """Reductions as torch has them; the index is a buffer, or an argument."""
+
+    def __init__(self, reduce: str, index: Any = None) -> None:
+        super().__init__()
+        self.reduce = reduce
+        self.register_buffer("index", index)
+
+    def forward(self, x: Any, index: Any = None) -> Any:
+        index = self.index if index is None else index
+        places = index[:, None].expand(-1, x.shape[1])
+        return x.new_zeros(N, x.shape[1]).scatter_reduce(0, places, x, self.reduce, include_self=False)
+
+
+def operators(model: srelax.CompiledModel) -> set[str]:
+    return set(re.findall(r"R\.(?:sparse\.\w+|scatter_elements)", model.mod.script()))
+
+
+def close(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-5)
+
+
+SUM, MAX, SPMM, SCATTER = (
+    f"R.{n}" for n in ("sparse.segment_sum", "sparse.segment_max", "sparse.spmm", "scatter_elements")
+)
+LAYERS = {
+    "gcn": (lambda: conv.GCNConv(F, 4), {SPMM}),
+    "sage, mean": (lambda: conv.SAGEConv(F, 4), {SPMM}),
+    "sage, max": (lambda: conv.SAGEConv(F, 4, aggr="max"), {MAX}),
+    "gin": (lambda: conv.GINConv(torch.nn.Linear(F, 4)), {SPMM}),
+    "gat": (lambda: conv.GATConv(F, 4, heads=2), {SUM, MAX}),
+    "stack": (Stack, {SUM, MAX, SPMM}),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_constant_edges(name):
+    make, expected = LAYERS[name]
+    model = make().eval()
+    compiled = srelax.from_torch(model, (X, INDEX), static=["edge_index"])
+    assert operators(compiled) == expected
+    close(compiled(X), model(X, INDEX))
+
+
+def test_edges_in_a_buffer(monkeypatch):
+    monkeypatch.setattr(torch_geometric.backend, "use_segment_matmul", False)
+
+    class Relations(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = conv.RGCNConv(F, 4, 3)
+            self.register_buffer("edges", INDEX)
+            self.register_buffer("types", TYPES)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x, self.edges, self.types)
+
+    model = Relations().eval()
+    compiled = srelax.from_torch(model, (X,))
+    assert operators(compiled) == {SPMM}
+    close(compiled(X), model(X))
+
+
+@pytest.mark.parametrize("aggr", ["mean", "max"])
+def test_edges_of_a_call(aggr):
+    model = conv.SAGEConv(F, 4, aggr=aggr).eval()
+    edges = torch.export.Dim("edges", min=2, max=1000)
+    compiled = srelax.from_torch(model, (X, INDEX), dynamic_shapes=({}, {1: edges}))
+    assert operators(compiled) == {SCATTER}
+    for count in (E, 30, 2):
+        other = torch.randint(0, N, (2, count))
+        close(compiled(X, other), model(X, other))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin"])
+@pytest.mark.parametrize("index", ["sorted", "unsorted", "alike"])
+def test_reductions(reduce, index):
+    places = {"sorted": INDEX[0].sort().values, "unsorted": INDEX[0], "alike": torch.full((E,), 3)}[index]
+    x = torch.randn(E, 3)
+    model = Scatter(reduce, places).eval()
+    compiled = srelax.from_torch(model, (x,))
+    assert SCATTER not in operators(compiled)
+    close(compiled(x), model(x))
+
+
+def test_reductions_of_a_call():
+    x = torch.randn(E, 3)
+    for reduce in ("mean", "amin", "prod"):
+        model = Scatter(reduce).eval()
+        close(srelax.from_torch(model, (x, INDEX[0]))(x, INDEX[0]), model(x, INDEX[0]))
+
+
+def test_rows_that_are_not_kept_together():
+    class Elements(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("places", torch.randint(0, N, (E, 3)))
+
+        def forward(self, x: Any) -> Any:
+            return x.new_zeros(N, 3).scatter_add(0, self.places, x) + torch.ones(N, 3).scatter_add(0, self.places, x)
+
+    model, x = Elements().eval(), torch.randn(E, 3)
+    compiled = srelax.from_torch(model, (x,))
+    assert operators(compiled) == {SCATTER}
+    close(compiled(x), model(x))
+
+
+def test_fixed_arguments_by_name():
+    model, scale = Stack().eval(), torch.tensor(2.0)
+    compiled = srelax.from_torch(
+        model, (X,), example_kwargs={"edge_index": INDEX, "scale": scale}, static=["edge_index"]
+    )
+    close(compiled(X, scale=scale), model(X, INDEX, scale))
+
+
+def test_refusals():
+    model = conv.GCNConv(F, 4).eval()
+    with pytest.raises(LoweringError, match=r"selects by a mask, .* pass static=\[\"edge_index\"\]"):
+        srelax.from_torch(model, (X, INDEX))
+    with pytest.raises(ArgumentError, match=r"static has 'edges', expected some of \[x, edge_index\]"):
+        srelax.from_torch(model, (X, INDEX), static=["edges"])
+    exported = torch.export.export(conv.SAGEConv(F, 4).eval(), (X, INDEX))
+    with pytest.raises(ArgumentTypeError, match="no dynamic_shapes and nothing static"):
+        srelax.from_torch(exported, static=["edge_index"])
