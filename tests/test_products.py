@@ -19,8 +19,10 @@ from product_oracle import (
     Entries,
     check,
     drawn,
+    magnitudes,
     pairs,
     product_of,
+    stored,
 )
 from sparsetir.call import assembled
 from sparsetir.harness import suite
@@ -143,3 +145,49 @@ def test_large_inputs(family: str) -> None:
     assert np.array_equal(found.indptr, expected.indptr)
     assert np.array_equal(found.indices, expected.indices)
     np.testing.assert_allclose(found.data, expected.data)
+
+
+# --- other sums and products ------------------------------------------------------------------------------
+
+
+SEMIRING = """
+@T.prim_func
+def product(a: T.handle, b: T.handle, c: T.handle, indptr_a: T.handle, indices_a: T.handle, indptr_b: T.handle,
+            indices_b: T.handle, m: T.int32, p: T.int32, n: T.int32, nnz_a: T.int32, nnz_b: T.int32):
+    I = T.dense_fixed(m)
+    K = T.sparse_variable(I, (p, nnz_a), (indptr_a, indices_a), sorted=False, unique=False)
+    K_dense = T.dense_fixed(p)
+    J_b = T.sparse_variable(K_dense, (n, nnz_b), (indptr_b, indices_b), sorted=False, unique=False)
+    J = T.sparse_assembled(I, n)
+    A = T.match_sparse_buffer(a, (I, K), "{dtype}")
+    B = T.match_sparse_buffer(b, (K_dense, J_b), "{dtype}")
+    C = T.match_sparse_buffer(c, (I, J), "{dtype}")
+    with T.sp_iter([I, K, J], "SRS", "product") as [i, k, j]:
+        with T.init():
+            C[i, j] = {zero}
+        C[i, j] = {body}
+"""
+# The first value, the body in the script, and what the body does with the value before and two factors.
+SEMIRINGS: dict[str, tuple[str, str, float, Callable[[Any, Any, Any], Any]]] = {
+    "min, plus": ("1000000000", "T.min(C[i, j], A[i, k] + B[k, j])", 10**9, lambda c, a, b: min(c, a + b)),
+    "max, times": ("-1000000000", "T.max(C[i, j], A[i, k] * B[k, j])", -(10**9), lambda c, a, b: max(c, a * b)),
+    "plus, min": ("0", "C[i, j] + T.min(A[i, k], B[k, j])", 0, lambda c, a, b: c + min(a, b)),
+    "from 5 on": ("5", "C[i, j] - A[i, k] * B[k, j]", 5, lambda c, a, b: c - a * b),
+    "plus, squares": ("0", "C[i, j] + (A[i, k] - B[k, j]) * (A[i, k] - B[k, j])", 0, lambda c, a, b: c + (a - b) ** 2),
+}
+
+
+@pytest.mark.parametrize("name", SEMIRINGS)
+def test_other_sums_and_products(name: str) -> None:
+    zero, body, first, step = SEMIRINGS[name]
+    kernel = sparsetir.build(sparsetir.parse(SEMIRING.format(dtype="int32", zero=f"T.int32({zero})", body=body)))
+    for rng, seed in pairs(4, 40):
+        with on(seed):
+            m, p, n = sizes(rng, 3)
+            A, B = drawn(rng, m, p, "int32"), drawn(rng, p, n, "int32")
+            expected: Entries = {}
+            for (i, k), a in stored(A):
+                for (l, j), b in stored(B):
+                    if k == l:
+                        expected[i, j] = step(expected.get((i, j), first), a, b)
+            check(kernel(A=A, B=B), expected, magnitudes(expected), (m, n), "int32")
