@@ -11,6 +11,7 @@ import scipy.sparse as sp
 
 from sparsetir import interop, ops
 from sparsetir.assemble import Options
+from sparsetir.call.arguments import numpy_dtype
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.make import assembled_kernel
 from sparsetir.call.pattern_results import Pattern
@@ -47,7 +48,7 @@ def matmul(
     top : int, optional
         Keep so many entries of each row, those with the largest values; of equal ones those in the first columns.
     above : float, optional
-        Keep the entries with larger values.
+        Keep the entries with larger values. With one of the two NaN is not kept.
 
     Returns
     -------
@@ -86,7 +87,7 @@ def matmul(
     if not selects:
         return operands.like_first(kernel(**named))
     args = kernel.prepare((), named)
-    pattern = kernel.one_phase(kernel.begin(args), _top(top), _above(above, operands.dtype))
+    pattern = kernel.one_phase(kernel.begin(args), _top(top), _least(above, operands.dtype))
     return operands.like_first(kernel.returned(args, pattern, named))
 
 
@@ -339,14 +340,17 @@ def _top(top: Any) -> int | None:
     return number
 
 
-def _above(above: Any, dtype: str) -> Any:
-    """The value that entries must exceed: less than any without `above`."""
-    if dtype in ("float16", "bfloat16", "float32", "float64"):
-        return -np.inf if above is None else float(above)
-    least = 0 if dtype == "bool" else int(np.iinfo(dtype).min)
-    if above is None:
-        raise ArgumentError(f"top of {dtype} products needs above=, a number below all of them: found none")
-    return max(int(np.floor(above)), least)
+def _least(above: Any, dtype: str) -> Any:
+    """The least value above a number, or the least of all; NaN is above none."""
+    kind = numpy_dtype(dtype)
+    if kind.kind in "fV":
+        return -np.inf if above is None else float(np.nextafter(kind.type(above), kind.type(np.inf)))
+    low, high = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    if above is None or above < low:
+        return low
+    if above >= high:
+        raise ArgumentError(f"above is less than the largest {dtype}, {high}; found {above!r}")
+    return int(np.floor(above)) + 1
 
 
 class _Operands(dict[str, Any]):

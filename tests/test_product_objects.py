@@ -17,7 +17,7 @@ import scipy.sparse as sp
 import sparsetir
 from each import on
 from product_oracle import DTYPES
-from sparsetir.errors import StructureError
+from sparsetir.errors import ArgumentError, StructureError
 from sparsetir.harness import suite
 
 # --- classes ----------------------------------------------------------------------------------------------
@@ -69,6 +69,42 @@ def test_torch_comes_back_for_torch() -> None:
             np.testing.assert_allclose(found.to_dense().numpy(), (A @ B).toarray(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_torch_tensors_of_halves(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    dense = torch.tensor([[1.0, 0, 3], [0, 0, 0], [2, 3, 0]])
+    A = dense.to(getattr(torch, dtype)).to_sparse_csr()
+    expected = {
+        "matmul": dense @ dense,
+        "top": torch.tensor([[7.0, 9, 0], [0, 0, 0], [0, 0, 6]]),
+        "add": 2 * dense,
+        "multiply": dense * dense,
+        "maximum": dense,
+    }
+    for name, value in expected.items():
+        with on(name):
+            found = sparsetir.matmul(A, A, top=2, above=2) if name == "top" else getattr(sparsetir, name)(A, A)
+            assert found.dtype == A.dtype
+            np.testing.assert_array_equal(found.to_dense().float(), value)
+
+
+def test_what_is_not_finite_among_the_largest() -> None:
+    A = sp.csr_array(np.float32([[1, -np.inf, np.nan], [np.inf, 3, 4]]))
+    eye = sp.eye_array(2, format="csr", dtype="float32")
+    kept = sparsetir.matmul(eye, A, top=3)
+    np.testing.assert_array_equal(kept.data, np.float32([1, -np.inf, np.inf, 3, 4]))
+    np.testing.assert_array_equal(sparsetir.matmul(eye, A, top=1).toarray(), [[1, 0, 0], [np.inf, 0, 0]])
+
+
+def test_a_limit_that_nothing_exceeds_is_an_error() -> None:
+    A = sp.csr_array(np.ones((2, 2), "uint8"))
+    assert sparsetir.matmul(A, A, above=1.5).nnz == 4
+    assert sparsetir.matmul(A, A, above=2).nnz == 0
+    assert sparsetir.matmul(A, A, above=-7).nnz == 4
+    with pytest.raises(ArgumentError, match="less than the largest uint8, 255; found 255"):
+        sparsetir.matmul(A, A, above=255)
+
+
 @pytest.mark.parametrize("layout", ["bsr", "bsc"])
 def test_torch_tensors_of_blocks(layout: str) -> None:
     torch = pytest.importorskip("torch")
@@ -117,6 +153,14 @@ def arrays(A: Any) -> list[np.ndarray]:
 
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "matmul": lambda A, B: sparsetir.matmul(A, B),
+    "masked": lambda A, B: sparsetir.matmul(A, B, mask=B),
+    "complement": lambda A, B: sparsetir.matmul(A, B, mask=B, complement=True),
+    "top": lambda A, B: sparsetir.matmul(A, B, top=2),
+    "add": lambda A, B: sparsetir.add(A, B),
+    "subtract": lambda A, B: sparsetir.subtract(A, B),
+    "multiply": lambda A, B: sparsetir.multiply(A, B),
+    "maximum": lambda A, B: sparsetir.maximum(A, B),
+    "rap": lambda A, B: sparsetir.rap(A, B, A),
 }
 
 
@@ -137,6 +181,26 @@ def test_results_have_memory_of_their_own(name: str) -> None:
         for part in arrays(first):
             part[...] = 0
         assert [part.tobytes() for part in arrays(CALLS[name](A, B))] == [part.tobytes() for part in arrays(second)]
+
+
+def test_a_plan_gives_arrays_of_their_own() -> None:
+    A = finite(9, 9)
+    plan = sparsetir.matmul_plan(A, A)
+    first, second = plan(A, A), plan(A, A)
+    held = [*arrays(first), *arrays(second), *arrays(A)]
+    assert not any(np.shares_memory(x, y) for x, y in itertools.combinations(held, 2))
+    first.data[...] = first.indices[...] = first.indptr[...] = 0
+    same(second, A @ A)
+    same(plan(A, A), A @ A)
+
+
+def test_a_plan_is_for_one_pattern() -> None:
+    A, B = finite(9, 9), finite(9, 9, 1)
+    plan = sparsetir.matmul_plan(A, A)
+    for other in ((A, B), (B, A), (B, B), (A[:8], A), (A, A[:, :8])):
+        with pytest.raises(ArgumentError, match="pattern"):
+            plan(*other)
+    same(plan(A, A), A @ A)
 
 
 PEAK = """

@@ -22,7 +22,7 @@ from sparsetir.assemble import merges
 from sparsetir.assemble.accumulators import LONG, Accumulator, Dense, Insertion, Output, add, long
 from sparsetir.assemble.program import Assembly
 from sparsetir.assemble.rows import Rows, Scatter, with_own
-from sparsetir.assemble.selection import Selection
+from sparsetir.assemble.selection import Selection, ordered
 from sparsetir.errors import LoweringError
 from sparsetir.ir import cast
 from sparsetir.lower.host.promote_halves import widened
@@ -135,12 +135,12 @@ class Functions:
         keys = array("keys", self.assembly.key_dtype, capacity)
         values = [array(f"{r.name}_values", r.dtype, capacity) for r in self.assembly.results]
         out = Output(cell("pos", LONG), cell("count", LONG), keys, values, [r.initial for r in self.assembly.results])
-        top, above = size("most"), Var("above", ir.PrimType(self.assembly.results[0].dtype))
-        heap = array("heap", str(above.ty.dtype), split.chunks, top)
-        extra = [top, above, heap] if self.options.select else []
+        top, least = size("most"), Var("least", ir.PrimType(ordered(self.assembly.results[0].dtype)))
+        heap = array("heap", str(least.ty.dtype), split.chunks, top)
+        extra = [top, least, heap] if self.options.select else []
 
         def way(chunk: Var) -> Callable[[Var], list[tirx.Stmt]]:
-            select = Selection(out, chunk, top, above, heap).stmts() if self.options.select else []
+            select = Selection(out, chunk, top, least, heap).stmts() if self.options.select else []
             end = [add(out.pos, get(out.count))]
             done = lambda row: [*select, tirx.BufferStore(length, get(out.count), [row]), *end]  # noqa: E731
             return self.ways(out, work, chunk, split, done)

@@ -13,6 +13,7 @@ from tvm.ir import Var
 from sparsetir.assemble.accumulators import LONG, Output, add, long
 from sparsetir.assemble.program import Assembly, Merge
 from sparsetir.ir import Axis, cast, const
+from sparsetir.lower.nest.replace_bools import as_logic
 from sparsetir.lower.nests import serial
 from sparsetir.lower.rewriting import alloc, cell, get, product, put, seq
 
@@ -181,7 +182,7 @@ class _Emitter:
             return cast(key, str(var.ty.dtype)) if var.same_as(self.merge.var) else var
 
         found = tvm_ffi.structural_mutate(value, [(ir.TensorLoad, on_load)])
-        return tvm_ffi.structural_map(found, with_def_region_kind=(Var, on_var))
+        return as_logic(tvm_ffi.structural_map(found, with_def_region_kind=(Var, on_var)))
 
 
 def _all(conditions: Sequence[ir.Expr]) -> ir.Expr:

@@ -7,8 +7,14 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.assemble.accumulators import LONG, Output, add, long
+from sparsetir.ir import cast
 from sparsetir.lower.nests import serial
 from sparsetir.lower.rewriting import alloc, cell, get, put, seq
+
+
+def ordered(dtype: str) -> str:
+    """The dtype in which values of a dtype are compared."""
+    return {"bool": "uint8", "float16": "float32", "bfloat16": "float32"}.get(dtype, dtype)
 
 
 class Selection:
@@ -19,14 +25,14 @@ class Selection:
     out : Output
         With one result.
     chunk : Var
-    top, above : Var
-        How many entries stay, and what their values must exceed.
+    top, least : Var
+        How many entries stay, and what their values must be at least; NaN is not.
     heap : Var
         For each chunk `top` values, the least of them first.
     """
 
-    def __init__(self, out: Output, chunk: Var, top: Var, above: Var, heap: Var) -> None:
-        self.out, self.chunk, self.top, self.above, self.heap = out, chunk, top, above, heap
+    def __init__(self, out: Output, chunk: Var, top: Var, least: Var, heap: Var) -> None:
+        self.out, self.chunk, self.top, self.least, self.heap = out, chunk, top, least, heap
         self.kept, self.ties = cell("kept", LONG), cell("ties", LONG)
         self.node, self.child = cell("node", LONG), cell("child", LONG)
         self.step = Var("step", ir.PrimType(LONG))
@@ -34,12 +40,11 @@ class Selection:
     def stmts(self) -> list[tirx.Stmt]:
         """Select from the entries of the row, and count what is left."""
         cells = alloc(self.kept, self.ties, self.node, self.child)
-        larger = self.value(get(self.out.pos) + self.step) > self.above
-        some = self.pass_of(larger)
+        some = self.pass_of(self.value(get(self.out.pos) + self.step) >= self.least)
         return [*cells, *some, tirx.IfThenElse(get(self.out.count) > self.top, seq(*self.largest()), None)]
 
     def value(self, at: ir.Expr) -> ir.Expr:
-        return tirx.BufferLoad(self.out.values[0], [at])
+        return cast(tirx.BufferLoad(self.out.values[0], [at]), str(self.heap.ty.dtype))
 
     def pass_of(self, condition: ir.Expr, *also: tirx.Stmt) -> list[tirx.Stmt]:
         """Keep the entries for which a condition holds, in order."""
@@ -97,4 +102,4 @@ class Selection:
         return tirx.IfThenElse(left <= last, lower, put(self.child, long(0)))
 
 
-__all__ = ["Selection"]
+__all__ = ["Selection", "ordered"]

@@ -14,8 +14,9 @@ import numpy as np
 
 from sparsetir import interop
 from sparsetir.assemble import AssembledCompiled, Assembly, Options
+from sparsetir.assemble.selection import ordered
 from sparsetir.call.arguments import Arguments, numpy_dtype
-from sparsetir.call.passing import argument_list
+from sparsetir.call.passing import argument_list, as_bfloat16
 from sparsetir.call.pattern_results import Pattern, as_object
 from sparsetir.call.signature import Signature
 from sparsetir.errors import ArgumentTypeError, VerifyError
@@ -206,13 +207,13 @@ class AssembledKernel:
         self._give_back(work)
         return Pattern(self._held_shape(call), indptr, keys, values)
 
-    def one_phase(self, call: Call, top: int | None = None, above: Any = None) -> Pattern:
+    def one_phase(self, call: Call, top: int | None = None, least: Any = None) -> Pattern:
         """Write the rows of each chunk from where they may begin at most, then close the gaps."""
         work = self.take(call)
         length = np.zeros(call.rows, np.int64)
         first, total = self.places(call, top)
         keys, values = self.entries(total)
-        self.numeric(call, work, length, first, keys, values, *self.selected(call, top, above))
+        self.numeric(call, work, length, first, keys, values, *self.selected(call, top, least))
         indptr = _running(length)
         self._give_back(work)
         targets, ends = indptr[call.ranges[:-1]], indptr[call.ranges[1:]]
@@ -233,13 +234,13 @@ class AssembledKernel:
         room = _running(np.array(sums, np.int64))
         return room[:-1], int(room[-1])
 
-    def selected(self, call: Call, top: int | None, above: Any) -> list[Any]:
+    def selected(self, call: Call, top: int | None, least: Any) -> list[Any]:
         """What the choice of the largest entries takes."""
         if not self.options.select:
             return []
-        dtype = numpy_dtype(self.assembly.results[0].dtype)
+        dtype = numpy_dtype(ordered(self.assembly.results[0].dtype))
         most = min(call.width, int(call.bound.max(initial=0))) if top is None else min(top, max(call.width, 1))
-        return [most, above, np.empty((call.chunks, most), dtype)]
+        return [most, least, np.empty((call.chunks, most), dtype)]
 
     def numeric(
         self,
@@ -340,8 +341,10 @@ def _move(array: np.ndarray, source: int, target: int, count: int) -> None:
 
 def _passed(value: Any) -> Any:
     """An array as the compiled functions take it."""
-    if not isinstance(value, np.ndarray) or value.size:
+    if not isinstance(value, np.ndarray):
         return value
+    if value.size:
+        return as_bfloat16(value) if value.dtype.kind == "V" else value  # numpy knows no bfloat16
     import tvm
 
     return tvm.runtime.empty(value.shape, str(value.dtype))

@@ -29,10 +29,10 @@ def _passed(args: Arguments, param: Param) -> Any:
     if array.size == 0:
         # numpy's strides of an empty array are not the compact ones that the compiled checks ask for.
         return tvm.runtime.empty(array.shape, param.dtype)
-    return _bfloat16(array) if param.dtype == "bfloat16" else interop.writable_alias(array)
+    return as_bfloat16(array) if param.dtype == "bfloat16" else interop.writable_alias(array)
 
 
-def _bfloat16(array: np.ndarray) -> Any:
+def as_bfloat16(array: np.ndarray) -> Any:
     """A TVM tensor over a bfloat16 array, which numpy itself cannot hand out."""
     bits = tvm_ffi.from_dlpack(interop.writable_alias(array.view(np.uint16)))
     return bits._create_view(array.shape, "bfloat16")
@@ -50,4 +50,4 @@ def check_overlap(signature: Signature, args: Arguments) -> None:
                 raise ArgumentError(f"{pair}, and {name} is written: pass a separate array")
 
 
-__all__ = ["argument_list", "check_overlap"]
+__all__ = ["argument_list", "as_bfloat16", "check_overlap"]

@@ -57,9 +57,13 @@ def ReplaceBools(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
     """Replace the arithmetic of bools in a stage-I function."""
     if not decode(func).axes:
         return func
+    return with_body(func, as_logic(func.body))
+
+
+def as_logic(node: Any) -> Any:
+    """A statement or an expression without arithmetic of bools."""
     callbacks = [*((kind, _replaced) for kind in (*LOGIC, *COMPARISONS)), (tirx.Cast, _truth)]
-    body = tvm_ffi.structural_mutate(func.body, callbacks)
-    return with_body(func, body)
+    return tvm_ffi.structural_mutate(node, callbacks)
 
 
-__all__ = ["ReplaceBools"]
+__all__ = ["ReplaceBools", "as_logic"]
