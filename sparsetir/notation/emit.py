@@ -81,6 +81,8 @@ class _Writer:
         self.vars = {c: self.names.new(c) for c in letters}
         sparse = set(self._sparse_levels().values())
         tops = {c: c.upper() if c.upper() != c else f"{c}_axis" for c in letters}
+        if self.nest.assembled:
+            self.made = self.names.new(tops[self.nest.output[-1]])
         for c in letters:
             self.dense[c] = self.names.new(f"{tops[c]}_dense" if c in sparse else tops[c], f"{tops[c]}_dense")
         for (at, depth), c in self._sparse_levels().items():
@@ -114,6 +116,9 @@ class _Writer:
                 self.lines.append(f"{self.dense[c]} = T.dense_fixed({self.sizes[c]}{self._idtype})")
         for at in range(len(self.nest.operands)):
             self._levels(at)
+        if self.nest.assembled:
+            row, length = self.dense[self.nest.output[0]], self.sizes[self.nest.output[-1]]
+            self.lines.append(f"{self.made} = T.sparse_assembled({row}, {length}{self._idtype})")
         if self._has_scalars():
             self.one = self.names.new("One")
             self.lines.append(f"{self.one} = T.dense_fixed(1{self._idtype})")
@@ -132,13 +137,14 @@ class _Writer:
 
     def _dense_letters(self) -> set[str]:
         """Letters of which some buffer or loop has all coordinates."""
-        found = {loop.letter for loop in self.nest.loops if loop.owner is None}
+        found = {loop.letter for loop in self.nest.loops if loop.owner is None and not loop.assembled}
         for operand in self.nest.operands:
             if operand.layout is None:
                 found |= set(operand.letters)
             elif operand.layout.levels[0].kind == "dense":
                 found.add(operand.path[0])
-        return found | (set(self.nest.output) if self.nest.pattern is None else set())
+        dense = self.nest.output[:-1] if self.nest.assembled else self.nest.output
+        return found | (set(dense) if self.nest.pattern is None else set())
 
     def _levels(self, at: int) -> None:
         operand = self.nest.operands[at]
@@ -203,6 +209,8 @@ class _Writer:
     def _result_axes(self) -> list[str]:
         if self.nest.pattern is not None:
             return self._axes(self.nest.pattern, self.nest.output)
+        if self.nest.assembled:
+            return [self.dense[self.nest.output[0]], self.made]
         return [self.dense[c] for c in self.nest.output]
 
     def _match(self, buffer: str, handle: str, axes: list[str], *, is_sparse: bool = False) -> None:
@@ -227,7 +235,8 @@ class _Writer:
         kinds = "".join("S" if loop.letter in nest.output else "R" for loop in loops)
         named = ", ".join(self.vars[loop.letter] for loop in loops)
         self.lines.append(f'with T.sp_iter([{axes}], "{kinds}", "{self.name}") as [{named}]:')
-        if "R" not in kinds and (nest.pattern is not None or all(loop.owner is None for loop in loops)):
+        has_pattern = nest.pattern is not None or nest.assembled
+        if "R" not in kinds and (has_pattern or all(loop.owner is None for loop in loops)):
             self.lines.append(f"    {target} = {nest.ring.product(reads)}")
             return
         identity = literal(nest.ring.identity(nest.dtype), nest.dtype)
@@ -236,6 +245,8 @@ class _Writer:
         self.lines.append(f"    {target} = {nest.ring.body(target, reads)}")
 
     def _loop(self, loop: Loop) -> str:
+        if loop.assembled:
+            return self.made
         if loop.owner is None:
             return self.dense[loop.letter]
         axis = self.axis[loop.owner, loop.depth]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import is_torch, to_torch
 from sparsetir.notation import subscripts as notation
 from sparsetir.notation.operands import Kind, Shape, admitted, kind_of, look
@@ -197,7 +198,9 @@ class Expression:
         self.order = [self.target.letters.index(c) for c in self.terms.output]
         self.is_torch = any(kind.family == "torch" for kind in kinds)
         self.family = "numpy" if self.target.pattern is None else kinds[self.target.pattern].family
-        self.is_plain = len(self.steps) == 1 and not any(self.views) and self.target.pattern is None
+        if self.target.assembled:
+            self.family = next(kind.family for kind in kinds if kind.layout is not None)
+        self.is_plain = len(self.steps) == 1 and not any(self.views) and not self.target.is_sparse
         self.is_plain = self.is_plain and self.steps[0].members == tuple(range(len(kinds)))
 
     # ------------------------------------------------------------------ calls
@@ -249,6 +252,8 @@ class Expression:
 
     def finished(self, found: Any) -> Any:
         """The result in its class, dimensions in order."""
+        if self.target.assembled:
+            return SparseTensor.from_any(found) if self.family in ("tensor", "coo") else found
         if self.target.pattern is None:
             return to_torch(np.asarray(found)) if self.is_torch and not is_torch(found) else _number(found)
         return classed(transposed(found, self.order), self.family)
@@ -286,6 +291,7 @@ class Expression:
             lines.append(f"{number}. {_explained(step, held)}")
             names.append(f"step {number}")
         where = "dense" if self.target.pattern is None else f"the pattern of operand {self.target.pattern}"
+        where = "a pattern that is computed" if self.target.assembled else where
         return "\n".join([f"{self.terms} in {self.dtype}, result: {where}", *lines])
 
     def tune(self, *operands: Any, seconds: float = 10.0, database: Any = None) -> Expression:

@@ -46,12 +46,15 @@ class Loop:
         The level of that operand.
     under : str
         The letter below whose coordinate the level is attached, where that is not its own parent's.
+    assembled : bool
+        Whether it runs over the coordinates that the program computes.
     """
 
     letter: str
     owner: int | None = None
     depth: int = 0
     under: str = ""
+    assembled: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,8 @@ class Nest:
         The operand whose pattern, or that of whose first levels, the result has; None: a dense result.
     ring : Semiring
     dtype, idtype : str
-    ones : str
-        Letters of extent 1.
+    assembled : bool
+        Whether the program computes the pattern of the result: rows of the first letter, coordinates of the second.
     """
 
     operands: tuple[Operand, ...]
@@ -77,6 +80,7 @@ class Nest:
     ring: Semiring = USUAL
     dtype: str = "float32"
     idtype: str = "int32"
+    assembled: bool = False
 
     @property
     def letters(self) -> str:
@@ -95,10 +99,11 @@ class Nest:
             for at in self._drivers():
                 for loop in self._driven(at, found):
                     found[loop.letter] = loop
-        rest = [letter for letter in self.letters if letter not in found]
+        last = self.output[-1] if self.assembled else ""
+        rest = [letter for letter in self.letters if letter not in found and letter != last]
         for letter in sorted(rest, key=lambda c: c not in self.output):
             found[letter] = Loop(letter)
-        return tuple(found.values())
+        return (*found.values(), *([Loop(last, assembled=True)] if last else []))
 
     def _drivers(self) -> list[int]:
         """The sparse operands: that of the pattern first, then those whose first loop is one of the result."""
@@ -114,7 +119,7 @@ class Nest:
         held: set[str] = set()
         for depth, (letter, level) in enumerate(zip(operand.path, operand.layout.levels, strict=True)):
             is_root = depth == 0 and level.kind == "dense"
-            if letter in held or (letter in found and not is_root):
+            if letter in held or (letter in found and not is_root) or (self.assembled and letter == self.output[-1]):
                 return
             held.add(letter)
             if letter not in found:

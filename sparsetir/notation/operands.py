@@ -52,12 +52,15 @@ class Layout:
         Whether the operand is a `SparseTensor` whose arrays are passed as they are.
     fills : bool
         Whether zeros between the entries are stored.
+    transposed : bool
+        Whether the transposed operand is passed.
     """
 
     levels: tuple[Level, ...]
     idtype: str = "int32"
     held: bool = False
     fills: bool = False
+    transposed: bool = False
 
     @property
     def order(self) -> tuple[int, ...]:

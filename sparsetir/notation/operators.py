@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from sparsetir import products
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, as_numpy, is_sparse, is_torch
 from sparsetir.notation.expression import einsum
 from sparsetir.notation.semiring import LIMITS
 from sparsetir.notation.steps import cast, transposed
-from sparsetir.products import matmul as sparse_matmul
 from sparsetir.scalars import dtype_name
 
 Axis: TypeAlias = "int | tuple[int, ...] | None"
@@ -53,7 +53,7 @@ def matmul(left: Any, right: Any) -> Any:
     if left.shape[-1] != right.shape[-2 if b > 1 else 0]:
         raise ArgumentError(f"the shapes {tuple(left.shape)} and {tuple(right.shape)} do not fit @")
     if is_sparse(left) and is_sparse(right) and a == b == 2:
-        return SparseTensor.from_any(sparse_matmul(_compressed(left), _compressed(right)))
+        return SparseTensor.from_any(products.matmul(_compressed(left), _compressed(right)))
     inner, outer = "xy"[: min(a, 2)], "yz"[: min(b, 2)]
     inner, outer = ("y" if a == 1 else inner), ("y" if b == 1 else outer)
     rows = "..." if a > 2 or b > 2 else ""
@@ -73,6 +73,9 @@ def multiply(left: Any, right: Any) -> Any:
     if _is_number(other):
         return _scaled(tensor, np.multiply, other)
     if is_sparse(other):
+        _same_shape(left, right)
+        if tensor.ndim == 2:
+            return SparseTensor.from_any(products.multiply(_compressed(left), _compressed(right)))
         return _common(tensor, _tensor(other))
     return _over_dense(tensor, other)
 
@@ -103,7 +106,6 @@ def _over_dense(tensor: SparseTensor, other: Any) -> Any:
 
 def _common(left: SparseTensor, right: SparseTensor) -> SparseTensor:
     """The products of entries that both store."""
-    _same_shape(left, right)
     first, second = _keys(left), _keys(right)
     _, a, b = np.intersect1d(first, second, assume_unique=True, return_indices=True)
     values = np.multiply(left.values[a], right.values[b])
@@ -147,8 +149,10 @@ def _sum(left: Any, right: Any, sign: int) -> Any:
             return right if value is left and sign > 0 else (-right if value is left else left)
     if not (is_sparse(left) and is_sparse(right)):
         return _dense_sum(left, right, sign)
+    _same_shape(left, right)
     a, b = _tensor(left), _tensor(right)
-    _same_shape(a, b)
+    if a.ndim == 2 and a.dtype != bool:
+        return SparseTensor.from_any(products.add(_compressed(left), _compressed(right), beta=sign))
     dtype = np.result_type(a.dtype, b.dtype)
     values = np.concatenate(
         [a.values.astype(dtype), np.multiply(b.values, sign).astype(dtype) if sign < 0 else b.values]

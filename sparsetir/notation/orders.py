@@ -57,7 +57,12 @@ class Contraction:
 
 
 def contractions(
-    values: Sequence[Value], output: str, sizes: Mapping[str, int], *, needs_pattern: bool = False
+    values: Sequence[Value],
+    output: str,
+    sizes: Mapping[str, int],
+    *,
+    needs_pattern: bool = False,
+    assembles: bool = False,
 ) -> list[Contraction]:
     """The steps that compute an expression.
 
@@ -70,7 +75,9 @@ def contractions(
     sizes : mapping of str to int
         The extent of each letter.
     needs_pattern : bool
-        Whether the last step must have an operand with the letters of the result that is sparse.
+        Whether the result must be sparse.
+    assembles : bool
+        Whether steps over two sparse matrices may compute the pattern of their result.
 
     Examples
     --------
@@ -79,17 +86,30 @@ def contractions(
     >>> [step.members for step in contractions(chain, "il", sizes)]  # A (B C)
     [(1, 2), (0, 3)]
     """
-    search = _Search(list(values), output, sizes, needs_pattern)
+    search = _Search(list(values), output, sizes, needs_pattern, assembles)
     while len(search.open) > EXHAUSTIVE:
         search.merge_cheapest()
     search.finish()
     return search.steps
 
 
+def is_assembled(members: Sequence[Value], letters: str) -> bool:
+    """Whether a step over two sparse matrices makes one with a pattern of its own."""
+    if len(members) != 2 or len(letters) != 2 or any(value.stored is None for value in members):
+        return False
+    each = [set(value.letters) for value in members]
+    return (
+        all(len(e) == 2 == len(v.letters) for e, v in zip(each, members, strict=True)) and len(each[0] | each[1]) == 3
+    )
+
+
 class _Search:
     """Merges values until one is left."""
 
-    def __init__(self, values: list[Value], output: str, sizes: Mapping[str, int], needs_pattern: bool) -> None:
+    def __init__(
+        self, values: list[Value], output: str, sizes: Mapping[str, int], needs_pattern: bool, assembles: bool
+    ) -> None:
+        self.assembles = assembles
         self.values, self.output, self.sizes, self.needs_pattern = values, output, sizes, needs_pattern
         self.open = list(range(len(values)))
         self.steps: list[Contraction] = []
@@ -107,6 +127,11 @@ class _Search:
         for value in members:
             if value.stored is not None and set(value.letters) == set(letters) and len(letters) == len(value.letters):
                 return value
+        if self.assembles and is_assembled(members, letters):
+            shared = set(members[0].letters) & set(members[1].letters)
+            products = math.prod(value.stored or 0.0 for value in members)
+            products /= math.prod(max(self.sizes[c], 1) for c in shared)
+            return Value(letters, min(products, math.prod(float(self.sizes[c]) for c in letters)), letters)
         return Value(letters)
 
     def cost(self, members: Sequence[Value], made: Value) -> float:
@@ -235,4 +260,4 @@ def _partitions(items: list[int]) -> Iterator[list[frozenset[int]]]:
             yield [*blocks[:n], block | {first}, *blocks[n + 1 :]]
 
 
-__all__ = ["Contraction", "Value", "contractions"]
+__all__ = ["Contraction", "Value", "contractions", "is_assembled"]

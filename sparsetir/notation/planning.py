@@ -10,8 +10,8 @@ import numpy as np
 
 from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.notation.nest import Nest, Operand
-from sparsetir.notation.operands import Kind, Layout, rows
-from sparsetir.notation.orders import Contraction, Value, contractions
+from sparsetir.notation.operands import Kind, Layout, Level, rows
+from sparsetir.notation.orders import Contraction, Value, contractions, is_assembled
 from sparsetir.notation.semiring import Semiring
 from sparsetir.notation.steps import DenseStep, KernelStep, Step
 from sparsetir.notation.subscripts import Terms
@@ -29,10 +29,17 @@ class Target:
         The operand whose pattern it has.
     letters : str
         The letters in the order in which the last step makes them.
+    assembled : bool
+        Whether its pattern is computed.
     """
 
     pattern: int | None
     letters: str
+    assembled: bool = False
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.assembled or self.pattern is not None
 
 
 @dataclass(frozen=True)
@@ -139,15 +146,20 @@ def target(task: Task) -> Target:
     output = task.terms.output
     if task.result == "dense" or (task.result == "auto" and not _is_sparse(task)):
         return Target(None, output)
+    if len(task.kinds) > 1 and _merges(task):
+        return Target(None, output, assembled=True)
     at = _pattern(task)
     if at is not None:
         term = task.terms.inputs[at]
         return Target(at, "".join(c for c in term if c in output))
+    if _multiplies(task):
+        return Target(None, output, assembled=True)
     text = str(task.terms)
     if not any(kind.layout is not None for kind in task.kinds):
         raise ArgumentError(f"no operand of {text!r} is sparse, and so is no result: leave result='sparse' out")
     raise LoweringError(
-        f"the result of {text!r} has a pattern that none of its operands has: pass result='dense' for a dense array"
+        f"the result of {text!r} has a pattern that none of its operands has, and patterns are computed of matrices "
+        "alone: pass result='dense' for a dense array"
     )
 
 
@@ -157,9 +169,62 @@ def _is_sparse(task: Task) -> bool:
     output = set(task.terms.output)
     if not sparse or not output:
         return False
+    if _merges(task):
+        return True
     if _pattern(task) is not None and any(letters == output for letters in sparse):
         return True
     return len(output) > 1 and output <= set().union(*sparse) and task.drives
+
+
+def _matrices(task: Task) -> list[str] | None:
+    """The letters of the sparse operands, where all are matrices and the result is one."""
+    sparse = [t for t, k in zip(task.terms.inputs, task.kinds, strict=True) if k.layout is not None]
+    is_matrix = all(len(t) == 2 == len(set(t)) for t in [*sparse, task.terms.output])
+    return sparse if is_matrix and len(sparse) > 1 else None
+
+
+def _merges(task: Task) -> bool:
+    """Whether the result is stored where all sparse matrices are, or, of sums, where one is."""
+    sparse = _matrices(task)
+    if sparse is None or task.terms.summed or any(set(t) != set(task.terms.output) for t in sparse):
+        return False
+    if task.drives:
+        return True
+    joins = task.ring.combine in ("max", "min") or (task.ring.combine == "add" and task.ring.fill == 0)
+    return joins and len(sparse) == len(task.kinds)
+
+
+def _multiplies(task: Task) -> bool:
+    """Whether the result is a chain of products of sparse matrices, which dense vectors and matrices may scale."""
+    sparse = _matrices(task)
+    if sparse is None or not task.drives:
+        return False
+    if len(task.kinds) > 2 and task.ring.is_usual and len(sparse) == len(task.kinds):
+        return set(task.terms.output) <= set("".join(sparse))
+    nest = _assembled(task, _operands(task), task.terms.output)
+    first, last = task.terms.output[0], task.terms.output[1]
+    owned = all(loop.owner is not None or loop.assembled or loop.letter == first for loop in nest.loops)
+    return owned and any(last in t for t in sparse)
+
+
+def _assembled(task: Task, members: Sequence[Operand], output: str) -> Nest:
+    """The contraction of sparse matrices that computes the pattern of its result."""
+    turned = [_turned(operand, output) for operand in members]
+    return Nest(tuple(turned), output, None, task.ring, task.dtype, task.idtype, assembled=True)
+
+
+def _turned(operand: Operand, output: str) -> Operand:
+    """A sparse matrix by rows of the letter that comes first: the result's own first, its second last."""
+    if operand.layout is None:
+        return operand
+    if set(operand.letters) == set(output):
+        layout = Layout(rows(2), operand.layout.idtype, transposed=operand.letters != output)
+        return Operand(output, layout)
+    rank = {output[0]: -1, output[1]: 1}
+    first, second = sorted(operand.letters, key=lambda c: rank.get(c, 0))
+    dims = (operand.letters.index(first), operand.letters.index(second))
+    level = Level(dims[1], "compressed", sorted=False, unique=False)
+    return Operand(operand.letters, Layout((Level(dims[0], "dense"), level), operand.layout.idtype))
 
 
 def _keeps(task: Task) -> bool:
@@ -209,9 +274,16 @@ def plan(task: Task, sizes: Mapping[str, int], stored: Sequence[float | None]) -
     is_prefix = goal.pattern is not None and len(task.terms.inputs[goal.pattern]) > len(goal.letters)
     if len(task.kinds) < 3 or not task.ring.is_usual or is_prefix:
         order = [Contraction(tuple(range(len(task.kinds))), goal.letters, 0.0)]
+    elif goal.assembled and not _is_chain(task):
+        order = [Contraction(tuple(range(len(task.kinds))), goal.letters, 0.0)]
     else:
         order = _order(task, goal, sizes, stored)
     return _steps(task, order, goal), goal
+
+
+def _is_chain(task: Task) -> bool:
+    """Whether every operand is a sparse matrix, so that pairs of them are multiplied."""
+    return all(kind.layout is not None for kind in task.kinds) and not _merges(task)
 
 
 def _with_trees(task: Task, goal: Target) -> Task:
@@ -236,7 +308,9 @@ def _order(task: Task, goal: Target, sizes: Mapping[str, int], stored: Sequence[
     for operand, count in zip(_operands(task), stored, strict=True):
         is_plain = operand.layout is None or len(set(operand.letters)) < len(operand.letters)
         values.append(Value(operand.letters, None if is_plain else count or 0.0, operand.path))
-    return contractions(values, goal.letters, sizes, needs_pattern=goal.pattern is not None)
+    return contractions(
+        values, goal.letters, sizes, needs_pattern=goal.is_sparse, assembles=goal.assembled and _is_chain(task)
+    )
 
 
 def _steps(task: Task, order: Sequence[Contraction], goal: Target) -> list[Step]:
@@ -249,9 +323,25 @@ def _steps(task: Task, order: Sequence[Contraction], goal: Target) -> list[Step]
             at = goal.pattern if len(order) == 1 or goal.pattern is None else at
         letters = step.output if at is None else members[at].letters
         letters = goal.letters if is_last else letters
-        steps.append(_step(task, members, replace(step, output=letters), at))
-        values.append(Operand(letters, None if at is None else members[at].layout))
+        assembled = goal.assembled and at is None and (is_last or _is_product(members, letters))
+        steps.append(_step(task, members, replace(step, output=letters), at, assembled=assembled))
+        values.append(Operand(letters, _made_layout(members, at, assembled=assembled)))
     return steps
+
+
+def _is_product(members: Sequence[Operand], letters: str) -> bool:
+    return is_assembled([Value(o.letters, None if o.layout is None else 0.0) for o in members], letters)
+
+
+def _made_layout(members: Sequence[Operand], at: int | None, *, assembled: bool) -> Layout | None:
+    """How a step stores its result."""
+    if at is not None:
+        return members[at].layout
+    if not assembled:
+        return None
+    first = next(o.layout for o in members if o.layout is not None)
+    by_columns = not first.held and first.order == (1, 0)
+    return Layout((Level(1, "dense"), Level(0, "compressed")) if by_columns else rows(2), first.idtype)
 
 
 def _carries(operand: Operand, output: str) -> bool:
@@ -259,7 +349,11 @@ def _carries(operand: Operand, output: str) -> bool:
     return operand.layout is not None and distinct and set(operand.letters) == set(output)
 
 
-def _step(task: Task, members: Sequence[Operand], step: Contraction, pattern: int | None) -> Step:
+def _step(
+    task: Task, members: Sequence[Operand], step: Contraction, pattern: int | None, *, assembled: bool = False
+) -> Step:
+    if assembled:
+        return KernelStep(step.members, _assembled(task, members, step.output))
     letters = [operand.letters for operand in members]
     if all(operand.layout is None for operand in members) and task.ring.is_usual:
         return DenseStep(step.members, letters, step.output)

@@ -106,6 +106,8 @@ class KernelStep(Step):
         layout = self.layouts[at]
         if layout is not None and layout.held:
             return self._held(at, layout, value)
+        if layout is not None and self.nest.assembled:
+            value = in_order(value, layout)
         if layout is None and value.ndim == 0:
             value = value.reshape(1)
         return {self.program.buffers[at]: value}
@@ -158,6 +160,8 @@ class KernelStep(Step):
         return CooTensor(held, values, tuple(shape[c] for c in output))
 
     def bind(self, fixed: Mapping[int, Any]) -> Callable[[Sequence[Any]], Any]:
+        if self.nest.assembled:
+            return self
         held: dict[str, Any] = {}
         for at, value in fixed.items():
             held |= self.argument(at, self.tree(at, value))
@@ -202,6 +206,19 @@ def level_coords(tensor: SparseTensor, depth: int) -> list[Any]:
         found = [np.repeat(c, sizes) for c in found] + [own.astype(np.int64, copy=False)]
         count = len(own)
     return found
+
+
+def in_order(value: Any, layout: Layout) -> Any:
+    """A sparse matrix in the order in which a program that computes patterns reads it."""
+    if layout.transposed:
+        value = transposed(value.to_scipy() if isinstance(value, SparseTensor) else value, (1, 0))
+    if isinstance(value, SparseTensor):
+        return value.to_scipy("csr" if layout.order == (0, 1) else "csc", copy=False)
+    if isinstance(value, CooTensor):
+        return sp.coo_array((value.values, tuple(value.coords)), value.shape).tocsr()
+    if is_torch(value):
+        return value if "sparse_cs" in str(value.layout) else value.to_sparse_csr()
+    return value if value.format in ("csr", "csc") else value.tocsr()
 
 
 # ------------------------------------------------------------------ results
