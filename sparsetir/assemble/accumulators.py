@@ -15,10 +15,12 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import cast, const
-from sparsetir.lower.nests import serial
+from sparsetir.lower.nests import serial, unrolled
 from sparsetir.lower.rewriting import alloc, cell, get, put, seq
 
-WORD = 64  # coordinates in one word of a bitmap
+WORD = 64  # coordinates in a block
+BYTES = 8  # that are looked at together
+GATHER = 0x0102040810204080  # takes the lowest bits of eight bytes to the highest byte
 LONG = "int64"
 
 
@@ -83,14 +85,9 @@ def add(target: Var, amount: ir.Expr | int) -> tirx.Stmt:
     return put(target, get(target) + (const(amount, dtype) if isinstance(amount, int) else cast(amount, dtype)))
 
 
-def zeros_below(word: ir.Expr) -> ir.Expr:
+def lowest(word: ir.Expr) -> ir.Expr:
     """The place of the lowest bit of a word."""
     return tirx.call_llvm_pure_intrin(LONG, "llvm.cttz", word, const(True, "bool"))
-
-
-def ones(word: ir.Expr) -> ir.Expr:
-    """The number of bits of a word."""
-    return tirx.popcount(word)
 
 
 @dataclass
@@ -139,16 +136,17 @@ class Insertion:
 
 
 @dataclass
-class Dense:
-    """An array with an element for each coordinate, and a bitmap of two levels of those that are there.
+class Marked:
+    """An array with an element for each coordinate, and marks for those that are there.
 
-    Between rows every element has its initial value and no bit is set. Going over the bits gives the row in order.
+    There is a byte for each block of 64 coordinates in `top`. Between rows every element has its initial value and no
+    mark is set. Going over blocks gives the row in order.
     """
 
     out: Output
     chunk: Var
     arrays: Sequence[Var]
-    bits: Var
+    marks: Var
     top: Var
 
     def begin(self) -> list[tirx.Stmt]:
@@ -156,43 +154,79 @@ class Dense:
 
     def enter(self, key: ir.Expr) -> list[tirx.Stmt]:
         wide = cast(key, LONG)
-        word, within = wide >> long(6), wide & long(63)
-        return [self._set(self.bits, word, within), self._set(self.top, word >> long(6), word & long(63))]
+        return [self.mark(wide), tirx.BufferStore(self.top, const(1, "uint8"), [self.chunk, wide >> long(6)])]
 
-    def _set(self, array: Var, word: ir.Expr, within: ir.Expr) -> tirx.Stmt:
-        place = [self.chunk, word]
-        return tirx.BufferStore(array, tirx.BufferLoad(array, place) | (long(1) << within), place)
+    def mark(self, key: ir.Expr) -> tirx.Stmt:
+        """Mark a coordinate."""
+        raise NotImplementedError
+
+    def taken(self, block: Var, marks: Var) -> list[tirx.Stmt]:
+        """The marks of a block as bits of a cell, and none left."""
+        raise NotImplementedError
 
     def element(self, result: int, key: ir.Expr) -> tuple[Var, list[ir.Expr]]:
         return self.arrays[result], [self.chunk, cast(key, LONG)]
 
     def finish(self) -> list[tirx.Stmt]:
-        words, bits = cell("words", LONG), cell("left", LONG)
-        above, word = Var("s", ir.PrimType(LONG)), Var("word", ir.PrimType(LONG))
-        at = [self.chunk, word]
-        clear = tirx.BufferStore(self.bits, long(0), at)
+        blocks, marks = cell("blocks", LONG), cell("marks", LONG)
+        eight, block = Var("s", ir.PrimType(LONG)), Var("block", ir.PrimType(LONG))
         if self.out.counts_only:
-            inner = [tirx.Bind(word, above * long(WORD) + zeros_below(get(words)))]
-            inner += [add(self.out.count, ones(tirx.BufferLoad(self.bits, at))), clear]
+            entries: tirx.Stmt = add(self.out.count, tirx.popcount(get(marks)))
         else:
-            inner = [tirx.Bind(word, above * long(WORD) + zeros_below(get(words)))]
-            inner += [put(bits, tirx.BufferLoad(self.bits, at)), clear]
-            inner += [tirx.While(get(bits) != long(0), seq(*self._entry(word, bits)))]
-        inner += [put(words, get(words) & (get(words) - long(1)))]
-        top = [self.chunk, above]
-        body = [put(words, tirx.BufferLoad(self.top, top)), tirx.BufferStore(self.top, long(0), top)]
-        body += [tirx.While(get(words) != long(0), seq(*inner))]
-        return [*alloc(words, bits), serial(above, self.top.ty.shape[1], seq(*body))]
+            entries = tirx.While(get(marks) != long(0), seq(*self._entry(block * long(WORD), marks)))
+        inner = [tirx.Bind(block, eight * long(BYTES) + (lowest(get(blocks)) >> long(3)))]
+        inner += [*self.taken(block, marks), entries, put(blocks, get(blocks) & (get(blocks) - long(1)))]
+        some = seq(self.clear(self.top, eight * long(BYTES), BYTES), tirx.While(get(blocks) != long(0), seq(*inner)))
+        take = put(blocks, self.eight(self.top, eight * long(BYTES)))
+        every = seq(take, tirx.IfThenElse(get(blocks) != long(0), some, None))
+        count = tirx.floordiv(self.top.ty.shape[1], long(BYTES))
+        return [*alloc(blocks, marks), serial(eight, count, every)]
 
-    def _entry(self, word: Var, bits: Var) -> list[tirx.Stmt]:
+    def eight(self, array: Var, first: ir.Expr) -> ir.Expr:
+        """Eight bytes as a word."""
+        return tirx.reinterpret(LONG, tirx.BufferLoad(array, [self.chunk, tirx.Ramp(first, long(1), BYTES)]))
+
+    def clear(self, array: Var, first: ir.Expr, count: int) -> tirx.Stmt:
+        """No bytes from `first` on."""
+        place = [self.chunk, tirx.Ramp(first, long(1), count)]
+        return tirx.BufferStore(array, tirx.Broadcast(const(0, "uint8"), count), place)
+
+    def _entry(self, first: ir.Expr, marks: Var) -> list[tirx.Stmt]:
         """Write the entry of the lowest bit."""
         key, place = Var("key", ir.PrimType(LONG)), Var("place", ir.PrimType(LONG))
         assert self.out.keys is not None
-        stmts: list[tirx.Stmt] = [tirx.Bind(key, word * long(WORD) + zeros_below(get(bits)))]
+        stmts: list[tirx.Stmt] = [tirx.Bind(key, first + lowest(get(marks)))]
         stmts += [tirx.Bind(place, get(self.out.pos) + get(self.out.count))]
         stmts += [tirx.BufferStore(self.out.keys, cast(key, str(self.out.keys.ty.dtype)), [place])]
         for array, values, initial in zip(self.arrays, self.out.values, self.out.initial, strict=True):
             held = tirx.BufferLoad(array, [self.chunk, key])
             stmts += [tirx.BufferStore(values, cast(held, str(values.ty.dtype)), [place])]
             stmts += [tirx.BufferStore(array, cast(initial, str(array.ty.dtype)), [self.chunk, key])]
-        return [*stmts, add(self.out.count, 1), put(bits, get(bits) & (get(bits) - long(1)))]
+        return [*stmts, add(self.out.count, 1), put(marks, get(marks) & (get(marks) - long(1)))]
+
+
+class Bits(Marked):
+    """Marks in a bitmap: for rows with few entries in a block."""
+
+    def mark(self, key: ir.Expr) -> tirx.Stmt:
+        place = [self.chunk, key >> long(6)]
+        held = tirx.BufferLoad(self.marks, place)
+        return tirx.BufferStore(self.marks, held | (long(1) << (key & long(63))), place)
+
+    def taken(self, block: Var, marks: Var) -> list[tirx.Stmt]:
+        place = [self.chunk, block]
+        return [put(marks, tirx.BufferLoad(self.marks, place)), tirx.BufferStore(self.marks, long(0), place)]
+
+
+class Bytes(Marked):
+    """Marks in bytes: for rows with many entries in a block, where a word would wait for the last change of itself."""
+
+    def mark(self, key: ir.Expr) -> tirx.Stmt:
+        return tirx.BufferStore(self.marks, const(1, "uint8"), [self.chunk, key])
+
+    def taken(self, block: Var, marks: Var) -> list[tirx.Stmt]:
+        part = Var("e", ir.PrimType(LONG))
+        held = self.eight(self.marks, block * long(WORD) + part * long(BYTES))
+        bits = ((held * long(GATHER)) >> long(WORD - BYTES)) & long(255)
+        packed = unrolled(part, WORD // BYTES, put(marks, get(marks) | (bits << (part * long(BYTES)))))
+        return [put(marks, long(0)), packed, self.clear(self.marks, block * long(WORD), WORD)]

@@ -19,7 +19,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.assemble import merges
-from sparsetir.assemble.accumulators import LONG, Accumulator, Dense, Insertion, Output, add, long
+from sparsetir.assemble.accumulators import LONG, WORD, Accumulator, Bits, Bytes, Insertion, Output, add, long
 from sparsetir.assemble.program import Assembly
 from sparsetir.assemble.rows import Rows, Scatter, with_own
 from sparsetir.assemble.selection import Selection, ordered
@@ -30,6 +30,7 @@ from sparsetir.lower.nests import parallel, serial
 from sparsetir.lower.rewriting import alloc, cell, collect, get, put, renewed, seq, substitute
 
 SMALL = 24  # entries up to which a row is sorted by insertion
+DENSE = 4  # entries in each block from which on they are marked in bytes
 
 
 @dataclass(frozen=True)
@@ -189,9 +190,10 @@ class Functions:
         """The accumulators of all chunks."""
         width, words, tops = size("width"), size("words"), size("tops")
         held = [array(f"{r.name}_work", r.held_dtype, split.chunks, width) for r in self.assembly.results]
-        bits, top = array("bits", LONG, split.chunks, words), array("top", LONG, split.chunks, tops)
+        bits, top = array("bits", LONG, split.chunks, words), array("top", "uint8", split.chunks, tops)
+        marks = array("bytes", "uint8", split.chunks, words * long(WORD))
         allowed = [array(f"{a.name}_allowed", LONG, split.chunks, words) for a in self.assembly.filters]
-        return Workspace(width, words, tops, held if values else [], bits, top, values, allowed)
+        return Workspace(width, words, tops, held if values else [], bits, marks, top, values, allowed)
 
     def ways(
         self, out: Output, work: Workspace, chunk: Var, split: Split, done: Callable[[Var], list[tirx.Stmt]]
@@ -205,9 +207,11 @@ class Functions:
             if merge is not None:
                 return [*merges.row_of(self.assembly, merge, out, row), *done(row)]
             small = self.collected(Insertion(out, SMALL, self.assembly.key_dtype), row, work, chunk)
-            wide = self.collected(Dense(out, chunk, work.arrays, work.bits, work.top), row, work, chunk)
-            is_small = tirx.BufferLoad(split.bound, [row]) <= long(most)
-            return [tirx.IfThenElse(is_small, small, wide), *done(row)]
+            wide = [kind(out, chunk, work.arrays, m, work.top) for kind, m in ((Bits, work.bits), (Bytes, work.bytes))]
+            sparse, dense = (self.collected(accumulator, row, work, chunk) for accumulator in wide)
+            entered = tirx.BufferLoad(split.bound, [row])
+            larger = tirx.IfThenElse(entered < work.words * long(DENSE), sparse, dense)
+            return [tirx.IfThenElse(entered <= long(most), small, larger), *done(row)]
 
         return at
 
@@ -286,6 +290,7 @@ class Workspace:
     tops: Var
     arrays: Sequence[Var]
     bits: Var
+    bytes: Var
     top: Var
     has_values: bool
     allowed: Sequence[Var]
@@ -294,7 +299,7 @@ class Workspace:
     def params(self) -> list[Var]:
         """In the order of the functions."""
         sizes = [self.width] if self.has_values else []
-        return [*sizes, self.words, self.tops, *self.arrays, self.bits, self.top, *self.allowed]
+        return [*sizes, self.words, self.tops, *self.arrays, self.bits, self.bytes, self.top, *self.allowed]
 
     @property
     def known_params(self) -> list[Var]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir import interop
+from sparsetir import alignment, interop
 from sparsetir.assemble import AssembledCompiled, Assembly, Options
 from sparsetir.assemble.selection import ordered
 from sparsetir.call.arguments import Arguments, numpy_dtype
@@ -26,7 +26,7 @@ from sparsetir.shown import shown_signature
 from sparsetir.sizes import Size
 from sparsetir.threads import get_num_threads
 
-WORD = 64
+WORD, BYTES = 64, 8  # coordinates in a word of a bitmap, words that are looked at together
 SERIAL_WORK = 20_000  # coordinates entered, below which a second thread costs more than it does
 ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
 KEPT_BYTES = 1 << 26  # of accumulators that wait for the next call
@@ -39,12 +39,18 @@ class Work:
 
     arrays: list[np.ndarray]
     bits: np.ndarray
+    bytes: np.ndarray
     top: np.ndarray
     allowed: list[np.ndarray]
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in (*self.arrays, self.bits, self.top, *self.allowed))
+        return sum(a.nbytes for a in (*self.arrays, *self.marks, *self.allowed))
+
+    @property
+    def marks(self) -> list[np.ndarray]:
+        """What tells which coordinates are there."""
+        return [self.bits, self.bytes, self.top]
 
     @property
     def sizes(self) -> list[int]:
@@ -200,7 +206,7 @@ class AssembledKernel:
         work = self.take(call)
         length = np.zeros(call.rows, np.int64)
         if call.rows:
-            self.run("symbolic", *call.split, length, *work.sizes, work.bits, work.top, *work.allowed)
+            self.run("symbolic", *call.split, length, *work.sizes, *work.marks, *work.allowed)
         indptr = _running(length)
         keys, values = self.entries(int(indptr[-1]))
         self.numeric(call, work, length, indptr[call.ranges[:-1]], keys, values)
@@ -256,7 +262,7 @@ class AssembledKernel:
         if not call.rows or not len(keys):
             return
         first, sizes = np.ascontiguousarray(first), [call.width, *work.sizes]
-        arrays = [*work.arrays, work.bits, work.top, *work.allowed]
+        arrays = [*work.arrays, *work.marks, *work.allowed]
         self.run("numeric", *call.split, length, len(keys), first, keys, *values, *sizes, *arrays, *selected)
 
     def refill(self, args: Arguments, pattern: Pattern, call: Call) -> list[np.ndarray]:
@@ -267,7 +273,7 @@ class AssembledKernel:
         keys, values = pattern.keys, self.entries(len(pattern.keys))[1]
         if call.rows and len(keys):
             work = self.take(call)
-            sizes = [call.width, *([work.bits.shape[1]] if work.allowed else [])]
+            sizes = [call.width, *(work.sizes[:1] if work.allowed else [])]
             arrays = [*work.arrays, *work.allowed]
             self.run("values", *call.split, len(keys), pattern.indptr, keys, *values, *sizes, *arrays)
             self._give_back(work)
@@ -283,15 +289,17 @@ class AssembledKernel:
     def take(self, call: Call) -> Work:
         """Accumulators for as many chunks."""
         words = -(-call.width // WORD)
-        shapes = (call.chunks, call.width), (call.chunks, words), (call.chunks, -(-words // WORD))
+        shapes = [(call.chunks, n) for n in (call.width, words, words * WORD, -(-words // BYTES) * BYTES)]
         while self._spare:
             work = self._spare.pop()
             if work.bits.shape == shapes[1] and all(a.shape == shapes[0] for a in work.arrays):
                 return work
         dtypes = [np.dtype(numpy_dtype(r.held_dtype)) for r in self.assembly.results]
         arrays = [_full(shapes[0], d, v) for d, v in zip(dtypes, call.initial, strict=True)]
-        allowed = [np.zeros(shapes[1], np.int64) for _ in self.assembly.filters]
-        return Work(arrays, np.zeros(shapes[1], np.int64), np.zeros(shapes[2], np.int64), allowed)
+        allowed = [np.zeros((call.chunks, words), np.int64) for _ in self.assembly.filters]
+        bits = _full(shapes[1], np.dtype(np.int64), 0)
+        marks, top = (_full(shape, np.dtype(np.uint8), 0) for shape in shapes[2:])
+        return Work(arrays, bits, marks, top, allowed)
 
     def _give_back(self, work: Work) -> None:
         if work.nbytes <= KEPT_BYTES and not self._spare:
@@ -330,7 +338,10 @@ def _running(length: np.ndarray) -> np.ndarray:
 
 
 def _full(shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> np.ndarray:
-    return np.zeros(shape, dtype) if not value else np.full(shape, value, dtype)
+    """An array at the beginning of a cache line, as vector stores into it want it."""
+    array = alignment.empty(shape, dtype)
+    array[...] = value
+    return array
 
 
 def _move(array: np.ndarray, source: int, target: int, count: int) -> None:
