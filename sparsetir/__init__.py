@@ -10,7 +10,8 @@ kernel by name on scipy, torch or numpy data:
 >>> kernel(A=A, B=np.ones((2, 1), "float32")).tolist()
 [[2.0], [3.0]]
 
-expressions `einsum`, `einsum_expression`: index notation over sparse and dense operands, no program to write
+expressions `einsum`, `einsum_expression`: index notation over sparse and dense operands, no program to write;
+            `sparsify` of a dense program
 programs    `parse`, `script`, `verify`, `interpret`; ready ones in `ops`; their axes and buffers in `ir`
 kernels     `build`, `Kernel`, `Kernel.bind`; `lower` for the stages between
 products    `matmul`, `matmul_plan`, `add`, `subtract`, `multiply`, `maximum`, `rap` of sparse matrices;
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from sparsetir.interop import CooTensor
     from sparsetir.interpret import interpret
     from sparsetir.notation import einsum, einsum_expression, linear_operator
+    from sparsetir.notation.sparsify import sparsify
     from sparsetir.products import add, matmul, matmul_plan, maximum, multiply, rap, subtract
     from sparsetir.schedules import Choices
     from sparsetir.script.printer import parse, script
@@ -108,6 +110,7 @@ _PUBLIC = {
     "script": "sparsetir.script.printer",
     "set_num_threads": "sparsetir.threads",
     "subtract": "sparsetir.products",
+    "sparsify": "sparsetir.notation.sparsify",
     "template": "sparsetir.tuning.templates",
     "tune_sparse": "sparsetir.tuning",
     "unchecked": "sparsetir.call.arguments",
@@ -154,6 +157,7 @@ __all__ = [
     "relax",
     "script",
     "set_num_threads",
+    "sparsify",
     "subtract",
     "template",
     "tune_sparse",

@@ -126,7 +126,7 @@ def _known(encoding: Encoding) -> Format | None:
     levels, order = _bare(encoding), encoding.order
     blocks = [v.block for v in levels if v.part == "floordiv"]
     tries: list[Callable[[], Format]] = [CSR, CSC, DCSR, DIA] if order == 2 else []
-    tries.append(lambda: COO(ndim=order))
+    tries += [lambda: COO(ndim=order)] if order > 1 else []
     tries.append(lambda: CSF(order=tuple(v.dim for v in levels)))
     if len(blocks) == 2:
         tries += [lambda: BSR(*blocks), lambda: DBSR(*blocks)]
