@@ -29,7 +29,8 @@ find_union          member, step, then for each member expr of arg(0), count,   
                     kind                                                        behind the members the coordinate, or -1
 ==================  ==========================================================  =====================
 
-The ``find`` family lives until stage II; everything else only in stage I.
+The strategy of a ``find`` is one of an iteration's searches, or "walk": the coordinates ascend along the loop that they
+come from, so that both sides may be walked. The ``find`` family lives until stage II; everything else only in stage I.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def call(name: str, args: list[Any], dtype: str = "int32") -> Call:
 
 
 def union_member(axis: Any) -> int:
-    """What `find_union` knows of a member: 1 if it is sorted, and 2 more if no coordinate comes twice."""
-    return int(axis.sorted) + 2 * int(axis.unique)
+    """What `find_union` knows of a member: 1 for sorted, 2 for unique, 4 for coordinates out of range."""
+    return int(axis.sorted) + 2 * int(axis.unique) + 4 * int(axis.may_be_absent)
 
 
 def is_call(expr: Any, *names: str) -> bool:

@@ -126,8 +126,8 @@ def _search_fault(name: str, args: list[Any]) -> str:
         return f"expected {expected} arguments, found {len(args)}"
     if name != "find_rule" and not isinstance(args[0], ir.TensorLoad):
         return f"expected the first element of a fiber as first argument, found {args[0]}"
-    if name == "find" and getattr(args[4], "value", None) not in SEARCHES:
-        return f"expected one of {', '.join(SEARCHES)} as last argument, found {args[4]}"
+    if name == "find" and getattr(args[4], "value", None) not in (*SEARCHES, "walk"):
+        return f"expected one of {', '.join(SEARCHES)}, walk as last argument, found {args[4]}"
     wrong = [a for a in args[:3] if str(a.ty.dtype) not in INDEX_DTYPES]
     return f"expected int32 or int64 arguments, found {wrong[0]} of {wrong[0].ty.dtype}" if wrong else ""
 

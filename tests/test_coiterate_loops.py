@@ -284,3 +284,44 @@ def test_lists_of_coordinates_are_intersected():
     args |= dict(a=np.array([1, 2, 3, 4], "float32"), b=np.array([5, 6, 7, 8, 9], "float32"), m=4, n=4)
     assert interpret(coordinate_lists, args)["y"].tolist() == [10, 0, 57, 0]
     assert sparsetir.build(coordinate_lists)(**args).tolist() == [10, 0, 57, 0]
+
+
+# ---------------------------------------------------------------------------------------------- the loops
+
+
+def loops_of(case) -> str:
+    return sparsetir.script(sparsetir.lower(program(*case), stage=3))
+
+
+def test_two_sorted_members_are_walked_without_searches():
+    union = loops_of(("union", ("csr", "csr"), "sum"))
+    assert union.count("while ") == 3
+    assert "while at_0[0] < count_0 and at_1[0] < count_1:" in union
+    assert 'at_0[0] = place_0 + T.Cast("int32", head_0 <= head_1)' in union
+    shared = loops_of(("intersect", ("csr", "csr"), "sum"))
+    assert shared.count("while ") == 1
+    assert "if head_0 == head_1:" in shared
+
+
+def test_other_members_are_searched():
+    assert "while at_0[0] < count_0 and" not in loops_of(("union", ("csr", "csr", "csr", "csr"), "sum"))
+    assert "while at_0[0] < count_0 and" not in loops_of(("union", ("bag", "unsorted", "csr"), "sum"))
+    assert "head_0 == head_1" not in loops_of(("intersect", ("csr", "csr"), "sum", "hoist"))
+
+
+@pytest.mark.parametrize("merge", ["union", "intersect"])
+def test_steps_may_be_split(merge):
+    case = (merge, ("csr", "csr"), "sum")
+    func = program(*case)
+
+    def split(sch):
+        loop = sch.get_loops(sch.get_sblock("merged"))[-1]
+        sch.split(loop, [None, 3])
+
+    changed = sparsetir.build(func, schedule=split)
+    for seed, (m, n) in enumerate(SHAPES):
+        rng = np.random.default_rng(seed)
+        drawn = [member(rng, x, m, n, **FORMATS["csr"][1]) for x in "ab"]
+        args = {k: v.astype("int32") if "_" in k else v for arrays, _, _ in drawn for k, v in arrays.items()}
+        right = expected(merge, "sum", [t for _, t, _ in drawn], [c for _, _, c in drawn])
+        np.testing.assert_array_equal(changed(**args, m=m, n=n), right)

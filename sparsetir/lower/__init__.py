@@ -27,6 +27,8 @@ from sparsetir.lower.host.promote_halves import PromoteHalves
 from sparsetir.lower.host.promote_to_stack import PromoteToStack
 from sparsetir.lower.host.replace_aggregates import ReplaceAggregates
 from sparsetir.lower.host.split_guards import SplitGuards
+from sparsetir.lower.host.walk_intersections import WalkIntersections
+from sparsetir.lower.host.walk_unions import WalkUnions
 from sparsetir.lower.host.widen_indices import WidenIndices
 from sparsetir.lower.nest.align_params import AlignParams
 from sparsetir.lower.nest.compare_nan import CompareNaN
@@ -115,6 +117,8 @@ REWRITES = [
 
 TO_FLAT = [
     PromoteHalves,  # 16-bit floats computed and accumulated in float32
+    WalkUnions,  # loops over the steps of a union of two axes -> loops over what both have left, and each
+    WalkIntersections,  # loops over an axis that look it up in another -> loops along both
     LowerFind,  # search calls -> loops
     tirx.transform.FlattenBuffer(),
     tirx.transform.StmtSimplify(),

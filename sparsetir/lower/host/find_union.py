@@ -34,8 +34,18 @@ class Member(NamedTuple):
     def is_unique(self) -> bool:
         return bool(self.kind & 2)
 
+    @property
+    def may_be_outside(self) -> bool:
+        return bool(self.kind & 4)
+
     def coordinate(self, slot: ir.Expr) -> ir.Expr:
         return substitute_args(self.own, [slot])
+
+
+def members_of(call: Call) -> list[Member]:
+    """The members in a call of `find_union`."""
+    args = list(call.args[2:])
+    return [Member(own, count, int(kind)) for own, count, kind in zip(*(args[n::3] for n in range(3)), strict=True)]
 
 
 @dataclass
@@ -59,8 +69,7 @@ class Walk:
 
     @property
     def members(self) -> list[Member]:
-        args = list(self.call.args[2:])
-        return [Member(own, count, int(kind)) for own, count, kind in zip(*(args[n::3] for n in range(3)), strict=True)]
+        return members_of(self.call)
 
     @property
     def cells(self) -> list[Var]:

@@ -274,7 +274,9 @@ class FindLowerer:
     def _finger(self, search: Search) -> Var | None:
         """A cell that outlives the loops of one thread, where the strategy wants one."""
         call = search.call
-        if not (op.is_call(call, "find_fiber") or (op.is_call(call, "find") and call.args[4].value == "merge")):
+        if not (
+            op.is_call(call, "find_fiber") or (op.is_call(call, "find") and call.args[4].value in ("merge", "walk"))
+        ):
             return None
         inside = [n + 1 for n, f in enumerate(self.frames[:-1]) if _is_loop(f.node, PARALLEL)]
         finger = cell(f"finger_{search.cell.name}", str(search.cell.ty.dtype))

@@ -86,7 +86,8 @@ def _intersection(members: Sequence[_Member], name: str, dtype: str, strategy: s
     cursors = [first.cursor(coord, pos, [], slot)]
     for n, member in enumerate(members[1:], 1):
         if member.axis.unique:
-            at, conditions = member.found(coord, strategy)
+            ascends = strategy == "merge" and first.axis.sorted and member.axis.sorted
+            at, conditions = member.found(coord, "walk" if ascends else strategy)
             absent = absent + conditions
             cursors.append(member.cursor(coord, at, [], slot))
             continue
