@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions behind a program with computed patterns.
 
-bound     how many coordinates each row enters at most: rows are shared out by it, and small ones go another way
+bound     what each row costs, by which rows are shared out, and how many coordinates it has at most
 symbolic  how many coordinates each row has
-numeric   the coordinates and values of each row, from a given place on
+numeric   the coordinates and values of each row, from a given place on, and where each row ends
 values    the values alone, where the pattern is known
 
 Each but the first goes over chunks of rows in parallel; a chunk has an accumulator of its own.
@@ -27,9 +27,10 @@ from sparsetir.errors import LoweringError
 from sparsetir.ir import cast
 from sparsetir.lower.host.promote_halves import widened
 from sparsetir.lower.nests import parallel, serial
-from sparsetir.lower.rewriting import alloc, cell, collect, get, put, renewed, seq, substitute
+from sparsetir.lower.rewriting import alloc, cell, collect, get, product, put, renewed, seq, substitute
 
 SMALL = 24  # entries up to which a row is sorted by insertion
+ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
 DENSE = 4  # entries in each block from which on they are marked in bytes
 
 
@@ -82,9 +83,11 @@ class Functions:
 
     def module(self) -> ir.IRModule:
         """All of them, named after the program."""
-        made = {"bound": self.bound(), "numeric": self.numeric()}
-        if self.assembly.merge is None and not self.options.select:
-            made |= {"symbolic": self.symbolic(), "values": self.values()}
+        made = {"numeric": self.numeric()}
+        if self.assembly.merge is None:
+            made["bound"] = self.bound()
+            if not self.options.select:
+                made |= {"symbolic": self.symbolic(), "values": self.values()}
         attrs = dict(self.rows.func.attrs)
         named = {f"{self.assembly.name}_{name}": self.of_params(func) for name, func in made.items()}
         return ir.IRModule({n: f.with_attrs({**attrs, "global_symbol": n}) for n, f in named.items()})
@@ -96,6 +99,11 @@ class Functions:
         body = tvm_ffi.structural_map(func.body, with_def_region_kind=(Var, lambda v, _kind: written.get(v, v)))
         return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
+    @property
+    def width(self) -> ir.Expr:
+        """The number of coordinates below a row."""
+        return product([cast(a.length, LONG) for a in self.assembly.axes])
+
     # ------------------------------------------------------------------ the four
 
     def bound(self) -> tirx.PrimFunc:
@@ -103,14 +111,12 @@ class Functions:
         chunks = Var("chunks", ir.PrimType("int32"))
         work, bound = (array(name, LONG, self.rows.count) for name in ("work", "bound"))
         total, row = cell("total", LONG), size("row")
-        if self.assembly.merge is not None:
-            entered: list[tirx.Stmt] = [put(total, merges.bound(self.assembly.merge, row))]
-        else:
-            entered = [put(total, long(0)), *_entered(self.rows.body, self.rows, total)]
-        most = get(total)
+        entered = [put(total, long(0)), *_entered(self.rows.body, self.rows, total)]
+        most = tirx.min(get(total), self.width)
         for axis in () if self.options.complement else self.assembly.filters:
             most = tirx.min(most, cast(axis.extent(cast(row, axis.idtype), []), LONG))
-        stores = [tirx.BufferStore(work, get(total), [row]), tirx.BufferStore(bound, most, [row])]
+        cost = get(total) + long(ROW_WORK)
+        stores = [tirx.BufferStore(work, cost, [row]), tirx.BufferStore(bound, most, [row])]
         body = seq(*alloc(total), *entered, *stores)
         chunk, step = Var("chunk", ir.PrimType("int32")), size("step")
         count, share = cast(self.rows.count, LONG), cast(chunks, LONG)
@@ -130,7 +136,7 @@ class Functions:
 
     def numeric(self) -> tirx.PrimFunc:
         """The rows of a chunk one behind the other, from ``first[chunk]`` on."""
-        split, length = Split.of(self.rows), array("length", LONG, self.rows.count)
+        split, ends = Split.of(self.rows), array("ends", LONG, self.rows.count)
         capacity, first = size("capacity"), array("first", LONG, split.chunks)
         work = self.workspace(split, values=True)
         keys = array("keys", self.assembly.key_dtype, capacity)
@@ -142,13 +148,13 @@ class Functions:
 
         def way(chunk: Var) -> Callable[[Var], list[tirx.Stmt]]:
             select = Selection(out, chunk, top, least, heap).stmts() if self.options.select else []
-            end = [add(out.pos, get(out.count))]
-            done = lambda row: [*select, tirx.BufferStore(length, get(out.count), [row]), *end]  # noqa: E731
+            end = add(out.pos, get(out.count))
+            done = lambda row: [*select, end, tirx.BufferStore(ends, get(out.pos), [row])]  # noqa: E731
             return self.ways(out, work, chunk, split, done)
 
         start = lambda chunk: [put(out.pos, tirx.BufferLoad(first, [chunk]))]  # noqa: E731
         body = self.chunks(split, way, [out.pos, out.count], start)
-        params = [*self.common, *self.split_params(split), length, capacity, first, keys, *values, *work.params, *extra]
+        params = [*self.common, *self.split_params(split), ends, capacity, first, keys, *values, *work.params, *extra]
         return tirx.PrimFunc(params, body)
 
     def values(self) -> tirx.PrimFunc:
@@ -184,7 +190,9 @@ class Functions:
     # ------------------------------------------------------------------ what they share
 
     def split_params(self, split: Split) -> list[Var]:
-        return [split.chunks, split.ranges, split.bound]
+        """The parameters that share out the rows; those of a merge are bounded by their row pointers."""
+        bound = [] if self.assembly.merge is not None else [split.bound]
+        return [split.chunks, split.ranges, *bound]
 
     def workspace(self, split: Split, *, values: bool) -> Workspace:
         """The accumulators of all chunks."""

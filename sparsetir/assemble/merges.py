@@ -45,15 +45,6 @@ class Cursor:
         return cast(self.axis.coordinate(get(self.at), get(self.at), []), LONG)
 
 
-def bound(merge: Merge, row: ir.Expr) -> ir.Expr:
-    """How many coordinates a row has at most, and one more of an intersection, which writes ahead."""
-    extents = [cast(a.extent(cast(row, a.idtype), []), LONG) for a in merge.members]
-    total = extents[0]
-    for extent in extents[1:]:
-        total = total + extent if merge.how == "union" else tirx.min(total, extent)
-    return total if merge.how == "union" else total + long(1)
-
-
 def row_of(assembly: Assembly, merge: Merge, out: Output, row: ir.Expr) -> list[tirx.Stmt]:
     """Write one row."""
     cursors = [Cursor.of(a) for a in merge.members]
@@ -192,4 +183,4 @@ def _all(conditions: Sequence[ir.Expr]) -> ir.Expr:
     return out
 
 
-__all__ = ["bound", "row_of"]
+__all__ = ["row_of"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -27,8 +28,8 @@ from sparsetir.sizes import Size
 from sparsetir.threads import get_num_threads
 
 WORD, BYTES = 64, 8  # coordinates in a word of a bitmap, words that are looked at together
-SERIAL_WORK = 20_000  # coordinates entered, below which a second thread costs more than it does
 ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
+SERIAL_WORK = 20_000  # coordinates entered, below which a second thread costs more than it does
 KEPT_BYTES = 1 << 26  # of accumulators that wait for the next call
 ROOMY_BYTES = 1 << 28  # of a result that is written before its size is known
 
@@ -66,9 +67,10 @@ class Call:
     sizes: dict[str, int]
     rows: int
     width: int
-    bound: np.ndarray
+    bound: np.ndarray | None
     ranges: np.ndarray
     initial: list[Any]
+    pointers: list[np.ndarray] = field(default_factory=list)
     chunks: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +79,7 @@ class Call:
     @property
     def split(self) -> list[Any]:
         """What every function but the first takes of it."""
-        return [*self.common, self.chunks, self.ranges, self.bound]
+        return [*self.common, self.chunks, self.ranges, *([] if self.bound is None else [self.bound])]
 
 
 class AssembledKernel:
@@ -179,26 +181,27 @@ class AssembledKernel:
         if self.assembly.merge is not None or self.options.select:
             return True
         item = sum(numpy_dtype(r.dtype).itemsize for r in self.assembly.results) + self._key_dtype().itemsize
-        return int(call.bound.sum()) * item <= ROOMY_BYTES
+        return call.bound is None or int(call.bound.sum()) * item <= ROOMY_BYTES
 
     def begin(self, args: Arguments) -> Call:
         """Count what the rows enter, and share them out."""
         rows = 1 if self._count is None else int(self._count.at(args.sizes))
         width = math.prod(int(n.at(args.sizes)) for n in self._lengths)
         common = argument_list(self.signature, args, without=self._results)
-        entered, bound = np.empty(rows, np.int64), np.empty(rows, np.int64)
+        initial = [self._initial(n) for n in range(len(self.assembly.results))]
+        if self.assembly.merge is not None:
+            pointers = [args.arrays[str(a.indptr.name)] for a in self.assembly.merge.members if a.indptr is not None]
+            return Call(common, args.sizes, rows, width, None, _merged_ranges(pointers, rows), initial, pointers)
+        cost, bound = np.empty(rows, np.int64), np.empty(rows, np.int64)
         threads = get_num_threads()
         if rows:
-            self.run("bound", *common, threads if rows > SERIAL_WORK else 1, entered, bound)
-        if self.assembly.merge is None:
-            np.minimum(bound, width, out=bound)
-        work = np.cumsum(entered + ROW_WORK)
+            self.run("bound", *common, threads if rows > SERIAL_WORK else 1, cost, bound)
+        work = np.cumsum(cost)
         total = int(work[-1]) if rows else 0
         chunks = max(1, min(threads, rows)) if total > SERIAL_WORK else 1
         ranges = np.zeros(chunks + 1, np.int64)
         ranges[1:] = np.searchsorted(work, np.arange(1, chunks + 1) * (total / chunks))
         ranges[-1] = rows
-        initial = [self._initial(n) for n in range(len(self.assembly.results))]
         return Call(common, args.sizes, rows, width, bound, ranges, initial)
 
     def two_phases(self, call: Call) -> Pattern:
@@ -213,30 +216,38 @@ class AssembledKernel:
         self._give_back(work)
         return Pattern(self._held_shape(call), indptr, keys, values)
 
-    def one_phase(self, call: Call, top: int | None = None, least: Any = None) -> Pattern:
+    def one_phase(self, call: Call, top: int | None = None, above: Any = None) -> Pattern:
         """Write the rows of each chunk from where they may begin at most, then close the gaps."""
         work = self.take(call)
-        length = np.zeros(call.rows, np.int64)
+        indptr = np.zeros(call.rows + 1, np.int64)
         first, total = self.places(call, top)
         keys, values = self.entries(total)
-        self.numeric(call, work, length, first, keys, values, *self.selected(call, top, least))
-        indptr = _running(length)
+        self.numeric(call, work, indptr[1:], first, keys, values, *self.selected(call, top, above))
         self._give_back(work)
-        targets, ends = indptr[call.ranges[:-1]], indptr[call.ranges[1:]]
+        filled = int(indptr[call.ranges[1]])
+        for chunk, (begin, end) in enumerate(pairwise(call.ranges)):
+            if chunk and end > begin:
+                source = int(first[chunk])
+                count = int(indptr[end]) - source
+                for array in (keys, *values):
+                    _move(array, source, filled, count)
+                indptr[begin + 1 : end + 1] += filled - source
+                filled += count
         for array in (keys, *values):
-            for source, target, end in zip(first[1:], targets[1:], ends[1:], strict=True):
-                _move(array, int(source), int(target), int(end - target))
-            array.resize(int(indptr[-1]), refcheck=False)
+            array.resize(filled, refcheck=False)
         return Pattern(self._held_shape(call), indptr, keys, values)
 
     def places(self, call: Call, top: int | None) -> tuple[np.ndarray, int]:
         """Where each chunk begins at most, and the end of the last one."""
+        if call.bound is None:
+            how = "union" if self.assembly.merge is None else self.assembly.merge.how
+            room = _running(np.array([_merged_bound(call, how, a, b) for a, b in pairwise(call.ranges)], np.int64))
+            return room[:-1], int(room[-1])
+        parts = [call.bound[a:b] for a, b in pairwise(call.ranges)]
         if top is None:
-            room = _running(call.bound)
-            return room[call.ranges[:-1]], int(room[-1])
-        # A row is written whole before the largest entries are chosen.
-        most = np.minimum(call.bound, top)
-        sums = [int(most[a:b].sum() + call.bound[a:b].max(initial=0)) for a, b in pairwise(call.ranges)]
+            sums = [int(part.sum()) for part in parts]
+        else:  # a row is written whole before the largest entries are chosen
+            sums = [int(np.minimum(part, top).sum() + part.max(initial=0)) for part in parts]
         room = _running(np.array(sums, np.int64))
         return room[:-1], int(room[-1])
 
@@ -245,25 +256,26 @@ class AssembledKernel:
         if not self.options.select:
             return []
         dtype = numpy_dtype(ordered(self.assembly.results[0].dtype))
-        most = min(call.width, int(call.bound.max(initial=0))) if top is None else min(top, max(call.width, 1))
+        largest = 0 if call.bound is None else int(call.bound.max(initial=0))
+        most = largest if top is None else min(top, max(call.width, 1))
         return [most, least, np.empty((call.chunks, most), dtype)]
 
     def numeric(
         self,
         call: Call,
         work: Work,
-        length: np.ndarray,
+        ends: np.ndarray,
         first: np.ndarray,
         keys: np.ndarray,
         values: list[np.ndarray],
         *selected: Any,
     ) -> None:
-        """Write rows from `first` of each chunk on."""
+        """Write rows from `first` of each chunk on, and where each ends."""
         if not call.rows or not len(keys):
             return
         first, sizes = np.ascontiguousarray(first), [call.width, *work.sizes]
         arrays = [*work.arrays, *work.marks, *work.allowed]
-        self.run("numeric", *call.split, length, len(keys), first, keys, *values, *sizes, *arrays, *selected)
+        self.run("numeric", *call.split, ends, len(keys), first, keys, *values, *sizes, *arrays, *selected)
 
     def refill(self, args: Arguments, pattern: Pattern, call: Call) -> list[np.ndarray]:
         """The values for other values of the operands, of which the pattern is known; `call` was one with it."""
@@ -328,6 +340,21 @@ class AssembledKernel:
         if stage not in (1, 2, 3):
             raise VerifyError(f"stage must be 1, 2 or 3, found {stage!r}")
         return script(self.func) if stage == 1 else str(self.compiled.stage(stage).script())
+
+
+def _merged_ranges(pointers: list[np.ndarray], rows: int) -> np.ndarray:
+    """Chunks of merged rows with as much work each, found in the row pointers."""
+    work = lambda row: ROW_WORK * row + sum(int(p[row]) for p in pointers)  # noqa: E731
+    total = work(rows)
+    chunks = max(1, min(get_num_threads(), rows)) if total > SERIAL_WORK else 1
+    cuts = [bisect_left(range(rows), total * c // chunks, key=work) for c in range(1, chunks)]
+    return np.array([0, *cuts, rows], np.int64)
+
+
+def _merged_bound(call: Call, how: str, begin: int, end: int) -> int:
+    """How many entries merged rows have at most, and one that an intersection writes ahead."""
+    counts = [int(p[end]) - int(p[begin]) for p in call.pointers]
+    return sum(counts) if how == "union" else min(counts) + 1
 
 
 def _running(length: np.ndarray) -> np.ndarray:
