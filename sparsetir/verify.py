@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir import Call, Var
 
-from sparsetir import op, rules, type_rules
+from sparsetir import assembly_rules, op, rules, type_rules
 from sparsetir.errors import VerifyError
 from sparsetir.ir import is_sp_iter
 from sparsetir.rules import INDEX_DTYPES, SEARCHES, Facts, Problem, Rule, loads, stores
@@ -127,7 +127,7 @@ def _search_fault(name: str, args: list[Any]) -> str:
     if name != "find_rule" and not isinstance(args[0], ir.TensorLoad):
         return f"expected the first element of a fiber as first argument, found {args[0]}"
     if name == "find" and getattr(args[4], "value", None) not in (*SEARCHES, "walk"):
-        return f"expected one of {', '.join(SEARCHES)}, walk as last argument, found {args[4]}"
+        return f"expected one of {', '.join(SEARCHES)} as last argument, found {args[4]}"
     wrong = [a for a in args[:3] if str(a.ty.dtype) not in INDEX_DTYPES]
     return f"expected int32 or int64 arguments, found {wrong[0]} of {wrong[0].ty.dtype}" if wrong else ""
 
@@ -164,6 +164,7 @@ STAGE_1: list[tuple[str, Rule]] = [
     ("letters", rules.letters_fit),
     ("axis-once", rules.axes_come_once),
     ("fuse-chain", rules.fused_axes_are_chains),
+    ("merge-members", assembly_rules.merges_fit),
     ("parent-first", rules.parents_come_first),
     ("variable-dtype", rules.variables_have_their_axis_dtype),
     ("variable-scope", rules.variables_stay_inside),
@@ -174,6 +175,10 @@ STAGE_1: list[tuple[str, Rule]] = [
     ("conditions", type_rules.conditions_are_bools),
     ("float-functions", type_rules.functions_take_floats),
     ("bool-arithmetic", type_rules.bools_are_logic),
+    ("computed-axes", assembly_rules.assembled_axes_are_results),
+    ("computed-reads", assembly_rules.results_are_read_where_stored),
+    ("rows-first", assembly_rules.rows_come_first),
+    ("computed-operands", assembly_rules.assembled_entries_have_operands),
     ("init-spatial", rules.init_is_spatial),
     ("first-value", rules.sums_start_somewhere),
     ("structure", rules.structure_is_read_only),
