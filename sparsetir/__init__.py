@@ -11,7 +11,7 @@ kernel by name on scipy, torch or numpy data:
 [[2.0], [3.0]]
 
 expressions `einsum`, `einsum_expression`: index notation over sparse and dense operands, no program to write;
-            `sparsify` of a dense program
+            `sparsify` of a dense program; `lazy`, `compute` and `fused` chains (`relu`, `softmax`)
 programs    `parse`, `script`, `verify`, `interpret`; ready ones in `ops`; their axes and buffers in `ir`
 kernels     `build`, `Kernel`, `Kernel.bind`; `lower` for the stages between
 products    `matmul`, `matmul_plan`, `add`, `subtract`, `multiply`, `maximum`, `rap` of sparse matrices;
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from sparsetir.formats.tensor import SparseTensor
     from sparsetir.interop import CooTensor
     from sparsetir.interpret import interpret
+    from sparsetir.lazy import compute, fused, lazy, relu, softmax
     from sparsetir.notation import einsum, einsum_expression, linear_operator
     from sparsetir.notation.sparsify import sparsify
     from sparsetir.products import add, matmul, matmul_plan, maximum, multiply, rap, subtract
@@ -85,15 +86,18 @@ _PUBLIC = {
     "aligned": "sparsetir.alignment",
     "autotune": "sparsetir.tuning",
     "build": "sparsetir.build",
+    "compute": "sparsetir.lazy",
     "decompose_format": "sparsetir.transform.decompose",
     "einsum": "sparsetir.notation",
     "einsum_expression": "sparsetir.notation",
     "errors": "sparsetir.errors",
     "format": "sparsetir.formats.encodings",
     "formats": "sparsetir.formats",
+    "fused": "sparsetir.lazy",
     "get_num_threads": "sparsetir.threads",
     "interpret": "sparsetir.interpret",
     "ir": "sparsetir.ir",
+    "lazy": "sparsetir.lazy",
     "linear_operator": "sparsetir.notation",
     "load": "sparsetir.call.saving",
     "lower": "sparsetir.compile.pipeline",
@@ -107,10 +111,12 @@ _PUBLIC = {
     "rap": "sparsetir.products",
     "read": "sparsetir.files",
     "relax": "sparsetir.relax",
+    "relu": "sparsetir.lazy",
     "script": "sparsetir.script.printer",
     "set_num_threads": "sparsetir.threads",
-    "subtract": "sparsetir.products",
+    "softmax": "sparsetir.lazy",
     "sparsify": "sparsetir.notation.sparsify",
+    "subtract": "sparsetir.products",
     "template": "sparsetir.tuning.templates",
     "tune_sparse": "sparsetir.tuning",
     "unchecked": "sparsetir.call.arguments",
@@ -133,15 +139,18 @@ __all__ = [
     "aligned",
     "autotune",
     "build",
+    "compute",
     "decompose_format",
     "einsum",
     "einsum_expression",
     "errors",
     "format",
     "formats",
+    "fused",
     "get_num_threads",
     "interpret",
     "ir",
+    "lazy",
     "linear_operator",
     "load",
     "lower",
@@ -155,8 +164,10 @@ __all__ = [
     "rap",
     "read",
     "relax",
+    "relu",
     "script",
     "set_num_threads",
+    "softmax",
     "sparsify",
     "subtract",
     "template",

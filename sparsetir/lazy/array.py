@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays that are not computed yet: what a chain of operations would give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.interop import as_numpy, is_sparse, is_torch
+from sparsetir.scalars import dtype_name
+
+FLOATS = ("float16", "float32", "float64")
+# Functions of one element; those that leave zero zero also of what a sparse array stores.
+ELEMENTWISE = ("relu", "tanh", "abs", "negative", "sqrt", "sigmoid", "exp", "gelu", "silu", "log")
+KEEP_ZERO = ("relu", "tanh", "abs", "negative", "sqrt")
+
+
+class Lazy:
+    """An array that is not computed yet; `sparsetir.lazy` makes it, `sparsetir.compute` computes it.
+
+    It has the operators ``@ + - * /``, ``.T``, and the methods `relu`, `softmax`, `tanh`, `sigmoid`, `gelu`, `silu`,
+    `exp`, `log`, `sqrt`, `abs`, `sum`, `mean` and `max`.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : str
+    is_sparse : bool
+    """
+
+    __array_ufunc__ = None  # numpy's operators leave the other side to these
+
+    def __init__(
+        self,
+        op: str,
+        args: tuple[Lazy, ...],
+        shape: Sequence[int],
+        dtype: str,
+        *,
+        pattern: Lazy | None = None,
+        value: Any = None,
+        option: Any = None,
+    ) -> None:
+        self.op, self.args, self.shape, self.dtype = op, args, tuple(int(n) for n in shape), dtype
+        self.pattern = self if op == "sparse" else pattern  # the leaf whose structure it has
+        self.value, self.option = value, option
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.pattern is not None
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether it is the transposed array of a sparse one, which stands in products only."""
+        return self.op == "transpose" and self.args[0].is_sparse
+
+    def plain(self) -> Lazy:
+        """Itself, where more than a product may be made of it."""
+        if self.is_turned:
+            raise ArgumentError("a transposed lazy sparse array stands in products only: transpose the matrix before")
+        return self
+
+    def __repr__(self) -> str:
+        kind = "sparse " if self.is_sparse else ""
+        return f"Lazy {self.op}: {kind}{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise ArgumentTypeError("this array is not computed yet: pass it to sparsetir.compute")
+
+    def __bool__(self) -> bool:
+        raise ArgumentTypeError("this array is not computed yet, so that no condition can depend on it")
+
+    # ------------------------------------------------------------------ operators
+
+    def __matmul__(self, other: Any) -> Lazy:
+        return matmul(self, lazy(other))
+
+    def __rmatmul__(self, other: Any) -> Lazy:
+        return matmul(lazy(other), self)
+
+    def __add__(self, other: Any) -> Lazy:
+        return elementwise("add", self, other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Lazy:
+        return elementwise("subtract", self, other)
+
+    def __rsub__(self, other: Any) -> Lazy:
+        return elementwise("subtract", lazy(other, self.dtype), self)
+
+    def __mul__(self, other: Any) -> Lazy:
+        return elementwise("multiply", self, other)
+
+    def __rmul__(self, other: Any) -> Lazy:
+        return elementwise("multiply", self, other)
+
+    def __truediv__(self, other: Any) -> Lazy:
+        return elementwise("divide", self, other)
+
+    def __neg__(self) -> Lazy:
+        return self.apply("negative")
+
+    def __abs__(self) -> Lazy:
+        return self.apply("abs")
+
+    @property
+    def T(self) -> Lazy:
+        """The transposed array."""
+        if self.ndim != 2:
+            raise ArgumentError(f".T is of a matrix, found {self.ndim} dimensions")
+        if self.op == "transpose":
+            return self.args[0]
+        if self.is_sparse and self.op != "sparse":
+            raise ArgumentError("a sparse result is not transposed: transpose what it is made of")
+        return Lazy("transpose", (self,), self.shape[::-1], self.dtype)
+
+    # ------------------------------------------------------------------ functions
+
+    def apply(self, name: str) -> Lazy:
+        """A function of each element, by its name."""
+        self.plain()
+        if self.is_sparse and name not in KEEP_ZERO:
+            raise ArgumentError(f"{name} of a sparse array is not zero where nothing is stored; there are {KEEP_ZERO}")
+        return Lazy(name, (self,), self.shape, self.dtype, pattern=self.pattern)
+
+    def softmax(self) -> Lazy:
+        """The softmax of every row; of a sparse matrix over what the row stores."""
+        self.plain()
+        if not self.ndim:
+            raise ArgumentError("softmax is of the rows of an array, found no dimension")
+        return Lazy("softmax", (self,), self.shape, self.dtype, pattern=self.pattern)
+
+    def reduced(self, name: str, axis: int | None) -> Lazy:
+        """A reduction, by its name."""
+        self.plain()
+        if self.is_sparse:
+            raise ArgumentError(f"{name} of a lazy sparse array: multiply it with ones, or compute it first")
+        if axis is not None and not -self.ndim <= axis < self.ndim:
+            raise ArgumentError(f"axis {axis} of an array of {self.ndim} dimensions")
+        kept = () if axis is None else [n for d, n in enumerate(self.shape) if d != axis % self.ndim]
+        return Lazy(name, (self,), kept, self.dtype, option=axis)
+
+    def sum(self, axis: int | None = None) -> Lazy:
+        """The sum over a dimension, or all."""
+        return self.reduced("sum", axis)
+
+    def mean(self, axis: int | None = None) -> Lazy:
+        """The mean over a dimension, or all."""
+        return self.reduced("mean", axis)
+
+    def max(self, axis: int | None = None) -> Lazy:
+        """The largest element over a dimension, or all."""
+        return self.reduced("max", axis)
+
+
+def _method(name: str) -> Any:
+    def method(self: Lazy) -> Lazy:
+        return self.apply(name)
+
+    method.__name__, method.__doc__ = name, f"`{name}` of each element."
+    return method
+
+
+for _name in ELEMENTWISE:
+    setattr(Lazy, _name, _method(_name))
+
+
+def lazy(value: Any, dtype: str | None = None) -> Lazy:
+    """An array whose operations are noted, and done together by `sparsetir.compute`.
+
+    Parameters
+    ----------
+    value : array, sparse matrix or number
+        Of numpy, torch, scipy or this package, of float16, float32 or float64; numbers take the others' dtype.
+    dtype : str, optional
+        Of a number.
+
+    Returns
+    -------
+    Lazy
+
+    Raises
+    ------
+    ArgumentTypeError
+        `value` is of another class or dtype.
+    ArgumentError
+        It is sparse, but no matrix.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sparsetir.lazy(sp.csr_array(np.array([[0, 2.0], [-3.0, 0]])))
+    >>> H = sparsetir.relu((A @ np.eye(2)) @ np.ones((2, 1)) + 1.0)
+    >>> H
+    Lazy relu: float64[2, 1]
+    >>> sparsetir.compute(H).tolist()
+    [[3.0], [0.0]]
+    """
+    if isinstance(value, Lazy):
+        return value
+    if isinstance(value, (bool, int, float, np.number)) and dtype is not None:
+        return Lazy("number", (), (), dtype, value=float(value))
+    if is_sparse(value):
+        if len(value.shape) != 2:
+            raise ArgumentError(f"a lazy sparse array is a matrix, found {len(value.shape)} dimensions")
+        return Lazy("sparse", (), value.shape, _checked(value), value=value)
+    array = value if is_torch(value) else as_numpy(np.asarray(value), "a lazy array")[0]
+    return Lazy("dense", (), array.shape, _checked(array), value=array)
+
+
+def _checked(value: Any) -> str:
+    name = dtype_name(value.dtype)
+    if name not in FLOATS:
+        raise ArgumentTypeError(f"lazy arrays are of {', '.join(FLOATS)}, found {name}: pass .astype('float32')")
+    return name
+
+
+def relu(value: Any) -> Lazy:
+    """The larger of each element and zero, lazily; see `sparsetir.lazy`."""
+    return lazy(value).apply("relu")
+
+
+def softmax(value: Any) -> Lazy:
+    """The softmax of every row, lazily; of a sparse matrix over what the row stores; see `sparsetir.lazy`."""
+    return lazy(value).softmax()
+
+
+# ------------------------------------------------------------------ two operands
+
+
+def _common(a: Lazy, b: Lazy) -> str:
+    return str(np.result_type(a.dtype, b.dtype))
+
+
+def matmul(a: Lazy, b: Lazy) -> Lazy:
+    """``a @ b``."""
+    if (a.is_sparse or a.is_turned) and (b.is_sparse or b.is_turned):
+        raise ArgumentError("a product of lazy sparse arrays has a pattern to compute: call sparsetir.matmul first")
+    if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
+        raise ArgumentError(f"the shapes {a.shape} and {b.shape} do not fit @")
+    for sparse, other in ((a, b), (b, a)):
+        if (sparse.is_sparse or sparse.is_turned) and other.ndim > 2:
+            raise ArgumentError(f"a sparse matrix multiplies matrices and vectors, found {other.ndim} dimensions")
+    if a.ndim > 2 or b.ndim > 2:
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    else:
+        batch = ()
+    shape = (*batch, *(a.shape[-2:-1] if a.ndim > 1 else ()), *(b.shape[-1:] if b.ndim > 1 else ()))
+    return Lazy("matmul", (a, b), shape, _common(a, b))
+
+
+def elementwise(op: str, a: Lazy, other: Any) -> Lazy:
+    """An operation on the elements of two arrays."""
+    b = lazy(other, a.plain().dtype).plain()
+    try:
+        shape = np.broadcast_shapes(a.shape, b.shape)
+    except ValueError:
+        raise ArgumentError(f"the shapes {a.shape} and {b.shape} do not fit {op}") from None
+    if not (a.is_sparse or b.is_sparse):
+        return Lazy(op, (a, b), shape, _common(a, b))
+    return _of_sparse(op, a, b, shape)
+
+
+def _of_sparse(op: str, a: Lazy, b: Lazy, shape: tuple[int, ...]) -> Lazy:
+    if a.is_sparse and b.is_sparse:
+        if a.pattern is not b.pattern:
+            raise ArgumentError(f"{op} of lazy sparse arrays takes two with the structure of one: compute them first")
+        if op == "divide":
+            raise ArgumentError("division by a sparse array divides by the zeros that it does not store")
+        return Lazy(op, (a, b), shape, _common(a, b), pattern=a.pattern)
+    if op not in ("multiply", "divide") or (b.is_sparse and op == "divide"):
+        raise ArgumentError(f"{op} of a sparse and a dense array has a dense result: compute it with to_dense()")
+    sparse, dense = (a, b) if a.is_sparse else (b, a)
+    if shape != sparse.shape:
+        raise ArgumentError(
+            f"the shapes {a.shape} and {b.shape} do not fit {op}: the result is as large as the sparse one"
+        )
+    return Lazy(op, (sparse, dense), shape, _common(a, b), pattern=sparse.pattern)
+
+
+__all__ = ["Lazy", "lazy", "relu", "softmax"]

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph of lazy arrays as one Relax module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax, tirx
+
+from sparsetir.lazy.array import Lazy
+from sparsetir.notation.orders import Value, contractions
+from sparsetir.relax import calls
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+BINARY = {"add": relax.op.add, "subtract": relax.op.subtract, "multiply": relax.op.multiply, "divide": relax.op.divide}
+UNARY = {
+    "relu": relax.op.nn.relu,
+    "gelu": relax.op.nn.gelu,
+    "silu": relax.op.nn.silu,
+    "tanh": relax.op.tanh,
+    "sigmoid": relax.op.sigmoid,
+    "exp": relax.op.exp,
+    "log": relax.op.log,
+    "sqrt": relax.op.sqrt,
+    "abs": relax.op.abs,
+    "negative": relax.op.negative,
+}
+REDUCE = {"sum": relax.op.sum, "mean": relax.op.mean, "max": relax.op.max}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One array of a leaf, which the compiled function takes.
+
+    Parameters
+    ----------
+    leaf : Lazy
+    what : str
+        ``dense``; of a sparse one ``data``, ``indptr``, ``indices``, ``places`` (of its entries among all elements),
+        those with ``_t`` of the transposed matrix.
+    """
+
+    leaf: Lazy
+    what: str
+
+
+def nodes(outputs: Sequence[Lazy]) -> list[Lazy]:
+    """The nodes of a graph, arguments first."""
+    found: dict[int, Lazy] = {}
+    stack = [(node, False) for node in reversed(outputs)]
+    while stack:
+        node, is_done = stack.pop()
+        if id(node) in found:
+            continue
+        if is_done:
+            found[id(node)] = node
+        else:
+            stack.append((node, True))
+            stack += [(arg, False) for arg in reversed(node.args)]
+    return list(found.values())
+
+
+def reordered(outputs: Sequence[Lazy], entries: dict[int, int]) -> list[Lazy]:
+    """The graph with chains of products in the order that costs least.
+
+    Parameters
+    ----------
+    outputs : sequence of Lazy
+    entries : dict of int to int
+        Of the id of each sparse leaf, the entries that it stores.
+    """
+    every = nodes(outputs)
+    uses: dict[int, int] = {}
+    for node in [*(arg for n in every for arg in n.args), *outputs]:
+        uses[id(node)] = uses.get(id(node), 0) + 1
+    new: dict[int, Lazy] = {}
+    for node in every:
+        members = _flat(node, uses, is_top=True)
+        chain = _chain([new[id(m)] for m in members], node.dtype, entries) if len(members) > 2 else None
+        new[id(node)] = rebuilt(node, [new[id(arg)] for arg in node.args]) if chain is None else chain
+    return [new[id(output)] for output in outputs]
+
+
+def detached(outputs: Sequence[Lazy], leaves: Sequence[Lazy]) -> tuple[list[Lazy], list[Lazy]]:
+    """The graph and its leaves without the arrays of the leaves."""
+    new = {id(leaf): Lazy(leaf.op, (), leaf.shape, leaf.dtype) for leaf in leaves}
+    for node in nodes(outputs):
+        if id(node) in new:
+            continue
+        args = tuple(new[id(arg)] for arg in node.args)
+        pattern = None if node.pattern is None else new[id(node.pattern)]
+        made = Lazy(node.op, args, node.shape, node.dtype, pattern=pattern, value=node.value, option=node.option)
+        new[id(node)] = made
+    return [new[id(output)] for output in outputs], [new[id(leaf)] for leaf in leaves]
+
+
+def rebuilt(node: Lazy, args: Sequence[Lazy]) -> Lazy:
+    """A node over other arguments; the same one over its own."""
+    if all(a is b for a, b in zip(args, node.args, strict=True)):
+        return node
+    return Lazy(node.op, tuple(args), node.shape, node.dtype, pattern=node.pattern, option=node.option)
+
+
+def _chain(members: Sequence[Lazy], dtype: str, entries: dict[int, int]) -> Lazy | None:
+    """A chain of products in the order that costs least; None where that is no order of pairs."""
+    if len(members) > 8 or any(m.ndim != 2 for m in members):
+        return None
+    sizes = {LETTERS[n]: m.shape[0] for n, m in enumerate(members)} | {LETTERS[len(members)]: members[-1].shape[1]}
+    values = []
+    for n, member in enumerate(members):
+        leaf = member.args[0] if member.op == "transpose" else member
+        stored = None if leaf.pattern is None else float(entries.get(id(leaf.pattern), 1))
+        letters = LETTERS[n : n + 2]
+        values.append(Value(letters, stored, letters if stored is not None else ""))
+    steps = contractions(values, LETTERS[0] + LETTERS[len(members)], sizes)
+    if any(len(step.members) != 2 for step in steps):
+        return None
+    made, starts = list(members), list(range(len(members)))
+    for step in steps:
+        first, second = sorted(step.members, key=lambda n: starts[n])
+        a, b = made[first], made[second]
+        made.append(Lazy("matmul", (a, b), (a.shape[0], b.shape[1]), dtype))
+        starts.append(starts[first])
+    return made[-1]
+
+
+def _flat(node: Lazy, uses: dict[int, int], *, is_top: bool = False) -> list[Lazy]:
+    """The factors of a chain of products of matrices, none of whose intermediate results has another use."""
+    if node.op != "matmul" or (not is_top and uses[id(node)] > 1) or any(a.ndim != 2 for a in node.args):
+        return [node]
+    return [member for arg in node.args for member in _flat(arg, uses)]
+
+
+# ------------------------------------------------------------------ Relax
+
+
+class Lowering:
+    """Emits a graph into a Relax function."""
+
+    def __init__(self, outputs: Sequence[Lazy], idtypes: dict[int, str]) -> None:
+        self.outputs, self.idtypes = outputs, idtypes
+        self.parts: dict[tuple[int, str], relax.Var] = {}
+        self.order: list[Part] = []
+        self.made: dict[int, Any] = {}
+        self.counts: dict[int, tirx.Var] = {}
+        self.builder = relax.BlockBuilder()
+
+    def module(self) -> ir.IRModule:
+        """The module; its parameters are those of `order`."""
+        every = nodes(self.outputs)
+        for node in every:
+            self._declare(node)
+        with self.builder.function("main", list(self.parts.values())):
+            with self.builder.dataflow():
+                for node in every:
+                    self.made[id(node)] = self._emit(node)
+                found = [self.builder.emit_output(self._whole(self.made[id(o)])) for o in self.outputs]
+            self.builder.emit_func_output(found[0] if len(found) == 1 else relax.Tuple(found))
+        return self.builder.get()
+
+    def _whole(self, value: Any) -> Any:
+        """A result: a parameter alone is none."""
+        if not any(value is parameter for parameter in self.parts.values()):
+            return value
+        return relax.op.multiply(value, relax.const(1, value.ty.dtype))
+
+    # -------------------------------------------------------------- parameters
+
+    def _declare(self, node: Lazy) -> None:
+        if node.op == "dense":
+            self._part(node, "dense", node.shape, node.dtype)
+        if node.op == "matmul":
+            for at, arg in enumerate(node.args):
+                transposed = arg.is_turned
+                leaf = arg.args[0] if transposed else arg
+                if leaf.is_sparse:
+                    assert leaf.pattern is not None
+                    self._structure(leaf.pattern, "_t" if transposed != (at == 1) else "")
+        elif node.is_sparse and node.pattern is not None:
+            self._structure(node.pattern, "")
+            if self._gathers(node):
+                self._part(node.pattern, "places", (self._count(node.pattern),), "int64")
+
+    def _gathers(self, node: Lazy) -> bool:
+        if node.op not in ("multiply", "divide") or len(node.args) != 2 or node.args[1].is_sparse:
+            return False
+        return node.args[1].op != "number" and _sampled(node) is None
+
+    def _count(self, leaf: Lazy) -> Any:
+        return self.counts.setdefault(id(leaf), tirx.Var(f"nnz_{len(self.counts)}", "int64"))
+
+    def _structure(self, leaf: Lazy, suffix: str) -> None:
+        count, idtype = self._count(leaf), self.idtypes[id(leaf)]
+        rows = leaf.shape[1 if suffix else 0]
+        self._part(leaf, f"data{suffix}", (count,), leaf.dtype)
+        self._part(leaf, f"indptr{suffix}", (rows + 1,), idtype)
+        self._part(leaf, f"indices{suffix}", (count,), idtype)
+
+    def _part(self, leaf: Lazy, what: str, shape: Sequence[Any], dtype: str) -> None:
+        if (id(leaf), what) not in self.parts:
+            name = f"{what}_{len(self.parts)}"
+            self.parts[id(leaf), what] = relax.Var(name, relax.TensorType(list(shape), dtype))
+            self.order.append(Part(leaf, what))
+
+    # -------------------------------------------------------------- nodes
+
+    def _emit(self, node: Lazy) -> Any:
+        if node.op == "dense":
+            return self.parts[id(node), "dense"]
+        if node.op == "sparse":
+            return self.parts.get((id(node), "data"))
+        if node.op == "number":
+            return relax.const(node.value, node.dtype)
+        if node.is_turned:
+            return None  # its product reads the transposed structure
+        return self.builder.emit(self._called(node))
+
+    def _value(self, node: Lazy, dtype: str) -> Any:
+        found = self.made[id(node)]
+        return found if node.dtype == dtype else self.builder.emit(relax.op.astype(found, dtype))
+
+    def _called(self, node: Lazy) -> Any:
+        if node.op == "matmul":
+            return self._matmul(node)
+        if node.op == "transpose":
+            return relax.op.permute_dims(self.made[id(node.args[0])])
+        if node.op == "softmax":
+            value = self.made[id(node.args[0])]
+            if node.pattern is None:
+                return relax.op.nn.softmax(value, axis=-1)
+            return calls.softmax(value, self.parts[id(node.pattern), "indptr"])
+        if node.op in UNARY:
+            return UNARY[node.op](self.made[id(node.args[0])])
+        if node.op in REDUCE:
+            return REDUCE[node.op](self.made[id(node.args[0])], axis=node.option)
+        return self._binary(node)
+
+    def _matmul(self, node: Lazy) -> Any:
+        a, b = node.args
+        left = a.args[0] if a.is_turned else a
+        right = b.args[0] if b.is_turned else b
+        if left.is_sparse:
+            structure = self._arrays(left, "_t" if left is not a else "", node.dtype)
+            return (calls.spmm if b.ndim == 2 else calls.spmv)(*structure, self._value(b, node.dtype))
+        if right.is_sparse:
+            structure = self._arrays(right, "_t" if right is b else "", node.dtype)
+            return calls.linear(self._value(a, node.dtype), *structure)
+        return relax.op.matmul(self._value(a, node.dtype), self._value(b, node.dtype))
+
+    def _arrays(self, node: Lazy, suffix: str, dtype: str) -> tuple[Any, Any, Any]:
+        leaf = node.pattern
+        assert leaf is not None
+        data = self.parts[id(leaf), f"data{suffix}"] if suffix else self.made[id(node)]
+        if node.dtype != dtype:
+            data = self.builder.emit(relax.op.astype(data, dtype))
+        return data, self.parts[id(leaf), f"indptr{suffix}"], self.parts[id(leaf), f"indices{suffix}"]
+
+    def _binary(self, node: Lazy) -> Any:
+        a, b = node.args
+        if not node.is_sparse or b.is_sparse or b.op == "number":
+            return BINARY[node.op](self._value(a, node.dtype), self._value(b, node.dtype))
+        sampled, leaf = _sampled(node), node.pattern
+        assert leaf is not None
+        if sampled is not None:
+            x, y = (self._value(v, node.dtype) for v in sampled[:2])
+            y = y if sampled[2] else self.builder.emit(relax.op.permute_dims(y))
+            return calls.sddmm(*self._arrays(a, "", node.dtype), x, y)
+        dense = self._value(b, node.dtype)
+        if b.shape != node.shape:
+            dense = self.builder.emit(relax.op.broadcast_to(dense, node.shape))
+        flat = self.builder.emit(relax.op.reshape(dense, (node.shape[0] * node.shape[1],)))
+        taken = self.builder.emit(relax.op.take(flat, self.parts[id(leaf), "places"], axis=0, mode="clip"))
+        return BINARY[node.op](self._value(a, node.dtype), taken)
+
+
+def _sampled(node: Lazy) -> tuple[Lazy, Lazy, bool] | None:
+    """The factors of a product of which a sparse array keeps some elements, and whether the second is transposed."""
+    if node.op != "multiply" or node.args[1].op != "matmul" or node.args[1].ndim != 2:
+        return None
+    x, y = node.args[1].args
+    if x.ndim != 2 or y.ndim != 2 or x.is_sparse or y.is_sparse:
+        return None
+    if x.is_turned or y.is_turned:
+        return None
+    return (x, y.args[0], True) if y.op == "transpose" else (x, y, False)
+
+
+__all__ = ["Lowering", "Part", "detached", "nodes", "rebuilt", "reordered"]

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Computing lazy arrays: `compute` and `fused`."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir import ops
+from sparsetir.errors import ArgumentTypeError
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.interop import as_numpy, is_sparse, is_torch, to_torch
+from sparsetir.lazy.array import Lazy, lazy
+from sparsetir.lazy.lowering import Lowering, Part, detached, nodes, rebuilt, reordered
+
+MOST = 256  # compiled graphs that are kept
+
+_known: dict[Any, Compiled] = {}
+
+
+def compute(*arrays: Any, tune: float | None = None, database: str | Path | None = None) -> Any:
+    """Compute lazy arrays together, as one compiled module.
+
+    Parameters
+    ----------
+    *arrays : Lazy
+        What is wanted of a graph.
+    tune : float, optional
+        Seconds to search formats and schedules for the products with sparse matrices; the matrices become constants.
+    database : str or Path, optional
+        Records of searches, which are read, and added to with `tune`.
+
+    Returns
+    -------
+    array, sparse object, or tuple of them
+        Dense ones of numpy, or torch where an array of the graph is; sparse ones in the class of the matrix whose
+        structure they have.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> mask = sparsetir.lazy(sp.csr_array(np.array([[1.0, 0], [1.0, 1.0]])))
+    >>> Q = np.eye(2)
+    >>> weights = sparsetir.softmax(mask * (sparsetir.lazy(Q) @ Q.T))
+    >>> sparsetir.compute(weights).toarray().round(2).tolist()
+    [[1.0, 0.0], [0.27, 0.73]]
+    """
+    for array in arrays:
+        if not isinstance(array, Lazy):
+            raise ArgumentTypeError(f"compute takes lazy arrays, found {type(array).__name__}: see sparsetir.lazy")
+        array.plain()
+    if not arrays:
+        return ()
+    leaves = [node for node in nodes(arrays) if node.op in ("dense", "sparse")]
+    if tune is not None or database is not None:
+        return Compiled(arrays, leaves, constant=leaves, tune=tune, database=database)([])
+    key = _key(arrays, leaves)
+    found = _known.get(key)
+    if found is None:
+        found = Compiled(arrays, leaves)
+        if len(_known) >= MOST:
+            _known.clear()
+        _known[key] = found
+    return found([leaf.value for leaf in leaves])
+
+
+def _key(arrays: Sequence[Lazy], leaves: Sequence[Lazy]) -> Any:
+    """What decides how a graph is compiled."""
+    every = nodes(arrays)
+    number = {id(node): n for n, node in enumerate(every)}
+    made = [
+        (node.op, node.shape, node.dtype, node.option, node.value if node.op == "number" else None,
+         *(number[id(arg)] for arg in node.args))
+        for node in every
+    ]  # fmt: skip
+    held = [_leaf_key(leaf.value) for leaf in leaves]
+    return tuple(made), tuple(held), tuple(number[id(array)] for array in arrays)
+
+
+def _leaf_key(value: Any) -> Any:
+    if not is_sparse(value):
+        return is_torch(value)
+    matrix = _compressed(value)
+    return type(value), str(matrix.indices.dtype), int(matrix.nnz).bit_length()
+
+
+def _compressed(value: Any) -> Any:
+    """A sparse matrix as a scipy one by rows, sorted, each coordinate once."""
+    if sp.issparse(value) and value.format == "csr" and value.has_canonical_format:
+        return value
+    return SparseTensor.from_any(value, "csr").to_scipy("csr", copy=False)
+
+
+class Compiled:
+    """A graph that is compiled.
+
+    Parameters
+    ----------
+    arrays : sequence of Lazy
+        The results.
+    leaves : sequence of Lazy
+        What calls pass, in order.
+    constant : sequence of Lazy
+        Leaves whose values are compiled in.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[Lazy],
+        leaves: Sequence[Lazy],
+        *,
+        constant: Sequence[Lazy] = (),
+        tune: float | None = None,
+        database: Any = None,
+    ) -> None:
+        from tvm import cpu, relax
+
+        from sparsetir.relax import build
+
+        outputs, own = detached(arrays, leaves)
+        values = {id(mine): leaf.value for mine, leaf in zip(own, leaves, strict=True)}
+        held = {id(mine) for mine, leaf in zip(own, leaves, strict=True) if any(leaf is c for c in constant)}
+        matrices = {id(leaf): _compressed(values[id(leaf)]) for leaf in own if leaf.op == "sparse"}
+        self.outputs = reordered(outputs, {n: matrix.nnz for n, matrix in matrices.items()})
+        lowering = Lowering(self.outputs, {n: str(matrix.indices.dtype) for n, matrix in matrices.items()})
+        self.mod = lowering.module()
+        bound = {
+            str(lowering.parts[id(part.leaf), part.what].name): _array(part, values[id(part.leaf)])
+            for part in lowering.order
+            if id(part.leaf) in held
+        }
+        self.parts = [part for part in lowering.order if id(part.leaf) not in held]
+        if tune is not None:
+            database = _tuned(self.outputs, matrices, tune, database)
+        executable = build(self.mod, params=bound, database=database)
+        self.function = relax.VirtualMachine(executable, cpu())["main"]
+        self.is_torch = any(is_torch(value) for value in values.values())
+        self.place = {id(leaf): n for n, leaf in enumerate(own)}
+        self.held = {n: values[n] for n in held if n in matrices}
+
+    def __call__(self, values: Sequence[Any]) -> Any:
+        """The results for these leaves."""
+        from sparsetir.relax.arrays import to_tvm
+
+        found: dict[tuple[int, str], Any] = {}
+        for part in self.parts:
+            found[id(part.leaf), part.what] = _array(part, values[self.place[id(part.leaf)]])
+        given = [to_tvm(found[id(part.leaf), part.what], part.what) for part in self.parts]
+        out = self.function(*given)
+        results = [out] if len(self.outputs) == 1 else list(out)
+        made = [self._result(o, r.numpy(), values) for o, r in zip(self.outputs, results, strict=True)]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def _result(self, node: Lazy, array: Any, values: Sequence[Any]) -> Any:
+        if node.pattern is None:
+            return to_torch(array) if self.is_torch else array[()] if array.ndim == 0 else array
+        leaf = node.pattern
+        value = self.held[id(leaf)] if id(leaf) in self.held else values[self.place[id(leaf)]]
+        tensor = value if isinstance(value, SparseTensor) else SparseTensor.from_any(value, "csr")
+        made = tensor.with_values(np.asarray(array))
+        return made if isinstance(value, SparseTensor) else made.restore()
+
+
+def _array(part: Part, value: Any) -> Any:
+    """One array of a leaf."""
+    if part.what == "dense":
+        return value if is_torch(value) else np.ascontiguousarray(as_numpy(value, "a lazy array")[0])
+    matrix = _compressed(value)
+    if part.what.endswith("_t"):
+        matrix = matrix.T.tocsr()
+    if part.what == "places":
+        rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+        return rows * matrix.shape[1] + matrix.indices
+    return np.ascontiguousarray(getattr(matrix, part.what.removesuffix("_t")))
+
+
+def _tuned(outputs: Sequence[Lazy], matrices: dict[int, Any], seconds: float, database: Any) -> Path:
+    """Search for the products with sparse matrices; the file with what was found."""
+    from sparsetir.tuning import tune_sparse
+
+    path = Path(tempfile.mkdtemp(prefix="sparsetir-")) / "tuned.jsonl" if database is None else Path(database)
+    products = [n for n in nodes(outputs) if n.op == "matmul" and n.args[0].op == "sparse" and n.args[1].ndim == 2]
+    for node in products:
+        matrix, shape = matrices[id(node.args[0])], node.args[1].shape
+        program = ops.spmm(node.dtype, idtype=str(matrix.indices.dtype))
+        inputs = {"A": matrix.astype(node.dtype), "B": np.ones(shape, node.dtype)}
+        tune_sparse(program, inputs, max_seconds=seconds / len(products), database=path, progress=False)
+    return path
+
+
+# ------------------------------------------------------------------ functions
+
+
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function of arrays one compiled module for each kind of its arguments.
+
+    The function is called once with lazy arrays for each kind: shapes and dtypes of dense arguments, shapes, dtypes and
+    index types of sparse ones. Numbers and other arguments must be passed by name and are part of the kind. What it
+    computes of arrays that are no arguments is computed once.
+
+    Parameters
+    ----------
+    function : callable
+        Takes arrays and returns one, or a tuple.
+
+    Returns
+    -------
+    callable
+        Takes and returns arrays; see `compute`.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> @sparsetir.fused
+    ... def attend(mask, Q, K, V):
+    ...     return sparsetir.softmax(mask * (Q @ K.T)) @ V
+    >>> attend(sp.eye_array(2, format="csr"), np.eye(2), np.eye(2), np.ones((2, 1))).tolist()
+    [[1.0], [1.0]]
+    """
+    known: dict[Any, tuple[Compiled, bool]] = {}
+
+    @functools.wraps(function)
+    def call(*arrays: Any, **options: Any) -> Any:
+        key = (tuple(_argument_key(a) for a in arrays), tuple(sorted(options.items())))
+        found = known.get(key)
+        if found is None:
+            found = known[key] = _traced(function, arrays, options)
+        compiled, is_tuple = found
+        made = compiled(arrays)
+        return (made,) if is_tuple and len(compiled.outputs) == 1 else made
+
+    return call
+
+
+def _argument_key(value: Any) -> Any:
+    held = value if is_sparse(value) or is_torch(value) else np.asarray(value)
+    return tuple(held.shape), str(held.dtype), _leaf_key(value)
+
+
+def _traced(function: Callable[..., Any], arrays: Sequence[Any], options: dict[str, Any]) -> tuple[Compiled, bool]:
+    arguments = [lazy(a if is_sparse(a) or is_torch(a) else np.asarray(a)) for a in arrays]
+    found = function(*arguments, **options)
+    results = list(found) if isinstance(found, tuple) else [found]
+    for result in results:
+        if not isinstance(result, Lazy):
+            raise ArgumentTypeError(f"a fused function returns lazy arrays, found {type(result).__name__}")
+        result.plain()
+    results = _folded(results, arguments)
+    leaves = [node for node in nodes(results) if node.op in ("dense", "sparse")]
+    constant = [node for node in leaves if not any(node is a for a in arguments)]
+    return Compiled(results, [*arguments, *constant], constant=constant), isinstance(found, tuple)
+
+
+def _folded(results: Sequence[Lazy], arguments: Sequence[Lazy]) -> list[Lazy]:
+    """The graph with what depends on no argument computed."""
+    own = {id(a) for a in arguments}
+    open_: dict[int, bool] = {}
+    new: dict[int, Lazy] = {}
+    for node in nodes(results):
+        open_[id(node)] = id(node) in own or any(open_[id(arg)] for arg in node.args)
+        new[id(node)] = node
+        if open_[id(node)] and node.args:
+            args = tuple(_constant(arg) if not open_[id(arg)] else new[id(arg)] for arg in node.args)
+            new[id(node)] = rebuilt(node, args)
+    return [new[id(r)] if open_[id(r)] else _constant(r) for r in results]
+
+
+def _constant(node: Lazy) -> Lazy:
+    """A node that depends on no argument, computed where it is an operation."""
+    is_leaf = node.op in ("dense", "sparse", "number")
+    if is_leaf or node.is_sparse or node.is_turned:
+        return node
+    return lazy(compute(node))
+
+
+__all__ = ["compute", "fused"]
