@@ -15,6 +15,7 @@ from decomposing import compiled
 from fences import Fences, fenced
 from sparsetir import formats
 from sparsetir.errors import ScheduleError, VerifyError
+from sparsetir.lower.checks.sites import places, sites
 
 AHEAD_OF_A_SINGLETON = """
 @T.prim_func
@@ -394,3 +395,60 @@ def test_a_row_that_may_not_exist_is_summed_where_it_does(row: int) -> None:
     arrays = {"f": _floats(5), "i": _ints(row), "p": fenced(_ints(0, 1)), "j": fenced(_ints(0)), "e": _floats(7)}
     kernel(**arrays, n=2**31 - 1, r=1, m=1, z=1)
     assert arrays["e"].tolist() == [1 + (5 if row == 0 else 0)]
+
+
+LAST_OF_A_RAGGED_ROW = """
+@T.prim_func
+def last(a: T.handle, b: T.handle, p: T.handle, n: T.int32, z: T.int32):
+    X = T.dense_variable(None, (n, z), p)
+    O = T.dense_fixed(1)
+    D = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (O,), "float32")
+    B = T.match_sparse_buffer(b, (O, D), "float32")
+    with T.sp_iter([X, O], "SS", "last") as [x, o]:
+        A[o] = B[o, x]
+"""
+
+
+def test_the_last_step_wins_in_any_schedule() -> None:
+    func = sparsetir.parse(LAST_OF_A_RAGGED_ROW)
+    for is_turned in (False, True):
+        sch = s_tir.Schedule(sparsetir.lower(func, stage=2))
+        x, o = sch.get_loops(sch.get_sblock("last"))
+        outer, inner = sch.split(x, [None, 4])
+        sch.reorder(*((o, inner, outer) if is_turned else (o, outer, inner)))
+        if is_turned:
+            with pytest.raises(ScheduleError, match="does not keep that of x"):
+                sparsetir.build(sch)
+            continue
+        args = {"a": _floats(3), "b": _floats(3, 1, 3, 3, -1).reshape(1, 5), "p": _ints(0, 5)}
+        sparsetir.build(sch)(**args, n=5, z=5)
+        assert args["a"].tolist() == [-1]
+
+
+NESTED_SEARCHES = """
+@T.prim_func
+def program(a: T.handle, b: T.handle, px1: T.handle, ix1: T.handle, ix3: T.handle,
+            nx0: T.int32, nx1: T.int32, zx1: T.int32, nx2: T.int32, wx2: T.int32, nx3: T.int32):
+    X0 = T.dense_fixed(nx0)
+    X1 = T.sparse_variable(X0, (nx1, zx1), (px1, ix1), sorted=False)
+    X2 = T.sparse_fixed(X1, (nx2, wx2), lambda c0, c1, s: 2 * s)
+    X3 = T.singleton(X2, nx3, ix3, sorted=False)
+    D3 = T.dense_fixed(nx3)
+    A = T.match_sparse_buffer(a, (X0, X1, X2, X3), "float32")
+    B = T.match_sparse_buffer(b, (D3,), "int32")
+    with T.sp_iter([X0, X1, X2, X3], "SSSS", "work") as [x0, x1, x2, x3]:
+        A[B[x3], x3, x1, B[x3]] = A[B[x3], x3, x1, B[x3]] + 1
+"""
+
+
+def test_readers_of_a_copy_below_the_same_conditions_are_looked_at_once() -> None:
+    """Nested searches repeat their conditions: each of hundreds of readers was compared with all conditions of all."""
+    sch = s_tir.Schedule(sparsetir.lower(sparsetir.parse(NESTED_SEARCHES), stage=2))
+    block = sch.get_sblock("work_0")
+    copy = sch.cache_read(block, 0, "global")
+    sch.compute_at(copy, sch.get_loops(block)[0])
+    found = [s for s in sites(sch.mod["main"]) if str(s.buffer.name) == "px1_global" and not s.is_store]
+    assert len(found) > 100
+    assert len(places(found)) < 30
+    sparsetir.lower(sch.mod["main"], stage=3)

@@ -12,6 +12,7 @@ from sparsetir.errors import VerifyError, own_errors
 from sparsetir.lower.checks.check_caches import CheckCaches
 from sparsetir.lower.checks.check_form import CheckForm
 from sparsetir.lower.checks.check_loops import CheckLoops
+from sparsetir.lower.checks.check_order import CheckOrder
 from sparsetir.lower.checks.check_schedule import CheckParallel, MarkIndependent
 from sparsetir.lower.checks.check_scratch import CheckScratch
 from sparsetir.lower.checks.check_writes import CheckWrites
@@ -71,6 +72,7 @@ SCHEDULED = [CheckForm]  # of a schedule: no variable outside its block
 
 TO_LOOPS = [
     CheckLoops,  # only kinds of loops that code can be generated for
+    CheckOrder,  # steps that overwrite each other's results in their order
     GuardDomains,  # no block variable past its domain
     MarkIndependent,  # loops that may run in parallel, as annotations
     DecomposeInit,  # initialisation above the reduction loops

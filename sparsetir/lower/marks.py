@@ -28,6 +28,7 @@ MAP = "sparsetir.map"
 BLOCK = "sparsetir.block"
 FACTOR = "sparsetir.factor"
 PARALLEL_MARK = "sparsetir.parallel"
+ORDERED_MARK = "sparsetir.ordered"
 INIT_MARK = "sparse_init"
 INDPTR = "sparsetir.indptr"
 STRUCTURE = "sparsetir.structure"
@@ -190,6 +191,14 @@ TABLE = (
         "a proof that nothing asks for is taken away",
     ),
     Mark(
+        ORDERED_MARK,
+        "block",
+        "the names of the variables whose steps must keep their order",
+        "nest",
+        "check_order",
+        "an error where a schedule does not keep it",
+    ),
+    Mark(
         INIT_MARK,
         "block",
         "the block initialises, and stays beside the sums",
@@ -226,7 +235,7 @@ TABLE = (
         "block",
         "a promise that steps of the outermost loop write different elements",
         "fuse_iterations pieces",
-        "independence init_plan emit_nest editing fuse_iterations",
+        "independence init_plan emit_nest order editing fuse_iterations",
         "taken as given",
     ),
     Mark(

@@ -17,8 +17,8 @@ from tvm import tirx
 from tvm.ir import Var
 
 from sparsetir.ir import Axis, SpIter
+from sparsetir.lower.checks.dependence import Footprint, Steps, footprint, is_constant_store, is_update
 from sparsetir.rules import Facts
-from sparsetir.transform.dependence import Footprint, Steps, footprint, is_constant_store, is_update
 
 
 class EntryOrder:

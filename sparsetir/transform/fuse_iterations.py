@@ -13,9 +13,9 @@ from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import INDEPENDENT, Axis, Entry, SpIter, label
+from sparsetir.lower.checks.dependence import Footprint, Steps, footprint, meeting_faults
 from sparsetir.lower.rewriting import mentions, same, substitute
 from sparsetir.rules import stores
-from sparsetir.transform.dependence import Footprint, Steps, footprint, meeting_faults
 from sparsetir.transform.editing import (
     Edit,
     Editor,

@@ -22,8 +22,8 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Var
 
 from sparsetir import op
+from sparsetir.lower.checks.dependence import update_of
 from sparsetir.lower.rewriting import collect
-from sparsetir.transform.dependence import update_of
 
 #: operators for which the same term twice is as good as once
 _IDEMPOTENT = ("max", "min", "and", "or", "&", "|")

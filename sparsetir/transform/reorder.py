@@ -9,8 +9,8 @@ from tvm import tirx
 
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import Axis, Entry, SpIter, label
+from sparsetir.lower.checks.dependence import Steps, footprint, order_faults
 from sparsetir.rules import Place
-from sparsetir.transform.dependence import Steps, footprint, order_faults
 from sparsetir.transform.editing import Edit, Editor, Ref, find_entry, rebuilt
 
 

@@ -13,9 +13,9 @@ from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import Entry, SpIter
+from sparsetir.lower.checks.dependence import Footprint, Steps, footprint, meeting_faults
 from sparsetir.lower.rewriting import collect, mentions, substitute
 from sparsetir.scalars import as_whole
-from sparsetir.transform.dependence import Footprint, Steps, footprint, meeting_faults
 from sparsetir.transform.editing import (
     Edit,
     Editor,

@@ -24,7 +24,7 @@ from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
 from sparsetir.lower.checks.coverage import Cover
-from sparsetir.lower.checks.sites import Guard, Site, caches, common, loops_of_blocks, sites
+from sparsetir.lower.checks.sites import Guard, Site, caches, common, loops_of_blocks, places, sites
 from sparsetir.lower.checks.steps import has_steps
 from sparsetir.lower.marks import from_dialect
 from sparsetir.lower.rewriting import mentions, same
@@ -45,9 +45,10 @@ class _Cache:
         first = self.found[self.own[0]]
         if not first.is_store:
             self._refuse(first, "reads", "before anything is stored to it")
-        for reader in (self.found[n] for n in self.readers):
-            if not Cover(self.buffer, first, reader).is_whole:
-                self._refuse(first, "stores only some elements of", "as the data say, and the others stay unset")
+        readers = [self.found[n] for n in self.readers]
+        if not all(Cover(self.buffer, first, reader).is_whole for reader in readers):
+            self._refuse(first, "stores only some elements of", "as the data say, and the others stay unset")
+        for reader in places(readers):
             self._check_reached(first, reader)
         self._check_fresh()
         self._check_kept()

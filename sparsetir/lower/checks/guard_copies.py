@@ -32,7 +32,7 @@ from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import const
-from sparsetir.lower.checks.sites import Site, caches, common, sites
+from sparsetir.lower.checks.sites import Site, caches, common, places, sites
 from sparsetir.lower.checks.steps import Atoms, equal, row_length, uncast
 from sparsetir.lower.marks import from_dialect
 from sparsetir.lower.nests import with_body
@@ -95,15 +95,26 @@ def _holds(condition: ir.Expr, known: list[ir.Expr]) -> bool:
     return any(same(condition, other) for other in known)
 
 
-def _decides_on(condition: ir.Expr, copy: Site, reader: Site) -> bool:
-    """Whether a condition of a reader compares a coordinate at which the copy stands: an absent one is in no range."""
+def _decides(conditions: list[ir.Expr], copy: Site, readers: list[Site]) -> bool:
+    """Whether a condition compares a coordinate at which the copy stands: an absent one is in no range."""
+    analyzer, places = sym.Analyzer(), [p for reader in readers for p in _places(copy, reader)]
+    sides = [uncast(s) for c in conditions for s in (getattr(c, "a", None), getattr(c, "b", None)) if s is not None]
+    for place in {tvm_ffi.structural_hash(p): p for p in places}.values():
+        wanted = set(collect(place, Var))
+        # Sides may be so long that simplifying them takes seconds: only where they name what the coordinate does.
+        near = [side for side in sides if wanted and wanted.issubset(collect(side, Var))]
+        if any(same(place, analyzer.simplify(side)) for side in near):
+            return True
+    return False
+
+
+def _places(copy: Site, reader: Site) -> list[ir.Expr]:
+    """The subscripts of what is copied, as the reader's conditions would write them."""
     depth = sum(isinstance(n, s_tir.SBlockRealize) for n in copy.path[: common(copy.path, reader.path)])
     first = {n.loop_var: const(0, str(n.loop_var.ty.dtype)) for n in _own_loops(copy, [reader])}
-    places = [uncast(substitute(copy.outwards(i, len(copy.blocks), depth), first)) for i in copy.value.indices]
-    compared = (getattr(condition, side, None) for side in "ab")
-    sides = [uncast(side) for side in compared if side is not None]
-    simplify = sym.Analyzer().simplify
-    return any(same(simplify(place), simplify(side)) for place in places for side in sides if collect(side, Var))
+    analyzer = sym.Analyzer()
+    found = (uncast(substitute(copy.outwards(i, len(copy.blocks), depth), first)) for i in copy.value.indices)
+    return [analyzer.simplify(place) for place in found]
 
 
 def _own_loops(copy: Site, readers: list[Site]) -> list[tirx.For]:
@@ -114,11 +125,15 @@ def _own_loops(copy: Site, readers: list[Site]) -> list[tirx.For]:
 
 def guards_of(copy: Site, readers: list[Site]) -> list[ir.Expr]:
     """The conditions all readers have in common; raises where a copy needs one that it cannot have."""
+    readers = places(readers)
     every = [_outwards(copy, reader) for reader in readers]
     guards = [c for c in every[0] if _visible(c, copy, readers[0]) and all(_holds(c, other) for other in every)]
     known, loops = _outwards(copy, copy), _own_loops(copy, readers)
-    missing = [c for conditions in every for c in conditions if not _holds(c, [*known, *guards])]
-    is_bare = any(_decides_on(c, copy, reader) for reader in readers for c in missing)
+    missing: list[ir.Expr] = []
+    for condition in (c for conditions in every for c in conditions):
+        if not _holds(condition, [*known, *guards, *missing]):
+            missing.append(condition)
+    is_bare = _decides(missing, copy, readers)
     if is_bare or (missing and not _always_in_range(copy, [loop.loop_var for loop in loops])):
         message = f"block {copy.block} copies elements that may not exist: they are read only where {missing[-1]}"
         raise ScheduleError(f"{message}; place the copy at a loop inside, or do not cache {copy.value.source.name}")

@@ -84,13 +84,13 @@ def injective(indices: Sequence[ir.Expr], variables: Sequence[Var], iteration: S
 
 
 def _differ(entry: Entry) -> bool:
-    """Whether the coordinates of an entry's steps differ: as promised of an array, as proven of a formula.
+    """Whether the coordinates of an entry's steps differ. Those of a union do, but its steps follow each other."""
+    return entry.merge != "union" and all(map(differ, entry.axes))
 
-    Those of a union do, but its steps follow each other.
-    """
-    if entry.merge == "union":
-        return False
-    return all(a.unique and (a.rule is None or a.kind == "singleton" or _advances(a)) for a in entry.axes)
+
+def differ(axis: Axis) -> bool:
+    """Whether the coordinates of an axis differ below a position: as promised of an array, as proven of a formula."""
+    return bool(axis.unique and (axis.rule is None or axis.kind == "singleton" or _advances(axis)))
 
 
 def _advances(axis: Axis) -> bool:

@@ -15,7 +15,7 @@ from tvm.ir import Call, Var
 from sparsetir import op
 from sparsetir.ir import const
 from sparsetir.lower.marks import SCRATCH, names_in
-from sparsetir.lower.rewriting import collect, conjuncts, substitute
+from sparsetir.lower.rewriting import collect, conjuncts, same, substitute
 
 Node: TypeAlias = "tirx.For | s_tir.SBlockRealize | tirx.IfThenElse"
 
@@ -46,6 +46,11 @@ class Site:
     @property
     def is_store(self) -> bool:
         return self.value is not None
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """What accesses have in common that stand at one place under the same conditions."""
+        return (*map(hash, self.path), *map(hash, (g.condition for g in self.guards)))
 
     @property
     def loops(self) -> list[tirx.For]:
@@ -89,6 +94,11 @@ def loops_of_blocks(site: Site) -> Iterator[tuple[tirx.For, s_tir.SBlockRealize]
             waiting = []
 
 
+def places(found: Sequence[Site]) -> list[Site]:
+    """One access for each place and the conditions there."""
+    return list({site.place: site for site in reversed(found)}.values())[::-1]
+
+
 def common(a: Sequence[Any], b: Sequence[Any]) -> int:
     """How many leading nodes two paths share."""
     pairs = enumerate(zip(a, b, strict=False))
@@ -101,6 +111,7 @@ class _Walk:
         self.path: list[Node] = []
         self.guards: list[Guard] = []
         self.views: dict[Var, Any] = {}
+        self.known: dict[int, list[ir.Expr]] = {}
 
     def walk(self, node: Any) -> None:
         """Visit `node` in the order of execution."""
@@ -119,11 +130,19 @@ class _Walk:
         path, guards = list(self.path), list(self.guards)
         depth = sum(isinstance(n, s_tir.SBlockRealize) for n in path)
         self.path += [] if node is None else [node]
-        self.guards += [Guard(c, depth, is_bound) for c in conditions]
+        self.guards += [Guard(self._one(c), depth, is_bound) for c in conditions]
         for part in inner:
             if part is not None:
                 self.walk(part)
         self.path, self.guards = path, guards
+
+    def _one(self, condition: ir.Expr) -> ir.Expr:
+        """The first condition that equals this one: nested choices repeat theirs hundreds of times."""
+        equal = self.known.setdefault(tvm_ffi.structural_hash(condition), [])
+        found = next((c for c in equal if same(c, condition)), None)
+        if found is None:
+            equal.append(condition)
+        return condition if found is None else found
 
     def _for(self, node: tirx.For, mutator: Any) -> tirx.For:
         mutator.mutate(node.extent)

@@ -54,6 +54,7 @@ from sparsetir.ir import (
     label,
 )
 from sparsetir.lower.checks.independence import init_is_parallel, is_parallel
+from sparsetir.lower.checks.order import ordered
 from sparsetir.lower.host.hoist_search import Hoister
 from sparsetir.lower.host.init_plan import InitPlan, may_miss
 from sparsetir.lower.marks import INIT_MARK, PARALLEL_MARK
@@ -66,6 +67,8 @@ from sparsetir.lower.nest.nest import (
     any_slot,
     extend,
     extend_all,
+    old_value,
+    order_note,
     place,
     realize,
     realize_inside,
@@ -75,7 +78,8 @@ from sparsetir.lower.nest.nest import (
     wrap,
 )
 from sparsetir.lower.nests import serial, with_body
-from sparsetir.lower.rewriting import all_same, collect, conjunction, mentions, seq, without_zeros
+from sparsetir.lower.rewriting import conjunction, mentions, seq, without_zeros
+from sparsetir.rules import Facts
 
 OWN_NOTES = (SPARSE_ITER, SEARCH, INIT, INDEPENDENT)
 
@@ -83,8 +87,8 @@ OWN_NOTES = (SPARSE_ITER, SEARCH, INIT, INDEPENDENT)
 class NestEmitter:
     """Rewrites one function; `scope` follows the loops on the way down."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, facts: Facts) -> None:
+        self.facts, self.program = facts, facts.program
         self.scope = Scope()
         self.search = "inline"
         self.initialising = False
@@ -194,12 +198,13 @@ class NestEmitter:
         for entry in (e for e in iteration.entries if e.axes[-1].is_assembled):
             message = f"sp_iter {iteration.name!r} lists {label(entry)}, which the loops of stored axes do not walk"
             raise LoweringError(f"{message}; sparsetir.interpret runs it")
+        needed = ordered(iteration.block.body, iteration, self.facts, self.outer_loops)
         split = InitPlan(iteration, self.program)
         levels: list[Level] = [Level()]
         init_at: int | None = None
         init: tirx.Stmt | None = None
         for n, entry in enumerate(iteration.entries):
-            loops, cursors, absent = self._placed(entry, iteration)
+            loops, cursors, absent = self._placed(entry, iteration, needed)
             if n == split.prefix:
                 init = self.emit_init(iteration, split)
                 levels += [Level()] if levels[-1].loops else []
@@ -221,18 +226,26 @@ class NestEmitter:
             hoister = Hoister(iteration, self.scope)
             body = hoister.replace(body)
             self.scratch += hoister.buffers
-            nest = self._assemble(iteration, levels, body, inner_init, init, init_at)
+            nest = self._assemble(iteration, levels, body, inner_init, init, init_at, needed)
             return tirx.SeqStmt([*hoister.nests, nest]) if hoister.nests else nest
-        return self._assemble(iteration, levels, body, inner_init, init, init_at)
+        return self._assemble(iteration, levels, body, inner_init, init, init_at, needed)
 
-    def _placed(self, entry: Entry, iteration: SpIter) -> tuple[list[tuple[ir.Expr, Var]], list[Cursor], Conditions]:
-        """The loops of an entry with their extents, the cursors of its variables, and when a step has a coordinate."""
+    def _placed(
+        self, entry: Entry, iteration: SpIter, needed: set[Var]
+    ) -> tuple[list[tuple[ir.Expr, Var]], list[Cursor], Conditions]:
+        """The loops of an entry with their extents, the cursors of its variables, and when a step has a coordinate.
+
+        Where a variable of the entry is in `needed`, those of its loops are added.
+        """
         if entry.merge:
             is_outermost = self.depth == 1 and entry is iteration.entries[0]  # its steps may run in any order
             merged = place_merge(entry, self.scope, "inline" if is_outermost else iteration.walk)
-            return merged.loops, [merged.cursor], merged.absent
-        extent, slot, cursors, absent = place(entry, self.scope)
-        return [(extent, slot)], cursors, absent
+            loops, cursors, absent = merged.loops, [merged.cursor], merged.absent
+        else:
+            extent, slot, cursors, absent = place(entry, self.scope)
+            loops = [(extent, slot)]
+        needed |= {slot for _, slot in loops} if needed & set(entry.vars) else set()
+        return loops, cursors, absent
 
     def _assemble(
         self,
@@ -242,6 +255,7 @@ class NestEmitter:
         inner_init: tirx.Stmt | None,
         init: tirx.Stmt | None,
         init_at: int | None,
+        needed: set[Var],
     ) -> tirx.Stmt:
         parallel = self.depth == 1 and is_parallel(iteration, self.program)
         notes = {k: v for k, v in iteration.block.annotations.items() if k not in OWN_NOTES}
@@ -265,9 +279,9 @@ class NestEmitter:
                     body,
                     inner_init if leaf else None,
                     allocated,
-                    annotations={**notes, **mark},
+                    annotations={**notes, **mark, **order_note(level, [], needed)},
                 )
-                inner = realize_inside(block, level, self.outer_loops) if outermost else realize(block, level)
+                inner = realize_inside(block, level, self.outer_loops, needed) if outermost else realize(block, level)
                 body = wrap(inner, level)
             if init is not None and n == init_at:
                 body = tirx.SeqStmt([init, body])
@@ -280,6 +294,7 @@ class NestEmitter:
         levels = [Level()]
         first: list[Var] = []  # the variables of the outermost loop
         by_position = False
+        needed = ordered(iteration.block.init, iteration, self.facts, self.outer_loops)
         for entry in iteration.entries[split.prefix :]:
             below = split.below(entry)
             if not below and not split.names(entry):
@@ -290,7 +305,7 @@ class NestEmitter:
                 levels[-1].predicates += given
                 continue
             if below or (split.by_position(entry) and self._parent_placed(entry)):
-                loops, cursors, absent = self._placed(entry, iteration)
+                loops, cursors, absent = self._placed(entry, iteration, needed)
                 extend_all(levels, loops, absent, SPATIAL)
                 for var, axis, cursor in zip(entry.vars, entry.domains, cursors, strict=True):
                     self.scope.add(var, cursor, axis.length)
@@ -301,19 +316,22 @@ class NestEmitter:
                 if not split.mentions(var):
                     continue
                 extent, slot, cursor = walk_coordinates(var, axis)
+                needed |= {slot} if var in needed else set()
                 first = first or [var]
                 extend(levels, extent, slot, [], SPATIAL)
                 self.scope.add(var, cursor, axis.length)
         body = self.initial(iteration)
         for n in reversed(range(len(levels))):
             name = self._free_name(f"{iteration.name}_init" + (f"_{n}" if n < len(levels) - 1 else ""))
-            body = where_present(body, levels[n].predicates, False)
+            level = levels[n]
+            body = where_present(body, level.predicates, False)
             outermost = n == 0 and split.prefix == 0
             parallel = outermost and self.depth == 1 and init_is_parallel(iteration, first, self.program, by_position)
-            mark = {PARALLEL_MARK: str(levels[n].block_vars[0].name)} if parallel else {}
-            block = s_tir.SBlock(levels[n].iter_vars, [], [], name, body, None, annotations={INIT_MARK: True, **mark})
-            inner = realize_inside(block, levels[n], self.outer_loops) if outermost else realize(block, levels[n])
-            body = wrap(inner, levels[n])
+            mark = {PARALLEL_MARK: str(level.block_vars[0].name)} if parallel else {}
+            notes = {INIT_MARK: True, **mark, **order_note(level, [], needed)}
+            block = s_tir.SBlock(level.iter_vars, [], [], name, body, None, annotations=notes)
+            inner = realize_inside(block, level, self.outer_loops, needed) if outermost else realize(block, level)
+            body = wrap(inner, level)
         self.scope = outer
         return body
 
@@ -348,22 +366,6 @@ def _may_miss_points(iteration: SpIter) -> bool:
     return any(may_miss(e) for e in iteration.entries if "R" not in e.kinds)
 
 
-def old_value(body: tirx.Stmt, levels: list[Level]) -> tirx.Stmt | None:
-    """``c[vi] = c[vi]`` for a body that reduces into what is there already: TVM's schedule then sees a reduction."""
-    store = body.then_case if isinstance(body, tirx.IfThenElse) and body.else_case is None else body
-    leaf = [level for level in levels if level.loops][-1:]
-    reduced = [iv.var for level in leaf for iv in level.iter_vars if int(iv.iter_type) == REDUCE]
-    if not isinstance(store, tirx.BufferStore) or not reduced or mentions(store.indices, reduced):
-        return None
-    loads = [x for x in collect(store.value, ir.TensorLoad) if x.source.same_as(store.buffer)]
-    if not loads or not all(all_same(list(x.indices), list(store.indices)) for x in loads):
-        return None
-    keep: tirx.Stmt = tirx.BufferStore(store.buffer, tirx.BufferLoad(store.buffer, store.indices), store.indices)
-    if body is store:
-        return keep
-    return None if mentions(body.condition, reduced) else tirx.IfThenElse(body.condition, keep, None)
-
-
 def _redecode(node: s_tir.SBlockRealize, program: Program) -> SpIter:
     entries = decode_entries(node.block, list(node.iter_values), program.axes)
     return SpIter(str(node.block.name_hint), entries, node.block, node)
@@ -374,7 +376,7 @@ def emit_nest(func: tirx.PrimFunc) -> tirx.PrimFunc:
     program = decode(func)
     if not program.axes and not program.iterations:
         return func
-    emitter = NestEmitter(program)
+    emitter = NestEmitter(Facts(func, program))
     body = emitter.rewrite(func.body)
     inner, own = _own_scratch(body.block.body, 2)
     if emitter.scratch or own:

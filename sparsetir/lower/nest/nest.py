@@ -11,9 +11,10 @@ from tvm.ir import Var
 
 from sparsetir.errors import VerifyError
 from sparsetir.ir import Axis, Entry, cast, const
+from sparsetir.lower.marks import ORDERED_MARK
 from sparsetir.lower.nest.access import Conditions, Cursor, Scope, fiber_of, guarded, in_range, lookup
 from sparsetir.lower.nests import Update, serial
-from sparsetir.lower.rewriting import conjunction, mentions, same, substitute
+from sparsetir.lower.rewriting import all_same, collect, conjunction, mentions, same, substitute
 
 SPATIAL, REDUCE = 0, 2
 
@@ -113,6 +114,13 @@ def realize(block: s_tir.SBlock, level: Level) -> s_tir.SBlockRealize:
     return s_tir.SBlockRealize([v for v, _ in level.loops], tirx.const(True, "bool"), block)
 
 
+def order_note(level: Level, loops: list[Var], needed: set[Var]) -> dict[str, list[str]]:
+    """The note of a block's variables that need their order, those of the `loops` of the program among them."""
+    own = [str(v.name) for v in level.block_vars if v in needed]
+    names = ["v" + str(v.name) for v in loops if v in needed] + own
+    return {ORDERED_MARK: names} if names else {}
+
+
 def where_present(body: tirx.Stmt, present: Conditions, is_reduction: bool) -> tirx.Stmt:
     """`body` at stored coordinates only; a reduction keeps the single store that TVM's primitives look for."""
     if not present:
@@ -126,8 +134,8 @@ def where_present(body: tirx.Stmt, present: Conditions, is_reduction: bool) -> t
     return tirx.BufferStore(body.buffer, guarded(present, body.value, old), body.indices)
 
 
-def realize_inside(block: s_tir.SBlock, level: Level, loops: list[Var]) -> s_tir.SBlockRealize:
-    """A realize that passes the enclosing ordinary loops' variables into the block, as TVM asks."""
+def realize_inside(block: s_tir.SBlock, level: Level, loops: list[Var], needed: set[Var]) -> s_tir.SBlockRealize:
+    """A realize that passes the enclosing ordinary loops' variables into the block, as TVM asks; `needed` in order."""
     used = [v for v in loops if mentions(block.body, [v]) or any(mentions(iv.dom, [v]) for iv in block.iter_vars)]
     if not used and block.init is not None:
         used = [v for v in loops if mentions(block.init, [v])]
@@ -139,7 +147,7 @@ def realize_inside(block: s_tir.SBlock, level: Level, loops: list[Var]) -> s_tir
     extra = [tirx.IterVar(d, inner[v], SPATIAL) for v, d in zip(used, domains, strict=True)]
     init = None if block.init is None else replace(block.init)
     own = [tirx.IterVar(iv.dom, iv.var, iv.iter_type) for iv in block.iter_vars]
-    body, notes = replace(block.body), block.annotations
+    body, notes = replace(block.body), {**block.annotations, **order_note(level, used, needed)}
     fresh = s_tir.SBlock([*extra, *own], [], [], block.name_hint, body, init, block.alloc_buffers, annotations=notes)
     return s_tir.SBlockRealize([*used, *(v for v, _ in level.loops)], tirx.const(True, "bool"), fresh)
 
@@ -177,3 +185,19 @@ def extend(levels: list[Level], extent: ir.Expr, slot: Var, absent: Conditions, 
     levels[-1].loops.append((Var(str(slot.name)[1:], slot.ty), extent))
     levels[-1].iter_vars.append(tirx.IterVar(domain, slot, kind))
     levels[-1].predicates += absent
+
+
+def old_value(body: tirx.Stmt, levels: list[Level]) -> tirx.Stmt | None:
+    """``c[vi] = c[vi]`` for a body that reduces into what is there already: TVM's schedule then sees a reduction."""
+    store = body.then_case if isinstance(body, tirx.IfThenElse) and body.else_case is None else body
+    leaf = [level for level in levels if level.loops][-1:]
+    reduced = [iv.var for level in leaf for iv in level.iter_vars if int(iv.iter_type) == REDUCE]
+    if not isinstance(store, tirx.BufferStore) or not reduced or mentions(store.indices, reduced):
+        return None
+    loads = [x for x in collect(store.value, ir.TensorLoad) if x.source.same_as(store.buffer)]
+    if not loads or not all(all_same(list(x.indices), list(store.indices)) for x in loads):
+        return None
+    keep: tirx.Stmt = tirx.BufferStore(store.buffer, tirx.BufferLoad(store.buffer, store.indices), store.indices)
+    if body is store:
+        return keep
+    return None if mentions(body.condition, reduced) else tirx.IfThenElse(body.condition, keep, None)

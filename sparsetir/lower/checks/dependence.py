@@ -17,6 +17,7 @@ from tvm.ir import Call, Op, Var
 
 from sparsetir import op
 from sparsetir.ir import Axis, Entry, cast, const, is_sp_iter
+from sparsetir.lower.checks.independence import differ
 from sparsetir.lower.rewriting import all_same, collect, same
 from sparsetir.rules import Facts
 
@@ -241,7 +242,7 @@ class Steps:
         for column in zip(*rows, strict=True):
             if all(same(column[0], other) for other in column[1:]):
                 found |= self._told_apart(column[0])
-        return {v for v in found if self.axes[v].unique or all(self._is_slot(t, v) for t in group)}
+        return {v for v in found if differ(self.axes[v]) or all(self._is_slot(t, v) for t in group)}
 
     def _one_view(self, group: Sequence[Touch]) -> bool:
         """Whether subscripts of the touches can be compared with each other."""
