@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import numpy as np
-from tvm.script import sparsetir as T
 
 import sparsetir
+from sparsetir import T
 
 SHAPE, ENTRIES, RANK = (300, 400, 500), 40_000, 16
 
@@ -26,7 +26,7 @@ def mttkrp(
     n_k: T.int32,
     fibers: T.int32,
     nnz: T.int32,
-):
+) -> None:
     I = T.dense_fixed(n_i)
     J = T.sparse_variable(I, (n_j, fibers), (indptr_j, indices_j))
     K = T.sparse_variable(J, (n_k, nnz), (indptr_k, indices_k))

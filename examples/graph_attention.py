@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 import scipy.sparse as sp
-from tvm.script import sparsetir as T
 
 import sparsetir
+from sparsetir import T
 
 NODES, EDGES, FEAT = 3000, 30_000, 32
 
@@ -29,7 +29,7 @@ def attention(
     nnz: T.int32,
     feat: T.int32,
     scale: T.float32,
-):
+) -> None:
     I = T.dense_fixed(n)
     J = T.sparse_variable(I, (n, nnz), (indptr, indices))
     J_dense = T.dense_fixed(n)

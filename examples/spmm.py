@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 import scipy.sparse as sp
-from tvm.script import sparsetir as T
 
 import sparsetir
+from sparsetir import T
 from sparsetir.bench import interleave
 
 FEAT = 64
@@ -23,7 +23,7 @@ def spmm(
     m: T.int32,
     n: T.int32,
     nnz: T.int32,
-):
+) -> None:
     I = T.dense_fixed(m)
     J = T.sparse_variable(I, (n, nnz), (indptr, indices))
     J_dense = T.dense_fixed(n)

@@ -41,6 +41,7 @@ from sparsetir.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sparsetir import errors, formats, ir, ops, relax
+    from sparsetir import tvmscript as T
     from sparsetir.alignment import aligned
     from sparsetir.build import build
     from sparsetir.call.arguments import unchecked
@@ -81,6 +82,7 @@ _PUBLIC = {
     "Schedule": "sparsetir.transform",
     "SparseTIRError": "sparsetir.errors",
     "SparseTensor": "sparsetir.formats.tensor",
+    "T": "sparsetir.tvmscript",
     "TuneResult": "sparsetir.tuning",
     "add": "sparsetir.products",
     "aligned": "sparsetir.alignment",
@@ -122,7 +124,7 @@ _PUBLIC = {
     "unchecked": "sparsetir.call.arguments",
     "verify": "sparsetir.verify",
 }
-_MODULES = ("errors", "formats", "ir", "ops", "relax")
+_MODULES = ("T", "errors", "formats", "ir", "ops", "relax")
 __all__ = [
     "BoundKernel",
     "Choices",
@@ -134,6 +136,7 @@ __all__ = [
     "Schedule",
     "SparseTIRError",
     "SparseTensor",
+    "T",
     "TuneResult",
     "add",
     "aligned",
