@@ -14,8 +14,8 @@ expressions `einsum`, `einsum_expression`: index notation over sparse and dense 
             `sparsify` of a dense program; `lazy`, `compute` and `fused` chains (`relu`, `softmax`)
 programs    `parse`, `script`, `verify`, `interpret`; ready ones in `ops`; their axes and buffers in `ir`
 kernels     `build`, `Kernel`, `Kernel.bind`; `lower` for the stages between
-products    `matmul`, `matmul_plan`, `add`, `subtract`, `multiply`, `maximum`, `rap` of sparse matrices;
-            `linear_operator` for scipy's solvers
+products    `matmul`, `matmul_plan`, `add`, `subtract`, `multiply`, `maximum`, `rap` of sparse matrices,
+            `triangles` of a graph; `linear_operator` for scipy's solvers
 formats     `formats`, `format` of an encoding as text, `SparseTensor`, `CooTensor`, `decompose_format`, `pattern`
 schedules   `Schedule` (stage I), `Choices` and `template` (loops)
 searching   `tune_sparse`, `autotune`
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from sparsetir.call.kernel import Kernel
     from sparsetir.call.saving import load
     from sparsetir.compile.pipeline import lower
+    from sparsetir.counting import triangles
     from sparsetir.errors import SparseTIRError
     from sparsetir.files import read
     from sparsetir.formats.encodings import format
@@ -120,6 +121,7 @@ _PUBLIC = {
     "sparsify": "sparsetir.notation.sparsify",
     "subtract": "sparsetir.products",
     "template": "sparsetir.tuning.templates",
+    "triangles": "sparsetir.counting",
     "tune_sparse": "sparsetir.tuning",
     "unchecked": "sparsetir.call.arguments",
     "verify": "sparsetir.verify",
@@ -174,6 +176,7 @@ __all__ = [
     "sparsify",
     "subtract",
     "template",
+    "triangles",
     "tune_sparse",
     "unchecked",
     "verify",

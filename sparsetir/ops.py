@@ -368,6 +368,47 @@ def mttkrp(dtype: str = "float32", format: str = "csf", *, idtype: str = "int32"
     return mttkrp
 
 
+@once
+def triangles(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
+    """Triangles of a graph: ``C[i]`` counts the pairs j, k with entries ``L[i, j]``, ``L[i, k]`` and ``L[j, k]``.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of L, whose values are not read.
+    idtype : {"int32", "int64"}
+        Of the index arrays.
+
+    Returns
+    -------
+    PrimFunc
+        Buffers L, with each edge once below the diagonal, and C of int64, whose sum is the number of triangles. The
+        rows of L are sorted.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> L = sp.csr_array(np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0]], "float32"))
+    >>> sparsetir.build(sparsetir.ops.triangles())(L=L).tolist()
+    [0, 0, 1]
+    """
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def triangles(l: T.handle, c: T.handle, indptr: T.handle, indices: T.handle, n: size, nnz: size):
+        I = T.dense_fixed(n, idtype)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        K = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        L = T.match_sparse_buffer(l, (I, J), dtype)
+        C = T.match_sparse_buffer(c, (I,), "int64")
+        with T.sp_iter([I, J, T.intersect(K, T.attach(K, J))], "SRR", "triangles") as [i, j, k]:
+            with T.init():
+                C[i] = T.int64(0)
+            C[i] = C[i] + T.int64(1)
+
+    return triangles
+
+
 __all__ = [
     "add",
     "linear",
@@ -381,4 +422,5 @@ __all__ = [
     "spgemm",
     "spmm",
     "spmv",
+    "triangles",
 ]

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triangles of graphs, against the trace of a cube of the adjacency matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.interpret import interpret
+
+
+def graph(seed: int, n: int, density: float) -> sp.coo_array:
+    """Entries in any order and direction, some twice, some on the diagonal, some that hold a zero."""
+    rng = np.random.default_rng(seed)
+    count = int(density * n * n)
+    ends = rng.integers(0, max(n, 1), (2, count)) if n else np.zeros((2, 0), int)
+    return sp.coo_array((rng.integers(0, 3, ends.shape[1]).astype("float32"), tuple(ends)), shape=(n, n))
+
+
+def expected(A: sp.coo_array) -> int:
+    pattern = np.zeros(A.shape, int)
+    pattern[A.row, A.col] = 1
+    pattern = np.triu(pattern | pattern.T, 1)
+    pattern = pattern + pattern.T
+    return int(np.trace(pattern @ pattern @ pattern)) // 6
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_triangles_are_counted_once(seed):
+    n = (0, 1, 2, 3, 10, 40, 40, 90)[seed]
+    A = graph(seed, n, 0.02 * (seed + 1))
+    for matrix in (A, A.tocsr(), A.tocsc(), sp.coo_matrix(A)):
+        assert sparsetir.triangles(matrix) == expected(A)
+
+
+def test_hubs_and_complete_graphs():
+    n = 60
+    full = sp.csr_array(np.ones((n, n)))
+    assert sparsetir.triangles(full) == n * (n - 1) * (n - 2) // 6
+    star = sp.csr_array((np.ones(n - 1), (np.zeros(n - 1, int), np.arange(1, n))), shape=(n, n))
+    assert sparsetir.triangles(star) == 0
+
+
+def test_other_classes():
+    torch = pytest.importorskip("torch")
+    A = graph(5, 30, 0.2)
+    dense = np.zeros(A.shape, "float32")
+    dense[A.row, A.col] = 1
+    assert sparsetir.triangles(torch.from_numpy(dense).to_sparse_csr()) == expected(A)
+    assert sparsetir.triangles(sparsetir.SparseTensor.from_any(sp.csr_array(dense))) == expected(A)
+
+
+def test_what_is_no_graph_is_refused():
+    with pytest.raises(ArgumentError, match=r"triangles takes the square matrix of a graph, found shape \(2, 3\)"):
+        sparsetir.triangles(sp.csr_array((2, 3)))
+    with pytest.raises(ArgumentTypeError, match="triangles takes a sparse matrix"):
+        sparsetir.triangles(np.ones((2, 2)))
+
+
+def test_the_program_counts_by_rows():
+    L = sp.csr_array(np.tril(np.ones((4, 4)), -1))
+    args = dict(indptr=L.indptr, indices=L.indices, l=L.data, n=4)
+    right = [0, 0, 1, 3]
+    assert interpret(sparsetir.ops.triangles("float64"), args)["c"].tolist() == right
+    assert sparsetir.build(sparsetir.ops.triangles("float64"))(L=L).tolist() == right
+    wide = L.astype("int64")
+    wide.indptr, wide.indices = wide.indptr.astype("int64"), wide.indices.astype("int64")
+    assert sparsetir.build(sparsetir.ops.triangles("int64", idtype="int64"))(L=wide).tolist() == right
