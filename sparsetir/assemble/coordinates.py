@@ -89,7 +89,9 @@ def _placed(axis: Axis, buffer: SparseBuffer, load: ir.TensorLoad, iteration: Sp
     if found is None:
         message = f"{buffer.name} is read at {index} of axis {axis.parent.name}"
         raise LoweringError(f"{message}: the rows that an assembled axis runs over are named by a variable")
-    return axis.var if found is axis.parent else op.call("attach", [axis.var, found.var], axis.idtype)
+    # Where an assembled axis stands, the axis above is one of those that take its place.
+    is_own = found is axis.parent or found.is_assembled
+    return axis.var if is_own else op.call("attach", [axis.var, found.var], axis.idtype)
 
 
 def _joined(how: str, first: _Set | None, second: _Set | None) -> _Set | None:

@@ -105,9 +105,9 @@ class AssembledKernel:
         self.name = compiled.name
         self.assembly: Assembly = compiled.assembly
         self.options: Options = compiled.schedule or Options()
-        self.signature = Signature(decode(self.assembly.func), compiled.searched)
         self._functions: dict[str, Callable[..., Any]] = {}
         self._results = [r.storage for r in self.assembly.results]
+        self.signature = Signature(decode(self.assembly.func), compiled.searched, made=self._results)
         self._count = Size(self.assembly.rows[-1].count) if self.assembly.rows else None
         self._lengths = [Size(a.length) for a in self.assembly.axes]
         self._shape = [Size(a.length) for a in (*self.assembly.rows, *self.assembly.axes)]
@@ -158,7 +158,7 @@ class AssembledKernel:
                 raise ArgumentTypeError(f"the pattern of {passed} is computed: leave it out and take the result")
         args = self.signature.gather(arguments)
         self.signature.check(args)
-        self.signature.complete(args, made=self._results)
+        self.signature.complete(args)
         return args
 
     def returned(self, args: Arguments, pattern: Pattern, arguments: dict[str, Any]) -> Any:

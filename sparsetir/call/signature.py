@@ -32,10 +32,14 @@ class Signature:
         Index arrays in which the compiled function looks coordinates up.
     covered : collection of str
         Results of which every element is surely written, although the program does not show it.
+    made : collection of str
+        Arrays that nobody passes.
     """
 
-    def __init__(self, program: Program, searched: set[str], covered: Collection[str] = ()) -> None:
-        self.program = program
+    def __init__(
+        self, program: Program, searched: set[str], covered: Collection[str] = (), made: Collection[str] = ()
+    ) -> None:
+        self.program, self.made = program, made
         self.effects: Effects = analyse(program, covered)
         self.params = [parameters.parameter(p) for p in program.func.params]
         self.by_name = {p.name: p for p in self.params}
@@ -327,9 +331,9 @@ class Signature:
                 args.arrays[storage] = self.new_output(storage, args.sizes)
         return self.outputs
 
-    def complete(self, args: Arguments, *, made: Collection[str] = ()) -> None:
-        """Raise unless every array that cannot be made here was passed, but for those that are `made` elsewhere."""
-        known = {*args.arrays, *self.outputs, *made}
+    def complete(self, args: Arguments) -> None:
+        """Raise unless every array that cannot be made here was passed."""
+        known = {*args.arrays, *self.outputs, *self.made}
         for param in self.params:
             if param.is_array and param.name not in known:
                 raise self._missing(param)
