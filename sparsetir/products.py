@@ -87,7 +87,7 @@ def matmul(
     if not selects:
         return operands.like_first(kernel(**named))
     args = kernel.prepare((), named)
-    pattern = kernel.one_phase(kernel.begin(args), _top(top), _least(above, operands.dtype))
+    pattern = kernel.assemble(args, _top(top), _least(above, operands.dtype))
     return operands.like_first(kernel.returned(args, pattern, named))
 
 

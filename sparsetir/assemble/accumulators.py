@@ -20,6 +20,7 @@ from sparsetir.lower.rewriting import alloc, cell, get, put, seq
 
 WORD = 64  # coordinates in a block
 BYTES = 8  # that are looked at together
+SPREAD = 0x9E3779B1  # an odd number that spreads neighbouring coordinates over a table
 GATHER = 0x0102040810204080  # takes the lowest bits of eight bytes to the highest byte
 LONG = "int64"
 
@@ -230,3 +231,87 @@ class Bytes(Marked):
         bits = ((held * long(GATHER)) >> long(WORD - BYTES)) & long(255)
         packed = unrolled(part, WORD // BYTES, put(marks, get(marks) | (bits << (part * long(BYTES)))))
         return [put(marks, long(0)), packed, self.clear(self.marks, block * long(WORD), WORD)]
+
+
+@dataclass
+class Table:
+    """A hash table with open addressing: for rows that are too wide for an array.
+
+    A slot holds a coordinate plus one, or zero; between rows all are zero. The coordinates are written as they come,
+    and sorted in the end.
+    """
+
+    out: Output
+    chunk: Var
+    arrays: Sequence[Var]
+    slots: Var
+    most: ir.Expr
+    at: Var = field(default_factory=lambda: cell("at", LONG))
+    mask: Var = field(default_factory=lambda: cell("mask", LONG))
+
+    def begin(self) -> list[tirx.Stmt]:
+        return [*alloc(self.at, self.mask), put(self.mask, slots_of(self.most) - long(1)), put(self.out.count, long(0))]
+
+    def enter(self, key: ir.Expr) -> list[tirx.Stmt]:
+        wide, place = cast(key, LONG), [self.chunk, get(self.at)]
+        stmts: list[tirx.Stmt] = [tirx.BufferStore(self.slots, wide + long(1), place)]
+        pairs = zip(self.arrays, self.out.initial, strict=False)
+        stmts += [tirx.BufferStore(a, cast(v, str(a.ty.dtype)), place) for a, v in pairs]
+        if self.out.keys is not None:
+            entry = [get(self.out.pos) + get(self.out.count)]
+            stmts.append(tirx.BufferStore(self.out.keys, cast(wide, str(self.out.keys.ty.dtype)), entry))
+        new = tirx.IfThenElse(self.slot.equal(long(0)), seq(*stmts, add(self.out.count, 1)), None)
+        return [*self.found(wide), new]
+
+    @property
+    def slot(self) -> ir.Expr:
+        return tirx.BufferLoad(self.slots, [self.chunk, get(self.at)])
+
+    def found(self, key: ir.Expr) -> list[tirx.Stmt]:
+        """Go to the slot of a coordinate, or to a free one."""
+        spread = (key * long(SPREAD)) >> long(WORD // 2)
+        other = tirx.And(self.slot != long(0), self.slot != key + long(1))
+        following = put(self.at, (get(self.at) + long(1)) & get(self.mask))
+        return [put(self.at, (spread ^ key) & get(self.mask)), tirx.While(other, following)]
+
+    def element(self, result: int, key: ir.Expr) -> tuple[Var, list[ir.Expr]]:
+        return self.arrays[result], [self.chunk, get(self.at)]
+
+    def finish(self) -> list[tirx.Stmt]:
+        step = Var("slot", ir.PrimType(LONG))
+        none = tirx.BufferStore(self.slots, long(0), [self.chunk, step])
+        clear = serial(step, get(self.mask) + long(1), none)
+        return [clear] if self.out.counts_only else [*self.sorted(), self.fetched(), clear]
+
+    def sorted(self) -> list[tirx.Stmt]:
+        """Shell sort of the coordinates of the row."""
+        keys = self.out.keys
+        assert keys is not None
+        gap, to, held = cell("gap", LONG), cell("to", LONG), cell("held", str(keys.ty.dtype))
+        step = Var("step", ir.PrimType(LONG))
+        base = get(self.out.pos)
+        before = tirx.BufferLoad(keys, [base + tirx.max(get(to) - get(gap), long(0))])
+        shift = seq(tirx.BufferStore(keys, before, [base + get(to)]), put(to, get(to) - get(gap)))
+        insert = [put(to, get(gap) + step), put(held, tirx.BufferLoad(keys, [base + get(gap) + step]))]
+        insert += [tirx.While(tirx.And(get(to) >= get(gap), before > get(held)), shift)]
+        insert += [tirx.BufferStore(keys, get(held), [base + get(to)])]
+        smaller = put(gap, tirx.max(tirx.floordiv(get(gap) * long(5), long(11)), long(1)))
+        rounds = seq(smaller, serial(step, get(self.out.count) - get(gap), seq(*insert)))
+        return [*alloc(gap, to, held), put(gap, get(self.out.count)), tirx.While(get(gap) > long(1), rounds)]
+
+    def fetched(self) -> tirx.Stmt:
+        """The value of each coordinate beside it."""
+        assert self.out.keys is not None
+        step = Var("entry", ir.PrimType(LONG))
+        place = [get(self.out.pos) + step]
+        stmts = self.found(cast(tirx.BufferLoad(self.out.keys, place), LONG))
+        for array, values in zip(self.arrays, self.out.values, strict=True):
+            held = tirx.BufferLoad(array, [self.chunk, get(self.at)])
+            stmts.append(tirx.BufferStore(values, cast(held, str(values.ty.dtype)), place))
+        return serial(step, get(self.out.count), seq(*stmts))
+
+
+def slots_of(count: ir.Expr) -> ir.Expr:
+    """A power of two, more than twice as large as a number."""
+    zeros = tirx.call_llvm_pure_intrin(LONG, "llvm.ctlz", count | long(1), const(False, "bool"))
+    return long(1) << (long(WORD + 1) - zeros)

@@ -19,7 +19,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.assemble import merges
-from sparsetir.assemble.accumulators import LONG, WORD, Accumulator, Bits, Bytes, Insertion, Output, add, long
+from sparsetir.assemble.accumulators import LONG, WORD, Accumulator, Bits, Bytes, Insertion, Output, Table, add, long
 from sparsetir.assemble.program import Assembly
 from sparsetir.assemble.rows import Rows, Scatter, with_own
 from sparsetir.assemble.selection import Selection, ordered
@@ -44,10 +44,13 @@ class Options:
         Coordinates are entered where the filters store none.
     select : bool
         Of each row only the largest values are kept.
+    table : bool
+        Rows are collected in hash tables.
     """
 
     complement: bool = False
     select: bool = False
+    table: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,9 @@ class Functions:
         if self.assembly.merge is None:
             made["bound"] = self.bound()
             if not self.options.select:
-                made |= {"symbolic": self.symbolic(), "values": self.values()}
+                made["symbolic"] = self.symbolic()
+            if not self.options.select and not self.options.table:
+                made["values"] = self.values()
         attrs = dict(self.rows.func.attrs)
         named = {f"{self.assembly.name}_{name}": self.of_params(func) for name, func in made.items()}
         return ir.IRModule({n: f.with_attrs({**attrs, "global_symbol": n}) for n, f in named.items()})
@@ -200,8 +205,12 @@ class Functions:
         held = [array(f"{r.name}_work", r.held_dtype, split.chunks, width) for r in self.assembly.results]
         bits, top = array("bits", LONG, split.chunks, words), array("top", "uint8", split.chunks, tops)
         marks = array("bytes", "uint8", split.chunks, words * long(WORD))
-        allowed = [array(f"{a.name}_allowed", LONG, split.chunks, words) for a in self.assembly.filters]
-        return Workspace(width, words, tops, held if values else [], bits, marks, top, values, allowed)
+        mask_words = size("mask_words")
+        allowed = [array(f"{a.name}_allowed", LONG, split.chunks, mask_words) for a in self.assembly.filters]
+        held = held if values else []
+        return Workspace(
+            width, words, tops, held, bits, marks, top, values, mask_words, allowed, is_table=self.options.table
+        )
 
     def ways(
         self, out: Output, work: Workspace, chunk: Var, split: Split, done: Callable[[Var], list[tirx.Stmt]]
@@ -215,10 +224,14 @@ class Functions:
             if merge is not None:
                 return [*merges.row_of(self.assembly, merge, out, row), *done(row)]
             small = self.collected(Insertion(out, SMALL, self.assembly.key_dtype), row, work, chunk)
-            wide = [kind(out, chunk, work.arrays, m, work.top) for kind, m in ((Bits, work.bits), (Bytes, work.bytes))]
-            sparse, dense = (self.collected(accumulator, row, work, chunk) for accumulator in wide)
             entered = tirx.BufferLoad(split.bound, [row])
-            larger = tirx.IfThenElse(entered < work.words * long(DENSE), sparse, dense)
+            if self.options.table:
+                larger = self.collected(Table(out, chunk, work.arrays, work.bits, entered), row, work, chunk)
+            else:
+                marks = ((Bits, work.bits), (Bytes, work.bytes))
+                wide = [kind(out, chunk, work.arrays, held, work.top) for kind, held in marks]
+                sparse, dense = (self.collected(accumulator, row, work, chunk) for accumulator in wide)
+                larger = tirx.IfThenElse(entered < work.words * long(DENSE), sparse, dense)
             return [tirx.IfThenElse(entered <= long(most), small, larger), *done(row)]
 
         return at
@@ -301,18 +314,26 @@ class Workspace:
     bytes: Var
     top: Var
     has_values: bool
+    mask_words: Var
     allowed: Sequence[Var]
+    is_table: bool
 
     @property
     def params(self) -> list[Var]:
         """In the order of the functions."""
         sizes = [self.width] if self.has_values else []
-        return [*sizes, self.words, self.tops, *self.arrays, self.bits, self.bytes, self.top, *self.allowed]
+        marks = [self.bits] if self.is_table else [self.bits, self.bytes, self.top]
+        return [*sizes, self.words, self.tops, *self.arrays, *marks, *self.masks]
 
     @property
     def known_params(self) -> list[Var]:
         """Those that are wanted where the pattern is known."""
-        return [self.width, *([self.words] if self.allowed else []), *self.arrays, *self.allowed]
+        return [self.width, *self.arrays, *self.masks]
+
+    @property
+    def masks(self) -> list[Var]:
+        """What holds the filters of a row."""
+        return [self.mask_words, *self.allowed] if self.allowed else []
 
 
 @dataclass

@@ -7,9 +7,10 @@ import ctypes
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from sparsetir.call.arguments import Arguments, numpy_dtype
 from sparsetir.call.passing import argument_list, as_bfloat16
 from sparsetir.call.pattern_results import Pattern, as_object
 from sparsetir.call.signature import Signature
+from sparsetir.compile.cache import compile_cached
 from sparsetir.errors import ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.script.printer import script
@@ -31,6 +33,7 @@ WORD, BYTES = 64, 8  # coordinates in a word of a bitmap, words that are looked 
 ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
 SERIAL_WORK = 20_000  # coordinates entered, below which a second thread costs more than it does
 KEPT_BYTES = 1 << 26  # of accumulators that wait for the next call
+WIDE_BYTES = 1 << 28  # of accumulators with an element for every coordinate
 ROOMY_BYTES = 1 << 28  # of a result that is written before its size is known
 
 
@@ -40,9 +43,14 @@ class Work:
 
     arrays: list[np.ndarray]
     bits: np.ndarray
-    bytes: np.ndarray
-    top: np.ndarray
+    bytes: np.ndarray | None
+    top: np.ndarray | None
     allowed: list[np.ndarray]
+
+    @property
+    def width(self) -> int:
+        """Elements for a row."""
+        return int(self.arrays[0].shape[1])
 
     @property
     def nbytes(self) -> int:
@@ -51,12 +59,17 @@ class Work:
     @property
     def marks(self) -> list[np.ndarray]:
         """What tells which coordinates are there."""
-        return [self.bits, self.bytes, self.top]
+        return [a for a in (self.bits, self.bytes, self.top) if a is not None]
+
+    @property
+    def masks(self) -> list[Any]:
+        """What holds the filters of a row."""
+        return [self.allowed[0].shape[1], *self.allowed] if self.allowed else []
 
     @property
     def sizes(self) -> list[int]:
         """How many words a bitmap has, and how many the one above it."""
-        return [self.bits.shape[1], self.top.shape[1]]
+        return [self.bits.shape[1], 0 if self.top is None else self.top.shape[1]]
 
 
 @dataclass
@@ -171,10 +184,26 @@ class AssembledKernel:
 
     # ------------------------------------------------------------------ the pattern and its values
 
-    def assemble(self, args: Arguments) -> Pattern:
-        """Compute pattern and values."""
+    def assemble(self, args: Arguments, top: int | None = None, above: Any = None) -> Pattern:
+        """Compute pattern and values; if it selects, of each row the `top` largest entries `above` a number."""
+        if self.is_wide(args):
+            return self.tabled.assemble(args, top, above)
         call = self.begin(args)
-        return self.one_phase(call) if self.is_roomy(call) else self.two_phases(call)
+        return self.one_phase(call, top, above) if self.is_roomy(call) else self.two_phases(call)
+
+    def is_wide(self, args: Arguments) -> bool:
+        """Whether an element for every coordinate of a row takes too much memory."""
+        if self.options.table or self.assembly.merge is not None:
+            return False
+        item = 1 + sum(numpy_dtype(r.held_dtype).itemsize for r in self.assembly.results)
+        return self._width(args.sizes) * item * get_num_threads() > WIDE_BYTES
+
+    @cached_property
+    def tabled(self) -> AssembledKernel:
+        """The same program with hash tables."""
+        options = replace(self.options, table=True)
+        made = compile_cached(self.func, self.compiled.target, options, AssembledCompiled)
+        return AssembledKernel(cast("AssembledCompiled", made))
 
     def is_roomy(self, call: Call) -> bool:
         """Whether the rows are written before their lengths are known."""
@@ -186,7 +215,7 @@ class AssembledKernel:
     def begin(self, args: Arguments) -> Call:
         """Count what the rows enter, and share them out."""
         rows = 1 if self._count is None else int(self._count.at(args.sizes))
-        width = math.prod(int(n.at(args.sizes)) for n in self._lengths)
+        width = self._width(args.sizes)
         common = argument_list(self.signature, args, without=self._results)
         initial = [self._initial(n) for n in range(len(self.assembly.results))]
         if self.assembly.merge is not None:
@@ -209,7 +238,7 @@ class AssembledKernel:
         work = self.take(call)
         length = np.zeros(call.rows, np.int64)
         if call.rows:
-            self.run("symbolic", *call.split, length, *work.sizes, *work.marks, *work.allowed)
+            self.run("symbolic", *call.split, length, *work.sizes, *work.marks, *work.masks)
         indptr = _running(length)
         keys, values = self.entries(int(indptr[-1]))
         self.numeric(call, work, length, indptr[call.ranges[:-1]], keys, values)
@@ -273,21 +302,20 @@ class AssembledKernel:
         """Write rows from `first` of each chunk on, and where each ends."""
         if not call.rows or not len(keys):
             return
-        first, sizes = np.ascontiguousarray(first), [call.width, *work.sizes]
-        arrays = [*work.arrays, *work.marks, *work.allowed]
+        first, sizes = np.ascontiguousarray(first), [work.width, *work.sizes]
+        arrays = [*work.arrays, *work.marks, *work.masks]
         self.run("numeric", *call.split, ends, len(keys), first, keys, *values, *sizes, *arrays, *selected)
 
     def refill(self, args: Arguments, pattern: Pattern, call: Call) -> list[np.ndarray]:
         """The values for other values of the operands, of which the pattern is known; `call` was one with it."""
-        if self.assembly.merge is not None:
+        if self.assembly.merge is not None or self.is_wide(args):
             return self.assemble(args).values
         call.common = argument_list(self.signature, args, without=self._results)
         keys, values = pattern.keys, self.entries(len(pattern.keys))[1]
         if call.rows and len(keys):
             work = self.take(call)
-            sizes = [call.width, *(work.sizes[:1] if work.allowed else [])]
-            arrays = [*work.arrays, *work.allowed]
-            self.run("values", *call.split, len(keys), pattern.indptr, keys, *values, *sizes, *arrays)
+            arrays = [*work.arrays, *work.masks]
+            self.run("values", *call.split, len(keys), pattern.indptr, keys, *values, work.width, *arrays)
             self._give_back(work)
         return values
 
@@ -301,7 +329,11 @@ class AssembledKernel:
     def take(self, call: Call) -> Work:
         """Accumulators for as many chunks."""
         words = -(-call.width // WORD)
-        shapes = [(call.chunks, n) for n in (call.width, words, words * WORD, -(-words // BYTES) * BYTES)]
+        if self.options.table:
+            largest = 0 if call.bound is None else int(call.bound.max(initial=0))
+            shapes = [(call.chunks, 2 << (largest | 1).bit_length())] * 2
+        else:
+            shapes = [(call.chunks, n) for n in (call.width, words, words * WORD, -(-words // BYTES) * BYTES)]
         while self._spare:
             work = self._spare.pop()
             if work.bits.shape == shapes[1] and all(a.shape == shapes[0] for a in work.arrays):
@@ -310,12 +342,15 @@ class AssembledKernel:
         arrays = [_full(shapes[0], d, v) for d, v in zip(dtypes, call.initial, strict=True)]
         allowed = [np.zeros((call.chunks, words), np.int64) for _ in self.assembly.filters]
         bits = _full(shapes[1], np.dtype(np.int64), 0)
-        marks, top = (_full(shape, np.dtype(np.uint8), 0) for shape in shapes[2:])
-        return Work(arrays, bits, marks, top, allowed)
+        bytes_, top = [*(_full(shape, np.dtype(np.uint8), 0) for shape in shapes[2:]), None, None][:2]
+        return Work(arrays, bits, bytes_, top, allowed)
 
     def _give_back(self, work: Work) -> None:
         if work.nbytes <= KEPT_BYTES and not self._spare:
             self._spare.append(work)
+
+    def _width(self, sizes: dict[str, int]) -> int:
+        return math.prod(int(n.at(sizes)) for n in self._lengths)
 
     def _initial(self, number: int) -> Any:
         initial = self.assembly.results[number].initial
