@@ -217,6 +217,15 @@ def test_ellipsis_and_broadcasting() -> None:
     np.testing.assert_allclose(dense(einsum("...,...->...", A, 2.0)), 2 * A.toarray())
 
 
+def test_letters_that_occur_twice_in_a_format_with_dense_levels() -> None:
+    array = drawn("aab", 5)
+    for levels in ("k : compressed, i : dense, j : dense", "i : dense, j : dense, k : dense"):
+        text = f"(i, j, k) -> ({levels})"
+        S = SparseTensor.from_dense(array, text)
+        np.testing.assert_allclose(einsum("aab->b", S), np.einsum("aab->b", array))
+        np.testing.assert_allclose(einsum("rsb->b", SparseTensor.from_dense(array, text)), array.sum((0, 1)))
+
+
 # ------------------------------------------------------------------ refusals
 
 

@@ -75,6 +75,7 @@ def test_rows() -> None:
     S = SparseTensor.from_dense(dense, "csc")
     for index in (0, -1, slice(1, 3), slice(None, None, -2), [2, 0, 2], np.array([True, False, True, False]), []):
         same(S[index], dense[np.asarray(index, np.int64) if isinstance(index, list) else index])
+    same(np.stack([row.to_dense() for row in S]), dense)
     vector = SparseTensor.from_dense(dense[1])
     assert vector[2] == dense[1, 2]
     cube = SparseTensor.from_dense(dense.reshape(2, 2, 3))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,10 @@ class Operators:
     __eq__ = _comparison(np.equal)
     __ne__ = _comparison(np.not_equal)
     __hash__ = object.__hash__
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rows."""
+        return (self[n] for n in range(self.shape[0]))  # type: ignore[attr-defined]
 
     def __neg__(self) -> Any:
         return provided("operators").mapped(np.negative, self)

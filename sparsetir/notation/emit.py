@@ -192,6 +192,8 @@ class _Writer:
         layout = self.nest.operands[at].layout
         assert layout is not None
         above = [self.vars[c] for c in self.nest.operands[at].path[:depth]]
+        if len({*above, "s"}) <= depth:
+            above = [f"c{n}" for n in range(depth)]
         size = self.sizes[c]
         return f"sparse_fixed({parent}, ({size}, {size}), lambda {', '.join([*above, 's'])}: s{self._idtype}, full=True"
 
