@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ from sparsetir.assemble import Options
 from sparsetir.call import assembled
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.make import assembled_kernel
-from sparsetir.errors import ArgumentTypeError, LoweringError, VerifyError
+from sparsetir.errors import ArgumentTypeError, LoweringError, ScriptError, VerifyError
 
 PROGRAMS = {
     "least sums": """
@@ -311,7 +314,7 @@ def test_a_computed_pattern_cannot_be_passed() -> None:
 
 def test_a_result_is_read_where_it_is_set_alone() -> None:
     text = PROGRAMS["least sums"].replace("C[i, j] = T.min(C[i, j],", "C[i, j] = T.min(C[i, j + 1],")
-    with pytest.raises((LoweringError, VerifyError), match="C"):
+    with pytest.raises((LoweringError, ScriptError, VerifyError), match="C"):
         sparsetir.build(sparsetir.parse(text))
 
 
@@ -320,3 +323,25 @@ def test_functions_are_shown() -> None:
     assert "T.sparse_assembled(I, n" in kernel.script()
     assert "spgemm_numeric" in kernel.script(3)
     assert "A: csr" in repr(kernel) or "Kernel spgemm" in repr(kernel)
+
+
+def test_kernels_are_bound_copied_and_written(tmp_path: Path) -> None:
+    A = sp.random_array((9, 9), density=0.4, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    kernel = sparsetir.build(sparsetir.ops.spgemm())
+    expected = kernel(A=A, B=A).toarray()
+    others = [copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel)), sparsetir.load(kernel.save(tmp_path / "k"))]
+    for other in others:
+        assert np.array_equal(other(A=A, B=A).toarray(), expected)
+    bound = kernel.bind(B=A)
+    assert np.array_equal(bound(A=A).toarray(), expected)
+    assert kernel.time(A=A, B=A, seconds=0.001).median > 0
+    with pytest.raises(ArgumentTypeError, match="B is fixed in this kernel: leave it out"):
+        bound(A=A, B=A)
+    with pytest.raises(ArgumentTypeError, match="this kernel has no argument 'X'"):
+        kernel.bind(X=A)
+
+
+def test_computed_patterns_are_not_searched() -> None:
+    A = sp.eye_array(3, format="csr", dtype="float32")
+    with pytest.raises(LoweringError, match=r"spgemm computes the pattern of its results: .* build it instead"):
+        sparsetir.tune_sparse(sparsetir.ops.spgemm(), {"A": A, "B": A}, max_trials=2)

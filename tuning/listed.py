@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from tvm import tirx
 
+from sparsetir.assemble import refuse_assembled
 from sparsetir.call.make import make_kernel, single
 from sparsetir.call.timing import Timing
 from sparsetir.errors import ArgumentError, ArgumentTypeError
@@ -59,6 +60,7 @@ class Autotuned:
         self, program: Any, configs: Sequence[Config], key: Sequence[str], target: Any, database: str | Path | None
     ) -> None:
         self.func: tirx.PrimFunc = single(program)
+        refuse_assembled(self.func)
         self.candidates = [candidate(config) for config in configs]
         self.target, self.database = target, Database(None if database is None else Path(database))
         self.kernel = make_kernel(self.func, target)

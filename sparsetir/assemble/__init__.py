@@ -10,6 +10,6 @@ from __future__ import annotations
 
 from sparsetir.assemble.compiled import AssembledCompiled
 from sparsetir.assemble.functions import Options
-from sparsetir.assemble.program import Assembly, Result, is_assembled
+from sparsetir.assemble.program import Assembly, Result, is_assembled, refuse_assembled
 
-__all__ = ["AssembledCompiled", "Assembly", "Options", "Result", "is_assembled"]
+__all__ = ["AssembledCompiled", "Assembly", "Options", "Result", "is_assembled", "refuse_assembled"]

@@ -6,13 +6,14 @@ from __future__ import annotations
 import ctypes
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
+import tvm
 
 from sparsetir import alignment, interop
 from sparsetir.assemble import AssembledCompiled, Assembly, Options
@@ -20,8 +21,11 @@ from sparsetir.assemble.selection import ordered
 from sparsetir.call.arguments import Arguments, numpy_dtype
 from sparsetir.call.passing import argument_list, as_bfloat16
 from sparsetir.call.pattern_results import Pattern, as_object
+from sparsetir.call.saving import Saved
 from sparsetir.call.signature import Signature
-from sparsetir.compile.cache import compile_cached
+from sparsetir.call.timing import Timing, measure
+from sparsetir.compile.cache import compile_cached, write_one
+from sparsetir.compile.compiled import Compiled
 from sparsetir.errors import ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.script.printer import script
@@ -95,7 +99,7 @@ class Call:
         return [*self.common, self.chunks, self.ranges, *([] if self.bound is None else [self.bound])]
 
 
-class AssembledKernel:
+class AssembledKernel(Saved):
     """A compiled program that computes the pattern of its results, called by buffer names.
 
     Parameters
@@ -181,6 +185,23 @@ class AssembledKernel:
             as_object(pattern, n, model, is_last=n + 1 == len(pattern.values)) for n in range(len(pattern.values))
         )
         return out[0] if len(out) == 1 else out
+
+    def bind(self, **arguments: Any) -> BoundAssembledKernel:
+        """Fix some arguments: ``kernel.bind(B=B)(A=A)`` is ``kernel(A=A, B=B)``."""
+        return BoundAssembledKernel(self, arguments)
+
+    def time(self, *, seconds: float = 0.2, **arguments: Any) -> Timing:
+        """Time repeated computations of pattern and values, arguments ready.
+
+        Parameters
+        ----------
+        seconds : float
+            How long to measure, at least three calls.
+        **arguments
+            As for a call.
+        """
+        args = self.prepare((), arguments)
+        return measure(lambda: self.assemble(args), seconds=seconds)
 
     # ------------------------------------------------------------------ the pattern and its values
 
@@ -368,6 +389,16 @@ class AssembledKernel:
             self._functions[name] = self.compiled.named(name)
         self._functions[name](*(_passed(a) if isinstance(a, np.ndarray) else a for a in args))
 
+    def compiled_parts(self) -> Iterator[Compiled]:
+        yield self.compiled
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        write_one(self.compiled)  # for the process that unpickles it
+        return _restored, (self.func, str(self.compiled.target), self.compiled.schedule)
+
+    def __deepcopy__(self, _memo: Any) -> AssembledKernel:
+        return AssembledKernel(self.compiled)  # machine code does not change
+
     # ------------------------------------------------------------------ looking inside
 
     def script(self, stage: int = 1) -> str:
@@ -375,6 +406,40 @@ class AssembledKernel:
         if stage not in (1, 2, 3):
             raise VerifyError(f"stage must be 1, 2 or 3, found {stage!r}")
         return script(self.func) if stage == 1 else str(self.compiled.stage(stage).script())
+
+
+class BoundAssembledKernel:
+    """A kernel with some arguments fixed.
+
+    Parameters
+    ----------
+    kernel : AssembledKernel
+    arguments : dict
+        Those that are fixed, by name.
+    """
+
+    def __init__(self, kernel: AssembledKernel, arguments: dict[str, Any]) -> None:
+        known = {*kernel.signature.buffers, *kernel.signature.by_name}
+        wrong = next((name for name in arguments if name not in known), None)
+        if wrong is not None:
+            raise kernel.signature.unknown(wrong)
+        self.kernel, self.arguments = kernel, arguments
+
+    def __repr__(self) -> str:
+        return f"{self.kernel!r} with {', '.join(self.arguments)} fixed"
+
+    def __call__(self, *unnamed: Any, **arguments: Any) -> Any:
+        """Run the kernel on the fixed arguments and these."""
+        twice = next((name for name in arguments if name in self.arguments), None)
+        if twice is not None:
+            raise ArgumentTypeError(f"{twice} is fixed in this kernel: leave it out")
+        return self.kernel(*unnamed, **self.arguments, **arguments)
+
+
+def _restored(func: Any, target: str, options: Options | None) -> AssembledKernel:
+    """A kernel out of what pickle kept."""
+    made = compile_cached(func, tvm.target.Target(target), options, AssembledCompiled)
+    return AssembledKernel(cast("AssembledCompiled", made))
 
 
 def _merged_ranges(pointers: list[np.ndarray], rows: int) -> np.ndarray:
@@ -418,8 +483,6 @@ def _passed(value: Any) -> Any:
         return value
     if value.size:
         return as_bfloat16(value) if value.dtype.kind == "V" else value  # numpy knows no bfloat16
-    import tvm
-
     return tvm.runtime.empty(value.shape, str(value.dtype))
 
 

@@ -111,7 +111,7 @@ def machine_code(compiled: Any) -> tuple[bytes, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.so"
         if not hasattr(compiled.library, "mod"):  # it came from a library itself
-            compiled = Compiled(compiled.func, compiled.target, compiled.schedule)
+            compiled = type(compiled)(compiled.func, compiled.target, compiled.schedule)
             compiled.compile()
         compiled.save(path)
         return path.read_bytes(), json.loads(path.with_suffix(".json").read_text())

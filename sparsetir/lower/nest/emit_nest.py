@@ -197,7 +197,7 @@ class NestEmitter:
         """The nest of one iteration, its initialisation inside, next to or above it as the program needs."""
         for entry in (e for e in iteration.entries if e.axes[-1].is_assembled):
             message = f"sp_iter {iteration.name!r} lists {label(entry)}, which the loops of stored axes do not walk"
-            raise LoweringError(f"{message}; sparsetir.interpret runs it")
+            raise LoweringError(f"{message}; sparsetir.build makes functions of the program that compute the pattern")
         needed = ordered(iteration.block.body, iteration, self.facts, self.outer_loops)
         split = InitPlan(iteration, self.program)
         levels: list[Level] = [Level()]
