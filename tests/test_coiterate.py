@@ -404,3 +404,42 @@ def test_a_result_is_not_an_argument():
     ap, ai, a = ragged([[(0, 1)]])
     with pytest.raises(ArgumentError, match="c is a result whose size the program computes; leave it out"):
         interpret(spgemm, dict(ap=ap, ai=ai, a=a, bp=ap, bi=ai, b=a, c=a, m=1, n=1, p=1))
+
+
+# ---------------------------------------------------------------------------------------------- compiled
+
+ARRAYS = {"A": ("ap", "ai", "a"), "B": ("bp", "bi", "b"), "S": ("sp", "si", "s")}
+COMPILED = {"spgemm": (spgemm, "AB"), "add": (add, "AB"), "masked": (masked, "ABS"), "cheapest": (cheapest, "AB"),
+            "reachable": (reachable, "A")}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_kernels_find_the_pattern_that_the_interpreter_finds(name):
+    func, operands = COMPILED[name]
+    kernel, sizes = sparsetir.build(func), [str(p.name) for p in func.params if str(p.name) in ("m", "n", "p")]
+    for seed in range(8):
+        rng, n = np.random.default_rng(seed), seed
+        args = dict.fromkeys(sizes, n)
+        for x in operands:
+            rows = [sorted(row) for row in drawn(rng, n, n, 0.4)]
+            for key, array in zip(ARRAYS[x], ragged(rows), strict=True):
+                param = next(p for p in func.params if str(p.name) == key)
+                args[key] = array.astype(str(param.ty.dtype))
+        right, found = interpret(func, args), kernel(**args)
+        for key, result in zip(("c", "w"), found if isinstance(found, tuple) else (found,), strict=False):
+            np.testing.assert_array_equal(result.indptr, right["J_indptr"])
+            np.testing.assert_array_equal(result.indices, right["J_indices"])
+            np.testing.assert_array_equal(result.data, right[key])
+
+
+def test_kernels_of_two_computed_levels():
+    kernel, rng = sparsetir.build(levels), np.random.default_rng(0)
+    for _ in range(6):
+        rows = np.sort(rng.permutation(5)[: rng.integers(0, 6)]).astype("int32")
+        jp, ji, a = ragged([sorted(row) for row in drawn(rng, len(rows), 4, 0.4)])
+        args = dict(ip=np.array([0, len(rows)], "int32"), ii=rows, jp=jp, ji=ji, a=a, m=5, n=4)
+        right, (C, D) = interpret(levels, args), kernel(**args)
+        dense = np.zeros((5, 4))
+        dense[np.repeat(right["I_indices"], np.diff(right["J_indptr"])), right["J_indices"]] = right["c"]
+        np.testing.assert_array_equal(C.toarray(), dense)
+        np.testing.assert_array_equal(D.toarray(), dense / 2)

@@ -257,7 +257,7 @@ class _Rewriter:
         target = value.args[0]
         if isinstance(target, Var) and self.program.axes[target] in self.axes:
             var = iteration.block.iter_vars[number].var
-            target = driving(iteration, var, self.program, self.held)
+            target = driving(iteration, var, self.program.axes[target], self.program)
         if op.is_call(target, "intersect"):
             target = self.without_filters(target)
         return op.call("coord", [target, *value.args[1:]], str(value.ty.dtype))

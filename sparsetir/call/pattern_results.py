@@ -38,6 +38,7 @@ def as_object(pattern: Pattern, number: int, model: Any, *, is_last: bool = True
     """Result `number`, in the class of `model` where that holds such a result; the last one takes the arrays."""
     if len(pattern.shape) != 2:
         return _tensor(pattern, number)
+    pattern = _by_rows(pattern)
     indptr, indices = _of_one_width(pattern.indptr, pattern.keys)
     if not is_last and indices is pattern.keys:
         indices = indices.copy()
@@ -47,6 +48,17 @@ def as_object(pattern: Pattern, number: int, model: Any, *, is_last: bool = True
     kind = type(model) if sp.issparse(model) else sp.csr_array
     made = _scipy(indptr, indices, values, pattern.shape, is_matrix=isinstance(model, sp.spmatrix))
     return made if made.format == getattr(model, "format", "csr") else kind(made)
+
+
+def _by_rows(pattern: Pattern) -> Pattern:
+    """A matrix in rows, also where both of its axes were computed: row and column are one number then."""
+    m, n = pattern.shape
+    if len(pattern.indptr) == m + 1:
+        return pattern
+    rows, columns = np.divmod(pattern.keys, max(n, 1))
+    indptr = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=m))))
+    narrow = np.int32 if max(n, len(rows)) <= LARGEST_INT32 else np.int64
+    return Pattern(pattern.shape, indptr, columns.astype(narrow), pattern.values)
 
 
 def _of_one_width(indptr: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
