@@ -325,3 +325,15 @@ def test_steps_may_be_split(merge):
         args = {k: v.astype("int32") if "_" in k else v for arrays, _, _ in drawn for k, v in arrays.items()}
         right = expected(merge, "sum", [t for _, t, _ in drawn], [c for _, _, c in drawn])
         np.testing.assert_array_equal(changed(**args, m=m, n=n), right)
+
+
+@pytest.mark.parametrize("merge", ["union", "intersect"])
+@pytest.mark.parametrize("choices", [dict(chunks=2, lanes=8), dict(tile=16, chunks=4, unroll=2, prefetch=4, carry=1)])
+def test_choices_of_loops_keep_the_result(merge, choices):
+    changed = sparsetir.build(program(merge, ("csr", "csr"), "sum"), schedule=sparsetir.Choices(**choices))
+    for seed, (m, n) in enumerate([*SHAPES, (40, 30)]):
+        rng = np.random.default_rng(seed)
+        drawn = [member(rng, x, m, n, **FORMATS["csr"][1]) for x in "ab"]
+        args = {k: v.astype("int32") if "_" in k else v for arrays, _, _ in drawn for k, v in arrays.items()}
+        right = expected(merge, "sum", [t for _, t, _ in drawn], [c for _, _, c in drawn])
+        np.testing.assert_array_equal(changed(**args, m=m, n=n), right)
