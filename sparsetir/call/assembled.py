@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, cast
@@ -15,15 +13,26 @@ from typing import Any, cast
 import numpy as np
 import tvm
 
-from sparsetir import alignment, interop
+from sparsetir import interop
 from sparsetir.assemble import AssembledCompiled, Assembly, Options
 from sparsetir.assemble.selection import ordered
 from sparsetir.call.arguments import Arguments, numpy_dtype
-from sparsetir.call.passing import argument_list, as_bfloat16
+from sparsetir.call.passing import argument_list
 from sparsetir.call.pattern_results import Pattern, as_object
 from sparsetir.call.saving import Saved
 from sparsetir.call.signature import Signature
 from sparsetir.call.timing import Timing, measure
+from sparsetir.call.workspace import (
+    SERIAL_WORK,
+    Call,
+    Work,
+    full,
+    merged_bound,
+    merged_ranges,
+    move,
+    passed,
+    running,
+)
 from sparsetir.compile.cache import compile_cached, write_one
 from sparsetir.compile.compiled import Compiled
 from sparsetir.errors import ArgumentTypeError, VerifyError
@@ -34,69 +43,9 @@ from sparsetir.sizes import Size
 from sparsetir.threads import get_num_threads
 
 WORD, BYTES = 64, 8  # coordinates in a word of a bitmap, words that are looked at together
-ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
-SERIAL_WORK = 20_000  # coordinates entered, below which a second thread costs more than it does
 KEPT_BYTES = 1 << 26  # of accumulators that wait for the next call
 WIDE_BYTES = 1 << 28  # of accumulators with an element for every coordinate
 ROOMY_BYTES = 1 << 28  # of a result that is written before its size is known
-
-
-@dataclass
-class Work:
-    """The accumulators of all chunks: empty between calls."""
-
-    arrays: list[np.ndarray]
-    bits: np.ndarray
-    bytes: np.ndarray | None
-    top: np.ndarray | None
-    allowed: list[np.ndarray]
-
-    @property
-    def width(self) -> int:
-        """Elements for a row."""
-        return int(self.arrays[0].shape[1])
-
-    @property
-    def nbytes(self) -> int:
-        return sum(a.nbytes for a in (*self.arrays, *self.marks, *self.allowed))
-
-    @property
-    def marks(self) -> list[np.ndarray]:
-        """What tells which coordinates are there."""
-        return [a for a in (self.bits, self.bytes, self.top) if a is not None]
-
-    @property
-    def masks(self) -> list[Any]:
-        """What holds the filters of a row."""
-        return [self.allowed[0].shape[1], *self.allowed] if self.allowed else []
-
-    @property
-    def sizes(self) -> list[int]:
-        """How many words a bitmap has, and how many the one above it."""
-        return [self.bits.shape[1], 0 if self.top is None else self.top.shape[1]]
-
-
-@dataclass
-class Call:
-    """One call: its sizes, and the rows shared out."""
-
-    common: list[Any]
-    sizes: dict[str, int]
-    rows: int
-    width: int
-    bound: np.ndarray | None
-    ranges: np.ndarray
-    initial: list[Any]
-    pointers: list[np.ndarray] = field(default_factory=list)
-    chunks: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.chunks = len(self.ranges) - 1
-
-    @property
-    def split(self) -> list[Any]:
-        """What every function but the first takes of it."""
-        return [*self.common, self.chunks, self.ranges, *([] if self.bound is None else [self.bound])]
 
 
 class AssembledKernel(Saved):
@@ -170,9 +119,9 @@ class AssembledKernel(Saved):
         if unnamed:
             raise self.signature.unnamed(unnamed)
         for result in self.assembly.results:
-            passed = next((n for n in (result.name, result.storage) if n in arguments), None)
-            if passed is not None:
-                raise ArgumentTypeError(f"the pattern of {passed} is computed: leave it out and take the result")
+            given = next((n for n in (result.name, result.storage) if n in arguments), None)
+            if given is not None:
+                raise ArgumentTypeError(f"the pattern of {given} is computed: leave it out and take the result")
         args = self.signature.gather(arguments)
         self.signature.check(args)
         self.signature.complete(args)
@@ -241,7 +190,7 @@ class AssembledKernel(Saved):
         initial = [self._initial(n) for n in range(len(self.assembly.results))]
         if self.assembly.merge is not None:
             pointers = [args.arrays[str(a.indptr.name)] for a in self.assembly.merge.members if a.indptr is not None]
-            return Call(common, args.sizes, rows, width, None, _merged_ranges(pointers, rows), initial, pointers)
+            return Call(common, args.sizes, rows, width, None, merged_ranges(pointers, rows), initial, pointers)
         cost, bound = np.empty(rows, np.int64), np.empty(rows, np.int64)
         threads = get_num_threads()
         if rows:
@@ -260,7 +209,7 @@ class AssembledKernel(Saved):
         length = np.zeros(call.rows, np.int64)
         if call.rows:
             self.run("symbolic", *call.split, length, *work.sizes, *work.marks, *work.masks)
-        indptr = _running(length)
+        indptr = running(length)
         keys, values = self.entries(int(indptr[-1]))
         self.numeric(call, work, length, indptr[call.ranges[:-1]], keys, values)
         self._give_back(work)
@@ -280,7 +229,7 @@ class AssembledKernel(Saved):
                 source = int(first[chunk])
                 count = int(indptr[end]) - source
                 for array in (keys, *values):
-                    _move(array, source, filled, count)
+                    move(array, source, filled, count)
                 indptr[begin + 1 : end + 1] += filled - source
                 filled += count
         for array in (keys, *values):
@@ -291,14 +240,14 @@ class AssembledKernel(Saved):
         """Where each chunk begins at most, and the end of the last one."""
         if call.bound is None:
             how = "union" if self.assembly.merge is None else self.assembly.merge.how
-            room = _running(np.array([_merged_bound(call, how, a, b) for a, b in pairwise(call.ranges)], np.int64))
+            room = running(np.array([merged_bound(call, how, a, b) for a, b in pairwise(call.ranges)], np.int64))
             return room[:-1], int(room[-1])
         parts = [call.bound[a:b] for a, b in pairwise(call.ranges)]
         if top is None:
             sums = [int(part.sum()) for part in parts]
         else:  # a row is written whole before the largest entries are chosen
             sums = [int(np.minimum(part, top).sum() + part.max(initial=0)) for part in parts]
-        room = _running(np.array(sums, np.int64))
+        room = running(np.array(sums, np.int64))
         return room[:-1], int(room[-1])
 
     def selected(self, call: Call, top: int | None, least: Any) -> list[Any]:
@@ -360,10 +309,10 @@ class AssembledKernel(Saved):
             if work.bits.shape == shapes[1] and all(a.shape == shapes[0] for a in work.arrays):
                 return work
         dtypes = [np.dtype(numpy_dtype(r.held_dtype)) for r in self.assembly.results]
-        arrays = [_full(shapes[0], d, v) for d, v in zip(dtypes, call.initial, strict=True)]
+        arrays = [full(shapes[0], d, v) for d, v in zip(dtypes, call.initial, strict=True)]
         allowed = [np.zeros((call.chunks, words), np.int64) for _ in self.assembly.filters]
-        bits = _full(shapes[1], np.dtype(np.int64), 0)
-        bytes_, top = [*(_full(shape, np.dtype(np.uint8), 0) for shape in shapes[2:]), None, None][:2]
+        bits = full(shapes[1], np.dtype(np.int64), 0)
+        bytes_, top = [*(full(shape, np.dtype(np.uint8), 0) for shape in shapes[2:]), None, None][:2]
         return Work(arrays, bits, bytes_, top, allowed)
 
     def _give_back(self, work: Work) -> None:
@@ -387,7 +336,7 @@ class AssembledKernel(Saved):
         """Call one of the compiled functions."""
         if name not in self._functions:
             self._functions[name] = self.compiled.named(name)
-        self._functions[name](*(_passed(a) if isinstance(a, np.ndarray) else a for a in args))
+        self._functions[name](*(passed(a) if isinstance(a, np.ndarray) else a for a in args))
 
     def compiled_parts(self) -> Iterator[Compiled]:
         yield self.compiled
@@ -440,50 +389,6 @@ def _restored(func: Any, target: str, options: Options | None) -> AssembledKerne
     """A kernel out of what pickle kept."""
     made = compile_cached(func, tvm.target.Target(target), options, AssembledCompiled)
     return AssembledKernel(cast("AssembledCompiled", made))
-
-
-def _merged_ranges(pointers: list[np.ndarray], rows: int) -> np.ndarray:
-    """Chunks of merged rows with as much work each, found in the row pointers."""
-    work = lambda row: ROW_WORK * row + sum(int(p[row]) for p in pointers)  # noqa: E731
-    total = work(rows)
-    chunks = max(1, min(get_num_threads(), rows)) if total > SERIAL_WORK else 1
-    cuts = [bisect_left(range(rows), total * c // chunks, key=work) for c in range(1, chunks)]
-    return np.array([0, *cuts, rows], np.int64)
-
-
-def _merged_bound(call: Call, how: str, begin: int, end: int) -> int:
-    """How many entries merged rows have at most, and one that an intersection writes ahead."""
-    counts = [int(p[end]) - int(p[begin]) for p in call.pointers]
-    return sum(counts) if how == "union" else min(counts) + 1
-
-
-def _running(length: np.ndarray) -> np.ndarray:
-    """Row pointers of 64 bits."""
-    indptr = np.zeros(len(length) + 1, np.int64)
-    np.cumsum(length, out=indptr[1:])
-    return indptr
-
-
-def _full(shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> np.ndarray:
-    """An array at the beginning of a cache line, as vector stores into it want it."""
-    array = alignment.empty(shape, dtype)
-    array[...] = value
-    return array
-
-
-def _move(array: np.ndarray, source: int, target: int, count: int) -> None:
-    """Move elements of an array towards its beginning, in place: numpy would copy what overlaps."""
-    item, base = array.itemsize, array.ctypes.data
-    ctypes.memmove(base + target * item, base + source * item, count * item)
-
-
-def _passed(value: Any) -> Any:
-    """An array as the compiled functions take it."""
-    if not isinstance(value, np.ndarray):
-        return value
-    if value.size:
-        return as_bfloat16(value) if value.dtype.kind == "V" else value  # numpy knows no bfloat16
-    return tvm.runtime.empty(value.shape, str(value.dtype))
 
 
 __all__ = ["AssembledKernel"]

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one call of a kernel with computed patterns holds: its shares of the rows, and memory for its accumulators."""
+
+from __future__ import annotations
+
+import ctypes
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tvm
+
+from sparsetir import alignment
+from sparsetir.call.passing import as_bfloat16
+from sparsetir.threads import get_num_threads
+
+ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
+SERIAL_WORK = 20_000  # coordinates entered, below which a second thread costs more than it does
+
+
+@dataclass
+class Work:
+    """The accumulators of all chunks: empty between calls."""
+
+    arrays: list[np.ndarray]
+    bits: np.ndarray
+    bytes: np.ndarray | None
+    top: np.ndarray | None
+    allowed: list[np.ndarray]
+
+    @property
+    def width(self) -> int:
+        """Elements for a row."""
+        return int(self.arrays[0].shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in (*self.arrays, *self.marks, *self.allowed))
+
+    @property
+    def marks(self) -> list[np.ndarray]:
+        """What tells which coordinates are there."""
+        return [a for a in (self.bits, self.bytes, self.top) if a is not None]
+
+    @property
+    def masks(self) -> list[Any]:
+        """What holds the filters of a row."""
+        return [self.allowed[0].shape[1], *self.allowed] if self.allowed else []
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many words a bitmap has, and how many the one above it."""
+        return [self.bits.shape[1], 0 if self.top is None else self.top.shape[1]]
+
+
+@dataclass
+class Call:
+    """One call: its sizes, and the rows shared out."""
+
+    common: list[Any]
+    sizes: dict[str, int]
+    rows: int
+    width: int
+    bound: np.ndarray | None
+    ranges: np.ndarray
+    initial: list[Any]
+    pointers: list[np.ndarray] = field(default_factory=list)
+    chunks: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chunks = len(self.ranges) - 1
+
+    @property
+    def split(self) -> list[Any]:
+        """What every function but the first takes of it."""
+        return [*self.common, self.chunks, self.ranges, *([] if self.bound is None else [self.bound])]
+
+
+def merged_ranges(pointers: list[np.ndarray], rows: int) -> np.ndarray:
+    """Chunks of merged rows with as much work each, found in the row pointers."""
+    work = lambda row: ROW_WORK * row + sum(int(p[row]) for p in pointers)  # noqa: E731
+    total = work(rows)
+    chunks = max(1, min(get_num_threads(), rows)) if total > SERIAL_WORK else 1
+    cuts = [bisect_left(range(rows), total * c // chunks, key=work) for c in range(1, chunks)]
+    return np.array([0, *cuts, rows], np.int64)
+
+
+def merged_bound(call: Call, how: str, begin: int, end: int) -> int:
+    """How many entries merged rows have at most, and one that an intersection writes ahead."""
+    counts = [int(p[end]) - int(p[begin]) for p in call.pointers]
+    return sum(counts) if how == "union" else min(counts) + 1
+
+
+def running(length: np.ndarray) -> np.ndarray:
+    """Row pointers of 64 bits."""
+    indptr = np.zeros(len(length) + 1, np.int64)
+    np.cumsum(length, out=indptr[1:])
+    return indptr
+
+
+def full(shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> np.ndarray:
+    """An array at the beginning of a cache line, as vector stores into it want it."""
+    array = alignment.empty(shape, dtype)
+    array[...] = value
+    return array
+
+
+def move(array: np.ndarray, source: int, target: int, count: int) -> None:
+    """Move elements of an array towards its beginning, in place: numpy would copy what overlaps."""
+    item, base = array.itemsize, array.ctypes.data
+    ctypes.memmove(base + target * item, base + source * item, count * item)
+
+
+def passed(value: Any) -> Any:
+    """An array as the compiled functions take it."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.size:
+        return as_bfloat16(value) if value.dtype.kind == "V" else value  # numpy knows no bfloat16
+    return tvm.runtime.empty(value.shape, str(value.dtype))
+
+
+__all__ = ["SERIAL_WORK", "Call", "Work", "full", "merged_bound", "merged_ranges", "move", "passed", "running"]
