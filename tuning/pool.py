@@ -68,6 +68,10 @@ class Pool:
         self.times: dict[Candidate | None, float] = {}
         self.usual: float | None = None  # seconds of the untuned kernel
 
+    def keep_pace(self, seconds: float | None) -> None:
+        """Report what is timed as if the untuned kernel took this long, None for as long as it will."""
+        self.usual = seconds
+
     # ------------------------------------------------------------------------------------------ formats
 
     def values(self, format: Format | None) -> Values | None:

@@ -139,6 +139,10 @@ class Session:
         pattern = fingerprint(self.kernel.signature.program, self.workload.arrays)
         return Key(pattern=pattern, sizes=self.sizes, **circumstances(self.kernel, self.template))
 
+    def search_in(self, space: Space) -> None:
+        """Search in another space from now on."""
+        self.space = space
+
     def search(
         self, seed: int, strategy: str = "evolution", *, informed: bool = True, records: Database | None = None
     ) -> Search:

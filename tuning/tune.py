@@ -210,7 +210,7 @@ def trials(
     try:
         log = Log(budget, search.seed, history, note)
         # What is measured now must be comparable with what was recorded.
-        session.pool.usual = next((r.seconds for r in history if is_untuned(r)), None)
+        session.pool.keep_pace(next((r.seconds for r in history if is_untuned(r)), None))
         if not any(is_untuned(record) for record in history):
             log.add(Candidate(), {}, session.pool.time(None))
         explore(search, session.pool.measure, log, fixed=session.fixed, conversion=session.conversion, cost=cost)
