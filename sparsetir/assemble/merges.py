@@ -141,9 +141,19 @@ class _Emitter:
         ]
         for store in self.merge.stores:
             number = next(n for n, r in enumerate(self.assembly.results) if r.name == str(store.buffer.name))
+            self.pairs: list[tirx.Stmt] = []
             value = self.value(store.value, key, has, guarded=guarded, step=step)
-            stmts.append(tirx.BufferStore(self.out.values[number], value, place))
+            stmts += [*self.pairs, tirx.BufferStore(self.out.values[number], value, place)]
         return stmts
+
+    def either(self, there: ir.Expr, element: ir.Expr, other: ir.Expr) -> ir.Expr:
+        """One of two values without a branch: LLVM makes one of a choice between floats, not of a subscript."""
+        dtype = str(element.ty.dtype)
+        if isinstance(there, tirx.IntImm) or not dtype.startswith("float"):
+            return tirx.Select(there, element, other)
+        pair = tirx.decl_buffer((2,), dtype, name="pair", scope="local", layout=None)
+        self.pairs += [*alloc(pair), *(tirx.BufferStore(pair, x, [const(n)]) for n, x in enumerate((other, element)))]
+        return tirx.BufferLoad(pair, [cast(there, "int32")])
 
     def value(
         self, value: ir.Expr, key: Var, has: dict[Cursor, ir.Expr], *, guarded: bool, step: ir.Expr | None
@@ -164,7 +174,7 @@ class _Emitter:
                 return buffer.default
             at = get(cursor.at) + (long(0) if step is None else step)
             element = tirx.BufferLoad(buffer.storage, [at])
-            choose = tirx.if_then_else if guarded else tirx.Select
+            choose = tirx.if_then_else if guarded else self.either
             return choose(there, element, buffer.default)
 
         def on_var(var: Var, _kind: int) -> ir.Expr:

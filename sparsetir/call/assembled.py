@@ -26,10 +26,11 @@ from sparsetir.call.workspace import (
     SERIAL_WORK,
     Call,
     Work,
+    closed,
     full,
+    gathered,
     merged_bound,
     merged_ranges,
-    move,
     passed,
     running,
 )
@@ -78,6 +79,7 @@ class AssembledKernel(Saved):
         self._lengths = [Size(a.length) for a in self.assembly.axes]
         self._shape = [Size(a.length) for a in (*self.assembly.rows, *self.assembly.axes)]
         self._spare: list[Work] = []
+        self._rooms: list[list[np.ndarray]] = []
 
     @property
     def target(self) -> Any:
@@ -220,21 +222,36 @@ class AssembledKernel(Saved):
         work = self.take(call)
         indptr = np.zeros(call.rows + 1, np.int64)
         first, total = self.places(call, top)
-        keys, values = self.entries(total)
-        self.numeric(call, work, indptr[1:], first, keys, values, *self.selected(call, top, above))
+        room = self.room(total)
+        self.numeric(call, work, indptr[1:], first, room[0], room[1:], *self.selected(call, top, above))
         self._give_back(work)
-        filled = int(indptr[call.ranges[1]])
-        for chunk, (begin, end) in enumerate(pairwise(call.ranges)):
-            if chunk and end > begin:
-                source = int(first[chunk])
+        parts = self.parts(call, indptr, first)
+        if sum(a.nbytes for a in room) <= KEPT_BYTES:
+            keys, *values = (gathered(array, parts) for array in room)
+            self._rooms.append(room)
+        else:
+            keys, *values = (closed(array, parts) for array in room)
+        return Pattern(self._held_shape(call), indptr, keys, values)
+
+    def parts(self, call: Call, indptr: np.ndarray, first: np.ndarray) -> list[tuple[int, int, int]]:
+        """Of each chunk where its entries stand, where they belong and how many there are; mends the row pointers."""
+        filled, parts = 0, []
+        for source, (begin, end) in zip(first.tolist(), pairwise(call.ranges), strict=True):
+            if end > begin:
                 count = int(indptr[end]) - source
-                for array in (keys, *values):
-                    move(array, source, filled, count)
+                parts.append((source, filled, count))
                 indptr[begin + 1 : end + 1] += filled - source
                 filled += count
-        for array in (keys, *values):
-            array.resize(filled, refcheck=False)
-        return Pattern(self._held_shape(call), indptr, keys, values)
+        return parts
+
+    def room(self, count: int) -> list[np.ndarray]:
+        """Memory for coordinates and values: that of an earlier call, whose pages the system need not clear again."""
+        while self._rooms:
+            room = self._rooms.pop()
+            if count <= len(room[0]) <= 2 * count + SERIAL_WORK:
+                return room
+        keys, values = self.entries(count)
+        return [keys, *values]
 
     def places(self, call: Call, top: int | None) -> tuple[np.ndarray, int]:
         """Where each chunk begins at most, and the end of the last one."""

@@ -106,10 +106,22 @@ def full(shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> np.ndarray
     return array
 
 
-def move(array: np.ndarray, source: int, target: int, count: int) -> None:
-    """Move elements of an array towards its beginning, in place: numpy would copy what overlaps."""
+def gathered(array: np.ndarray, parts: list[tuple[int, int, int]]) -> np.ndarray:
+    """A copy of the parts of an array, each given by where it stands, where it belongs, and its length."""
+    made = np.empty(sum(count for _, _, count in parts), array.dtype)
+    for source, target, count in parts:
+        made[target : target + count] = array[source : source + count]
+    return made
+
+
+def closed(array: np.ndarray, parts: list[tuple[int, int, int]]) -> np.ndarray:
+    """The parts of an array moved together in its own memory: numpy would copy what overlaps."""
     item, base = array.itemsize, array.ctypes.data
-    ctypes.memmove(base + target * item, base + source * item, count * item)
+    for source, target, count in parts:
+        if source != target:
+            ctypes.memmove(base + target * item, base + source * item, count * item)
+    array.resize(sum(count for _, _, count in parts), refcheck=False)
+    return array
 
 
 def passed(value: Any) -> Any:
@@ -121,4 +133,15 @@ def passed(value: Any) -> Any:
     return tvm.runtime.empty(value.shape, str(value.dtype))
 
 
-__all__ = ["SERIAL_WORK", "Call", "Work", "full", "merged_bound", "merged_ranges", "move", "passed", "running"]
+__all__ = [
+    "SERIAL_WORK",
+    "Call",
+    "Work",
+    "closed",
+    "full",
+    "gathered",
+    "merged_bound",
+    "merged_ranges",
+    "passed",
+    "running",
+]
