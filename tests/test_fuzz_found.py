@@ -452,3 +452,25 @@ def test_readers_of_a_copy_below_the_same_conditions_are_looked_at_once() -> Non
     assert len(found) > 100
     assert len(places(found)) < 30
     sparsetir.lower(sch.mod["main"], stage=3)
+
+
+EACH_ENTRY_ITS_OWN = """
+@T.prim_func
+def each(g: T.handle, p: T.handle, j: T.handle, k: T.handle, n: T.int32, m: T.int32, z: T.int32):
+    I = T.dense_fixed(n)
+    J = T.sparse_variable(I, (m, z), (p, j), unique=False)
+    K = T.singleton(J, n, k)
+    G = T.match_sparse_buffer(g, (I, J, K), "float32")
+    with T.sp_iter([I, J, K], "SSS", "each") as [x, y, w]:
+        G[w, y, x] = G[w, y, x] + 3
+"""
+
+
+def test_each_of_several_entries_with_one_coordinate_is_its_own() -> None:
+    func = sparsetir.parse(EACH_ENTRY_ITS_OWN)
+    args = {"p": _ints(0, 3, 4), "j": _ints(0, 0, 1, 0), "k": _ints(0, 0, 1, 0), "g": _floats(-2, 0, 1, 5)}
+    sizes = {"n": 2, "m": 2, "z": 4}
+    expected = sparsetir.interpret(func, {**args, "g": args["g"].copy(), **sizes})["g"]
+    compiled(func)(**args, **sizes)
+    assert args["g"].tolist() == np.asarray(expected).tolist()
+    assert args["g"].tolist()[:2] == [1, 3]

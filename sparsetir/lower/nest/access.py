@@ -172,7 +172,8 @@ class Resolver:
                     chain = tree[n:]
                     wanted = [cast(coords[buffer.axes.index(a)], a.idtype) for a in chain]
                     look_up = self._each_tuple if self.every else lookup_tuple
-                    pos, more = look_up(chain, pos, above, wanted, conditions)
+                    found = look_up(chain, pos, above, wanted, conditions)
+                    pos, more = self._unless_own(chain, subscripts[where], pos, found, above, wanted)
                     conditions = conditions + more
                     break
                 else:
@@ -208,6 +209,30 @@ class Resolver:
         """The cursors of the axis if the subscript is its variable."""
         cursor = self.scope.by_var.get(subscript) if isinstance(subscript, Var) else None
         return [] if cursor is None else [c for c in cursor.members or (cursor,) if c.axis is axis]
+
+    def _unless_own(
+        self,
+        chain: Sequence[Axis],
+        subscript: ir.Expr,
+        parent_pos: ir.Expr | None,
+        found: tuple[ir.Expr, Conditions],
+        above: Sequence[ir.Expr],
+        wanted: Sequence[ir.Expr],
+    ) -> tuple[ir.Expr, Conditions]:
+        """What a search for a tuple finds, but where its first axis is iterated below that very parent: its own."""
+        cursors = [] if self.every or parent_pos is None else self._own(chain[0], subscript)
+        cursor = cursors[0] if len(cursors) == 1 and not cursors[0].given else None
+        if cursor is None or cursor.parent_pos is None or cursor.pos is None:
+            return found
+        own: ir.Expr = cursor.parent_pos
+        here = own.equal(cast(parent_pos, str(own.ty.dtype)))
+        zero, coords, equal = const(0, chain[0].idtype), [*above, wanted[0]], []
+        for axis, want in zip(chain[1:], wanted[1:], strict=True):
+            equal.append(axis.coordinate(cast(cursor.pos, axis.idtype), zero, coords).equal(want))
+            coords.append(want)
+        pos, conditions = found
+        there = conjunction([tirx.Or(here, conjunction(conditions)), tirx.Or(tirx.Not(here), conjunction(equal))])
+        return guarded([here], cursor.pos, pos), [there]
 
     def _unless_here(
         self, axis: Axis, subscript: ir.Expr, parent_pos: ir.Expr | None, found: tuple[ir.Expr, Conditions]
