@@ -125,7 +125,8 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--data", type=Path, metavar="FOLDER", help="every matrix and tensor in it")
     bench.add_argument("--suite", metavar="NAME,...", help="generated matrices and tensors; all: every family")
     bench.add_argument("--size", choices=("small", "medium", "large"), default="small", help="of the suite")
-    ops = "operations with their columns (default: %(default)s)"
+    every = "spmm:N, sddmm:N, spmv, mttkrp:N, spgemm, add, multiply, masked, topn:N, rap, triangles"
+    ops = f"of {every} (default: %(default)s)"
     bench.add_argument("--ops", default="spmm:128,sddmm:128,spmv,mttkrp:32", metavar="OP:N,...", help=ops)
     bench.add_argument("--rounds", type=positive(int), default=3, metavar="N", help="turns of each library in a row")
     bench.add_argument("--rest", type=seconds, default=0.25, metavar="S", help="sleep before each turn")

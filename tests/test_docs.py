@@ -238,7 +238,7 @@ def test_the_example_runs_and_shows_its_loops(path: Path, tmp_path: Path) -> Non
 
 
 def test_there_are_examples() -> None:
-    assert {path.stem for path in EXAMPLES} == {"csf_mttkrp", "graph_attention", "spmm"}
+    assert {path.stem for path in EXAMPLES} == {"csf_mttkrp", "graph_attention", "spmm", "string_matching"}
 
 
 # --- the commands behind the figures ----------------------------------------------------------------------------

@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sparsetir.bench.kernels import Plan
-from sparsetir.bench.measure import DIMENSIONS, Product, measure, suits
+from sparsetir.bench.measure import TAKEN, Measured, Product, measure, suits
 from sparsetir.bench.report import Report
+from sparsetir.bench.results import measure_result
 from sparsetir.bench.roofline import Roofline, levels, measure_roofline
 from sparsetir.errors import ArgumentError
-from sparsetir.harness import peers
+from sparsetir.harness import peers, result_peers
 from sparsetir.harness.inputs import Source, loaded, say
+from sparsetir.harness.results import OPERATIONS
 from sparsetir.threads import get_num_threads, set_num_threads
 
 
@@ -47,7 +49,8 @@ def run(
     report = Report(load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0)
     if threads is not None:
         set_num_threads(threads)
-    peers.set_threads(get_num_threads())
+    others = result_peers if any(product.op in OPERATIONS for product in products) else peers
+    others.set_threads(get_num_threads())
     report.roofline = ceilings()
     for name, sparse in loaded(sources):
         for _ in rows(name, sparse, products, plan, report):
@@ -67,14 +70,20 @@ def ceilings() -> Roofline | None:
     return measure_roofline()
 
 
+def measured(name: str, sparse: Any, product: Product, plan: Plan, roofline: Roofline | None) -> Measured:
+    """One operation on one source."""
+    how = measure_result if product.op in OPERATIONS else measure
+    return how(name, sparse, product, plan, roofline)
+
+
 def rows(name: str, sparse: Any, products: Sequence[Product], plan: Plan, report: Report) -> Iterator[Report]:
     """Add the rows of one source to the report."""
     taken = [product for product in products if suits(product, sparse)]
     if not taken:
-        wanted = ", ".join(f"{p} takes {DIMENSIONS[p.op]}" for p in products)
+        wanted = ", ".join(f"{p} takes {TAKEN[p.op]}" for p in products)
         say(f"skipped: {name} has {len(sparse.shape)} dimensions; {wanted}")
     for product in taken:
-        found = measure(name, sparse, product, plan, report.roofline)
+        found = measured(name, sparse, product, plan, report.roofline)
         report.findings += found.findings
         if found.row is not None:
             report.rows.append(found.row)

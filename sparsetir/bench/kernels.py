@@ -81,7 +81,7 @@ def best(case: Case, plan: Plan) -> dict[str, Any]:
 # In the order of the columns.
 KINDS: list[Kind] = [untuned, best, tuned]
 # Kinds whose time is set in relation to the peers'.
-RATED = ("untuned", "tuned", "best")
+RATED = ("untuned", "tuned", "best", "ours")
 
 
 def kernels(case: Case, plan: Plan, failures: list[str]) -> dict[str, Any]:

@@ -14,11 +14,14 @@ from sparsetir.harness import peers
 from sparsetir.harness.inputs import free_memory, reason, say
 from sparsetir.harness.operands import DENSE, Case, make_case
 from sparsetir.harness.products import COLUMNS, PART, WrongResultError, check
+from sparsetir.harness.results import OPERATIONS
 from sparsetir.harness.timing import Timing, interleave
 
 Call = Callable[[], Any]
 DIMENSIONS = {"spmm": 2, "spmv": 2, "sddmm": 2, "mttkrp": 3}
-DEFAULT_FEAT = {"spmm": 128, "sddmm": 128, "mttkrp": 32}
+TAKEN = {**DIMENSIONS, **dict.fromkeys(OPERATIONS, 2)}  # by all operations, those with computed patterns too
+DEFAULT_FEAT = {"spmm": 128, "sddmm": 128, "mttkrp": 32, "topn": 10}
+COUNTED = {"topn": "entries in a row"}  # what the number is where it is not that of columns
 # Results of ours that are held at once, and what tuning adds.
 OWN_RESULTS, TUNING_RESULTS = 3, 2
 # Bytes for each entry: ours, the peers' and the reference's copies of values and indices.
@@ -30,13 +33,13 @@ BEST = "best peer"
 
 @dataclass(frozen=True)
 class Product:
-    """An operation with a number of columns, as in ``spmm:128``; 1 for spmv, which has none."""
+    """An operation with a number of columns, as in ``spmm:128``, for topn of entries in a row; 1 where it has none."""
 
     op: str
     feat: int
 
     def __str__(self) -> str:
-        return self.op if self.op == "spmv" else f"{self.op}:{self.feat}"
+        return f"{self.op}:{self.feat}" if self.op in DEFAULT_FEAT else self.op
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Row:
         None where the ceilings were not measured.
     repeats : int
         How often it was measured again because other work disturbed it.
+    sizes : dict of str to float
+        More columns of the table, in place of the number of columns.
     """
 
     name: str
@@ -67,6 +72,7 @@ class Row:
     work: Work
     bound: Bound | None = None
     repeats: int = 0
+    sizes: dict[str, float] = field(default_factory=dict)
 
     @property
     def times(self) -> dict[str, Timing]:
@@ -113,6 +119,7 @@ class Row:
             "feat": self.product.feat,
             "shape": list(self.shape),
             "nnz": self.nnz,
+            **self.sizes,
             "flops": self.work.flops,
             "bytes": self.work.compulsory,
             **limits,
@@ -154,22 +161,23 @@ def parse_products(text: str) -> list[Product]:
 def parse_product(text: str) -> Product:
     """One of them."""
     op, colon, feat = text.partition(":")
-    if op not in DIMENSIONS:
-        raise ArgumentError(f"expected operations such as spmm:128, of {', '.join(DIMENSIONS)}; found {text!r}")
-    if op == "spmv":
+    if op not in TAKEN:
+        raise ArgumentError(f"expected operations such as spmm:128, of {', '.join(TAKEN)}; found {text!r}")
+    if op not in DEFAULT_FEAT:
         if colon:
-            raise ArgumentError(f"spmv has no number of columns, found {text!r}; try spmv")
+            raise ArgumentError(f"{op} has no number of columns, found {text!r}; try {op}")
         return Product(op, 1)
     if not colon:
         return Product(op, DEFAULT_FEAT[op])
     if not (feat.isascii() and feat.isdigit() and int(feat) > 0):
-        raise ArgumentError(f"expected a positive number of columns as in {op}:{DEFAULT_FEAT[op]}, found {text!r}")
+        counted = COUNTED.get(op, "columns")
+        raise ArgumentError(f"expected a positive number of {counted} as in {op}:{DEFAULT_FEAT[op]}, found {text!r}")
     return Product(op, int(feat))
 
 
 def suits(product: Product, sparse: Any) -> bool:
     """Whether the operation accepts an operand with that many dimensions."""
-    return DIMENSIONS[product.op] == len(sparse.shape)
+    return TAKEN[product.op] == len(sparse.shape)
 
 
 # ---------------------------------------------------------------------------------------------------- measuring

@@ -13,14 +13,16 @@ from typing import Any
 from sparsetir.bench.kernels import RATED
 from sparsetir.bench.measure import BEST, Row
 from sparsetir.bench.roofline import Roofline
-from sparsetir.harness import peers
+from sparsetir.harness import peers, result_peers
 from sparsetir.harness.inputs import say
+from sparsetir.harness.results import OPERATIONS
 from sparsetir.harness.tables import aligned, markdown
 from sparsetir.harness.timing import NOISY, Timing
 from sparsetir.machine import machine_name
 from sparsetir.threads import get_num_threads
 
 PACKAGES = ("apache-tvm", "numpy", "scipy", "torch", "mkl")
+RESULT_PACKAGES = tuple(result_peers.PACKAGES.values())
 SUMMARIES: dict[str, Callable[[list[float]], float]] = {"geometric mean": geometric_mean, "smallest": min}
 ABSENT, WAITED = "-", "*"
 FRACTION = "t_min/t"
@@ -77,8 +79,8 @@ class Report:
         return {
             "machine": machine_name(),
             "threads": get_num_threads(),
-            "packages": versions(),
-            "missing": peers.missing(),
+            "packages": versions(self.packages),
+            "missing": self.missing,
             "load": self.load,
             "notes": self.notes(),
             "findings": self.findings,
@@ -89,12 +91,34 @@ class Report:
 
     def notes(self) -> list[str]:
         """What the times hold for, the peers that are missing, and whether the machine was busy."""
-        packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+        packages = ", ".join(f"{name} {version}" for name, version in versions(self.packages).items())
         lines = [f"{machine_name()}; {get_num_threads()} threads (scipy and numpy use one); float32; {packages}"]
         if self.roofline is not None:
             lines.append(f"{FRACTION}: the least time that the measured ceilings allow over that of our fastest kernel")
-        lines += [f"without {peer}: {why}" for peer, why in peers.missing().items()]
+        lines += [f"without {peer}: {why}" for peer, why in self.missing.items()]
+        lines += [f"the rows of {peer}'s products are not sorted, those of all others are" for peer in self.unsorted]
         return lines + self.busy()
+
+    @property
+    def has_results(self) -> bool:
+        """Whether results have patterns of their own, for which there are more peers."""
+        return any(row.product.op in OPERATIONS for row in self.rows)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Whose versions matter."""
+        return PACKAGES + (RESULT_PACKAGES if self.has_results else ())
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Peers that are not installed, each with what to do."""
+        return result_peers.missing() if self.has_results else peers.missing()
+
+    @property
+    def unsorted(self) -> list[str]:
+        """Peers some of whose results are not sorted."""
+        made = {(name, row.product.op) for row in self.rows for name in row.peers}
+        return [name for name, ops in result_peers.UNSORTED.items() if any((name, op) in made for op in ops)]
 
     def busy(self) -> list[str]:
         """One line if other work disturbed the times, none otherwise."""
@@ -120,10 +144,10 @@ class Report:
             yield f"{WAITED} marks {waited} times of calls that waited"
 
 
-def versions() -> dict[str, str]:
+def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     """The installed ones of the packages that matter."""
     found = {}
-    for name in PACKAGES:
+    for name in packages:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -143,10 +167,12 @@ def figures(rows: Sequence[Row]) -> Values:
     """Each ratio's title and its value in every row, None where it has none."""
     rated = [name for name in RATED if any(name in row.ours for row in rows)]
     baseline = next((row.baseline for row in rows if row.baseline), None)
+    # Results have more peers, and no two of them the same operations: each has a column.
+    compared = names(rows, lambda row: row.peers) if any(row.sizes for row in rows) else [baseline]
     found: Values = {}
     for kind in rated:
         prefix = f"{kind} " if len(rated) > 1 else ""
-        for other in (baseline, BEST) if baseline else ():
+        for other in (*compared, BEST) if baseline else ():
             found[f"{prefix}vs {other}"] = [row.ratio(kind, other) for row in rows]
     if any(row.bound for row in rows):
         found[FRACTION] = [row.fraction() for row in rows]
@@ -164,14 +190,16 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     ours, theirs = names(rows, lambda row: row.ours), names(rows, lambda row: row.peers)
     shown, summary = figures(rows), summaries(rows)
     bounded = ["limit"] if FRACTION in shown else []
-    out = [["matrix", "nonzeros", "N", *(f"{name} ms" for name in [*ours, *theirs]), *shown, *bounded, "spread"]]
+    sizes = list(dict.fromkeys(name for row in rows for name in row.sizes)) or ["N"]
+    out = [["matrix", "nonzeros", *sizes, *(f"{name} ms" for name in [*ours, *theirs]), *shown, *bounded, "spread"]]
     for n, row in enumerate(rows):
         times = [row.times.get(name) for name in [*ours, *theirs]]
         cells = [milliseconds(timing) for timing in times]
         compared = [two_digits(values[n]) for values in shown.values()]
         limit = [row.bound.limit if row.bound else ABSENT] if bounded else []
-        out.append([row.name, f"{row.nnz:,}", str(row.product.feat), *cells, *compared, *limit, f"{row.spread:.0%}"])
-    blank, end = [""] * (2 + len(ours) + len(theirs)), [""] * (1 + len(bounded))
+        size = [number((row.sizes or {"N": row.product.feat}).get(name)) for name in sizes]
+        out.append([row.name, f"{row.nnz:,}", *size, *cells, *compared, *limit, f"{row.spread:.0%}"])
+    blank, end = [""] * (1 + len(sizes) + len(ours) + len(theirs)), [""] * (1 + len(bounded))
     for title in SUMMARIES:
         out.append([title, *blank, *(two_digits(summary.get(name, {}).get(title)) for name in shown), *end])
     return out
@@ -180,6 +208,13 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
 def milliseconds(timing: Timing | None) -> str:
     """A time in a table."""
     return f"{timing.median * 1e3:.4g}{WAITED * timing.waited}" if timing else ABSENT
+
+
+def number(value: float | None) -> str:
+    """A size in a table: whole, or with two digits."""
+    if value is None:
+        return ABSENT
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
 
 
 def two_digits(value: float | None) -> str:

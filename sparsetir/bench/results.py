@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One operation whose result has a pattern of its own: ours checked, then timed in turn with the peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sparsetir.bench.kernels import Plan
+from sparsetir.bench.measure import Measured, Product, Row, undisturbed
+from sparsetir.bench.roofline import Roofline, Work, bound, structure
+from sparsetir.counting import triangles
+from sparsetir.harness import memory, result_peers
+from sparsetir.harness.inputs import free_memory, reason, say
+from sparsetir.harness.products import WrongResultError
+from sparsetir.harness.results import SQUARE_ONLY, ResultCase, make_result_case
+from sparsetir.harness.results_check import check_result
+from sparsetir.products import add, matmul, matmul_plan, multiply, rap
+
+Call = Callable[[], Any]
+ENTRY = 8  # bytes of a value and its column
+HELD = 3  # results at once: ours or a peer's, and what it takes to sort one
+BOUNDED = ("spgemm", "add", "multiply")  # operations of which it is known what must be done at least
+
+
+# ------------------------------------------------------------------------------------------------ our calls
+
+
+def products(case: ResultCase) -> dict[str, Call]:
+    """The whole, and the numeric phase alone for patterns that are known."""
+    A, B = case.operands
+    return {"ours": partial(matmul, A, B), "numeric": partial(matmul_plan(A, B), A, B)}
+
+
+OURS: dict[str, Callable[[ResultCase], dict[str, Call]]] = {
+    "spgemm": products,
+    "add": lambda case: {"ours": partial(add, *case.operands)},
+    "multiply": lambda case: {"ours": partial(multiply, *case.operands)},
+    "masked": lambda case: {"ours": partial(matmul, *case.operands[:2], mask=case.operands[2])},
+    "topn": lambda case: {"ours": partial(matmul, *case.operands, top=case.kept)},
+    "rap": lambda case: {"ours": partial(rap, *case.operands)},
+    "triangles": lambda case: {"ours": partial(triangles, case.operands[0])},
+}
+
+
+def our_calls(title: str, case: ResultCase, findings: list[str]) -> dict[str, Call]:
+    """Our calls whose result is right; what is wrong with the others is added to `findings`."""
+    right: dict[str, Call] = {}
+    try:
+        for kind, call in OURS[case.op](case).items():
+            check_result(f"{title}, {kind}", call(), case)
+            right[kind] = call
+    except WrongResultError as error:
+        findings.append(str(error))
+    except Exception as error:  # one operation must not end a run over many
+        findings.append(f"{title}: {reason(error)}")
+    for finding in findings:
+        say(finding)
+    return right
+
+
+def peer_calls(title: str, case: ResultCase) -> dict[str, Call]:
+    """The installed libraries that take this case; one that does not is named on stderr."""
+    calls: dict[str, Call] = {}
+    for peer in result_peers.available(case.op):
+        try:
+            call = result_peers.setup(peer, case)
+            call()
+            calls[peer] = call
+        except Exception as error:  # what other libraries raise is theirs to choose
+            say(f"{title}: without {peer}: {reason(error)}")
+    return calls
+
+
+# ------------------------------------------------------------------------------------------------ measuring
+
+
+def measure_result(name: str, sparse: Any, product: Product, plan: Plan, roofline: Roofline | None = None) -> Measured:
+    """Check and time an operation.
+
+    Parameters
+    ----------
+    name : str
+        What the operand is called.
+    sparse : scipy.sparse array
+        Taken as float32.
+    product : Product
+        One of `sparsetir.harness.results.OPERATIONS`.
+    plan : Plan
+    roofline : Roofline, optional
+        For the bound.
+
+    Returns
+    -------
+    Measured
+        Without a row where the matrix does not suit or the result does not fit into memory, which is said on stderr, or
+        where ours is wrong.
+    """
+    title = f"{name} {product}"
+    if product.op in SQUARE_ONLY and sparse.shape[0] != sparse.shape[1]:
+        say(f"skipped: {title} takes a square matrix, found {sparse.shape[0]} x {sparse.shape[1]}")
+        return Measured(None)
+    case = make_result_case(product.op, sparse, kept=product.feat)
+    needed = HELD * ENTRY * most_entries(case)
+    if needed > free_memory():
+        say(f"skipped: {title} may need {needed / 1e9:.1f} GB of memory for its results")
+        return Measured(None)
+    findings: list[str] = []
+    ours = our_calls(title, case, findings)
+    if not ours:
+        return Measured(None, findings)
+    theirs = peer_calls(title, case)
+    sizes, work = facts(case, ours["ours"])
+    times, repeats = undisturbed(ours | theirs, plan, title)
+    row = Row(
+        name,
+        product,
+        tuple(int(n) for n in sparse.shape),
+        int(sparse.nnz),
+        {kind: times[kind] for kind in ours},
+        {peer: times[peer] for peer in theirs},
+        work,
+        bound(work, roofline) if roofline is not None and product.op in BOUNDED else None,
+        repeats,
+        sizes,
+    )
+    return Measured(row, findings)
+
+
+def most_entries(case: ResultCase) -> int:
+    """Entries that a result has at most, that of a product before it is masked or shortened."""
+    m, n = case.shape
+    return min(case.products, m * n)
+
+
+def facts(case: ResultCase, call: Call) -> tuple[dict[str, float], Work]:
+    """What the table says of a case besides times, and what has to be done at least."""
+    result = call()
+    operands = sum(structure(operand) for operand in unique(case.operands))
+    made = structure(result) if hasattr(result, "indptr") else 0
+    entries = int(result.nnz) if made else int(result)
+    del result
+    sizes: dict[str, float] = {"kept": case.kept} if case.kept else {}
+    sizes |= {"products": case.products, "result": entries}
+    if case.op in ("spgemm", "rap"):
+        sizes["products/result"] = case.products / max(1, entries)
+    peak = memory.added(call)
+    if peak is not None and made:
+        sizes["peak"] = (operands + peak) / (operands + made)
+    return sizes, work_of(case, operands + made)
+
+
+def unique(operands: tuple[Any, ...]) -> list[Any]:
+    """Each matrix once."""
+    return list({id(operand): operand for operand in operands}.values())
+
+
+def work_of(case: ResultCase, moved: int) -> Work:
+    """Operations and bytes: a product loads a row of B for each entry of A."""
+    if case.op in ("add", "multiply"):
+        return Work(case.products // 2, 0, 0, moved)
+    A, B = case.operands[:2]
+    rows = np.flatnonzero(np.bincount(A.indices, minlength=B.shape[0]))
+    gathered = int(np.diff(B.indptr)[rows].sum()) * ENTRY
+    return Work(2 * case.products, case.products * ENTRY, gathered, moved)
+
+
+__all__ = ["OURS", "measure_result"]
