@@ -46,7 +46,7 @@ from sparsetir.errors import ArgumentError, VerifyError
 from sparsetir.ir import decode
 
 #: formats without parameters of a matrix
-OTHERS = {"tree"}
+OTHERS = {"encoded", "tree"}
 
 
 FEATURES = (1, 7, 33, 128)

@@ -34,11 +34,11 @@ def double(a: T.handle, b: T.handle, n: T.int32):
 IN_A_FUNCTION = "def make(T):\n" + "".join(f"    {line}\n" for line in PROGRAM.splitlines()[1:]) + "    return double\n"
 
 
-def first_block() -> str:
-    """The first program of the README."""
-    found = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert found is not None
-    return found[1]
+def first_blocks() -> list[str]:
+    """The README's code up to its first program."""
+    found = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    program = next(n for n, block in enumerate(found) if "@T.prim_func" in block)
+    return found[: program + 1]
 
 
 def run(text: str, name: str = "<stdin>") -> dict[str, Any]:
@@ -142,7 +142,8 @@ def test_the_first_program_of_the_readme_at_the_prompt() -> None:
         [sys.executable, "-q"], stdin=end, stdout=end, stderr=subprocess.STDOUT, cwd=ROOT, env=environment
     )
     os.close(end)
-    os.write(main, f"{first_block()}\nexit()\n".encode())
+    entered = "\n\n".join(first_blocks())
+    os.write(main, f"{entered}\nexit()\n".encode())
     shown = b""
     try:
         while part := os.read(main, 65536):
