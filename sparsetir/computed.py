@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from tvm import tirx
 from tvm.script import sparsetir as T
 
@@ -179,26 +182,12 @@ def rap(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
     return rap
 
 
-@once
-def add(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
-    """The sum of two sparse matrices: ``C[i, j] = A[i, j] + B[i, j]``.
-
-    Parameters
-    ----------
-    dtype : dtype
-        Of A, B and C.
-    idtype : {"int32", "int64"}
-        Of the index arrays.
-
-    Returns
-    -------
-    PrimFunc
-        Buffers A, B and C; A and B are sorted and hold each coordinate once.
-    """
+def _merged(name: str, combine: Callable[[Any, Any], Any], dtype: str, idtype: str) -> tirx.PrimFunc:
+    """A program of two matrices with sorted rows, element by element."""
     size = T.int64 if idtype == "int64" else T.int32
 
     @T.prim_func
-    def add(
+    def merged(
         a: T.handle,
         b: T.handle,
         c: T.handle,
@@ -218,10 +207,29 @@ def add(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
         A = T.match_sparse_buffer(a, (I, J_a), dtype)
         B = T.match_sparse_buffer(b, (I, J_b), dtype)
         C = T.match_sparse_buffer(c, (I, J), dtype)
-        with T.sp_iter([I, J], "SS", "add") as [i, j]:
-            C[i, j] = A[i, j] + B[i, j]
+        with T.sp_iter([I, J], "SS", "merged") as [i, j]:
+            C[i, j] = combine(A[i, j], B[i, j])
 
-    return add
+    return merged.with_attr("global_symbol", name)
+
+
+@once
+def add(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
+    """The sum of two sparse matrices: ``C[i, j] = A[i, j] + B[i, j]``.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of A, B and C.
+    idtype : {"int32", "int64"}
+        Of the index arrays.
+
+    Returns
+    -------
+    PrimFunc
+        Buffers A, B and C; A and B are sorted and hold each coordinate once.
+    """
+    return _merged("add", lambda a, b: a + b, dtype, idtype)
 
 
 @once
@@ -288,33 +296,7 @@ def multiply(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
     PrimFunc
         Buffers A, B and C; A and B are sorted and hold each coordinate once.
     """
-    size = T.int64 if idtype == "int64" else T.int32
-
-    @T.prim_func
-    def multiply(
-        a: T.handle,
-        b: T.handle,
-        c: T.handle,
-        indptr_a: T.handle,
-        indices_a: T.handle,
-        indptr_b: T.handle,
-        indices_b: T.handle,
-        m: size,
-        n: size,
-        nnz_a: size,
-        nnz_b: size,
-    ):
-        I = T.dense_fixed(m, idtype)
-        J_a = T.sparse_variable(I, (n, nnz_a), (indptr_a, indices_a), idtype)
-        J_b = T.sparse_variable(I, (n, nnz_b), (indptr_b, indices_b), idtype)
-        J = T.sparse_assembled(I, n, idtype)
-        A = T.match_sparse_buffer(a, (I, J_a), dtype)
-        B = T.match_sparse_buffer(b, (I, J_b), dtype)
-        C = T.match_sparse_buffer(c, (I, J), dtype)
-        with T.sp_iter([I, J], "SS", "multiply") as [i, j]:
-            C[i, j] = A[i, j] * B[i, j]
-
-    return multiply
+    return _merged("multiply", lambda a, b: a * b, dtype, idtype)
 
 
 @once
@@ -333,33 +315,7 @@ def maximum(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
     PrimFunc
         Buffers A, B and C; an element that is not stored counts as zero.
     """
-    size = T.int64 if idtype == "int64" else T.int32
-
-    @T.prim_func
-    def maximum(
-        a: T.handle,
-        b: T.handle,
-        c: T.handle,
-        indptr_a: T.handle,
-        indices_a: T.handle,
-        indptr_b: T.handle,
-        indices_b: T.handle,
-        m: size,
-        n: size,
-        nnz_a: size,
-        nnz_b: size,
-    ):
-        I = T.dense_fixed(m, idtype)
-        J_a = T.sparse_variable(I, (n, nnz_a), (indptr_a, indices_a), idtype)
-        J_b = T.sparse_variable(I, (n, nnz_b), (indptr_b, indices_b), idtype)
-        J = T.sparse_assembled(I, n, idtype)
-        A = T.match_sparse_buffer(a, (I, J_a), dtype)
-        B = T.match_sparse_buffer(b, (I, J_b), dtype)
-        C = T.match_sparse_buffer(c, (I, J), dtype)
-        with T.sp_iter([I, J], "SS", "maximum") as [i, j]:
-            C[i, j] = T.max(A[i, j], B[i, j])
-
-    return maximum
+    return _merged("maximum", T.max, dtype, idtype)
 
 
 __all__ = ["add", "masked_spgemm", "maximum", "multiply", "rap", "scaled_add", "spgemm"]
