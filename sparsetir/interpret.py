@@ -461,7 +461,7 @@ class _Machine:
         """The point whose fiber of `axis` is iterated; none if an attached coordinate is absent."""
         if axis.parent is None:
             return [None]
-        if attached_to is None:
+        if attached_to is None or attached_to is axis.parent:
             return [p for p in (self.here(axis.parent, axis),) if p.position != _ABSENT]
         above = None if axis.parent.parent is None else self.here(axis.parent.parent, axis)
         if above is not None and above.position == _ABSENT:

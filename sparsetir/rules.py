@@ -299,6 +299,19 @@ def _missing(what: str, needed: Axis, iteration: SpIter, role: str) -> str:
     return f"{what} is iterated but {role} {needed.name} is not; list {needed.name} before it"
 
 
+def attached_axes_are_found(facts: Facts) -> Iterator[Problem]:
+    """The place that an attached axis hangs from is the only one with its coordinate."""
+    for place in facts.places:
+        heads = [head for entry in place.iteration.entries for head in entry.heads]
+        for axis, host in heads:
+            above = axis.parent
+            if host is None or above is None or host is above or above.unique:
+                continue
+            message = f"T.attach({axis.name}, {host.name}) goes to one place of {above.name}"
+            message += f", which may store a coordinate several times (unique=False): entries of {axis.name} are lost"
+            yield _at(place.iteration, f"{message}; store {above.name} once each, as CSR or DCSR instead of COO")
+
+
 def fused_axes_are_chains(facts: Facts) -> Iterator[Problem]:
     """Fused axes run from a root downwards."""
     for place in facts.places:

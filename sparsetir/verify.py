@@ -166,6 +166,7 @@ STAGE_1: list[tuple[str, Rule]] = [
     ("fuse-chain", rules.fused_axes_are_chains),
     ("merge-members", assembly_rules.merges_fit),
     ("parent-first", rules.parents_come_first),
+    ("attached-once", rules.attached_axes_are_found),
     ("variable-dtype", rules.variables_have_their_axis_dtype),
     ("variable-scope", rules.variables_stay_inside),
     ("subscripts", rules.subscripts_fit),

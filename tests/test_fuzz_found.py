@@ -474,3 +474,33 @@ def test_each_of_several_entries_with_one_coordinate_is_its_own() -> None:
     compiled(func)(**args, **sizes)
     assert args["g"].tolist() == np.asarray(expected).tolist()
     assert args["g"].tolist()[:2] == [1, 3]
+
+
+BELOW_ITS_OWN_PARENT = """
+@T.prim_func
+def below(a: T.handle, b: T.handle, c: T.handle, j: T.handle, i: T.handle, p: T.handle, k: T.handle, m: T.int32,
+          n: T.int32, w: T.int32, z: T.int32, zb: T.int32):
+    J = T.sparse_fixed(None, (n, z), j, unique=False)
+    I = T.singleton(J, m, i)
+    J_dense = T.dense_fixed(n)
+    I_dense = T.dense_fixed(m)
+    K = T.sparse_variable(J_dense, (w, zb), (p, k))
+    K_dense = T.dense_fixed(w)
+    A = T.match_sparse_buffer(a, (J, I), "float32")
+    B = T.match_sparse_buffer(b, (J_dense, K), "float32")
+    C = T.match_sparse_buffer(c, (I_dense, K_dense), "float32")
+    with T.sp_iter([J, T.attach(I, J), T.attach(K, J)], "RSS", "below") as [x, y, v]:
+        C[y, v] = C[y, v] + A[x, y] * B[x, v]
+"""
+
+
+def test_an_axis_attached_to_its_own_parent_hangs_from_each_entry_of_it() -> None:
+    func = sparsetir.parse(BELOW_ITS_OWN_PARENT)
+    args = {"a": _floats(1, 2, 4), "j": _ints(0, 0, 1), "i": _ints(0, 1, 1), "b": _floats(1, 10, 100)}
+    args |= {"p": _ints(0, 2, 3), "k": _ints(0, 1, 1), "m": 2, "n": 2, "w": 2}
+    expected = [[1, 10], [2, 20 + 400]]
+    found = sparsetir.interpret(func, {**args, "c": np.zeros((2, 2), "float32"), "z": 3, "zb": 3})["c"]
+    assert np.asarray(found).tolist() == expected
+    c = np.zeros((2, 2), "float32")
+    compiled(func)(c=c, **args)
+    assert c.tolist() == expected

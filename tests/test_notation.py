@@ -366,7 +366,11 @@ def test_computed_patterns(case: str) -> None:
     np.testing.assert_allclose(dense(found), expected, atol=1e-12)
     assert found.nnz == np.count_nonzero(expected)
     assert isinstance(found, SparseTensor) == (kinds[0] == "t")
-    np.testing.assert_allclose(dense(step.bind(operands[0])(*operands[1:])), expected, atol=1e-12)
+    for at in (0, len(operands) - 1):
+        bound = step.bind(*[None] * at, operands[at])
+        again = bound(*operands[:at], *operands[at + 1 :])
+        assert type(again) is type(found)
+        np.testing.assert_allclose(dense(again), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("combine", ["add", "max", "min"])

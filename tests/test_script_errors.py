@@ -228,6 +228,12 @@ ITERATION = {
         '    with T.sp_iter([I, T.attach(K, I)], "SR") as [i, j]:  #!\n        B[i] = 0',
         "axis K has no parent, there is nothing to re-attach",
     ),
+    "attach below repeated coordinates": (
+        "    R = T.sparse_fixed(None, (m, nnz), q, unique=False)\n    S = T.singleton(R, n, p)\n"
+        '    with T.sp_iter([I, T.attach(S, I)], "SR") as [i, j]:  #!\n        B[i] = 0',
+        "T.attach(S, I) goes to one place of R, which may store a coordinate several times (unique=False): "
+        "entries of S are lost; store R once each, as CSR or DCSR instead of COO",
+    ),
     "fuse strangers": (
         '    with T.sp_iter([T.fuse(I, K)], "SS") as [i, j]:  #!\n        B[i] = 0',
         "T.fuse takes a parent followed by its child: I is not the parent of K",

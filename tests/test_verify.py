@@ -73,6 +73,13 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "odd",
         "J is iterated but its parent I is not; list I before it (sp_iter 'odd')",
     ),
+    "attached-once": (
+        "    R = T.sparse_fixed(None, (m, nnz), q, unique=False)\n    S = T.singleton(R, n, p)\n"
+        '    with T.sp_iter([I, T.attach(S, I)], "SR", "odd") as [i, j]:\n        B[i] = T.float32(0)',
+        "odd",
+        "T.attach(S, I) goes to one place of R, which may store a coordinate several times (unique=False): entries of "
+        "S are lost; store R once each, as CSR or DCSR instead of COO (sp_iter 'odd')",
+    ),
     "variable-dtype": (
         '    with T.sblock("odd"):\n        i = T.axis.spatial(T.int64(9), T.sp.coord(I, 0))\n        T.reads()\n'
         '        T.writes()\n        T.sblock_attr({"sparse_iter": "S"})\n        B[i] = T.float32(0)',

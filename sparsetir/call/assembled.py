@@ -390,6 +390,7 @@ class BoundAssembledKernel:
         if wrong is not None:
             raise kernel.signature.unknown(wrong)
         self.kernel, self.arguments = kernel, arguments
+        self.order = {name: at for at, name in enumerate(kernel.signature.buffers)}
 
     def __repr__(self) -> str:
         return f"{self.kernel!r} with {', '.join(self.arguments)} fixed"
@@ -399,7 +400,8 @@ class BoundAssembledKernel:
         twice = next((name for name in arguments if name in self.arguments), None)
         if twice is not None:
             raise ArgumentTypeError(f"{twice} is fixed in this kernel: leave it out")
-        return self.kernel(*unnamed, **self.arguments, **arguments)
+        every = self.arguments | arguments  # the class of the result is that of the first one, fixed or not
+        return self.kernel(*unnamed, **dict(sorted(every.items(), key=lambda item: self.order.get(item[0], -1))))
 
 
 def _restored(func: Any, target: str, options: Options | None) -> AssembledKernel:

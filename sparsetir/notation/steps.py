@@ -160,23 +160,23 @@ class KernelStep(Step):
         return CooTensor(held, values, tuple(shape[c] for c in output))
 
     def bind(self, fixed: Mapping[int, Any]) -> Callable[[Sequence[Any]], Any]:
-        if self.nest.assembled:
-            return self
         held: dict[str, Any] = {}
-        for at, value in fixed.items():
-            held |= self.argument(at, self.tree(at, value))
+        trees = {at: self.tree(at, value) for at, value in fixed.items()}
+        for at, value in trees.items():
+            held |= self.argument(at, value)
         bound = self.kernel.bind(**held)
         buffers, open_ = self.program.buffers, [n for n in range(len(self.layouts)) if n not in fixed]
         is_plain = all(self.layouts[n] is None for n in open_) and self.nest.pattern is None and self.nest.output
         if is_plain and all(self.nest.operands[n].letters for n in open_):
             return lambda values: bound(**{buffers[n]: values[n] for n in open_})
-        return lambda values: self._call_bound(bound, open_, values)
+        return lambda values: self._call_bound(bound, trees, values)
 
-    def _call_bound(self, bound: Any, open_: Sequence[int], values: Sequence[Any]) -> Any:
-        values = [self.tree(n, value) for n, value in enumerate(values)]
+    def _call_bound(self, bound: Any, trees: Mapping[int, Any], values: Sequence[Any]) -> Any:
+        values = [trees[n] if n in trees else self.tree(n, value) for n, value in enumerate(values)]
         arguments: dict[str, Any] = {}
-        for n in open_:
-            arguments |= self.argument(n, values[n])
+        for n in range(len(values)):
+            if n not in trees:
+                arguments |= self.argument(n, values[n])
         return self.finished(bound(**arguments), values)
 
     def tree(self, at: int, value: Any) -> Any:

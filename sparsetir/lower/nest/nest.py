@@ -61,7 +61,7 @@ def parent_of(axis: Axis, host: Axis | None, scope: Scope) -> tuple[ir.Expr | No
     """Where a fiber of `axis`, perhaps attached to `host`, hangs: position, ancestors' coordinates, conditions."""
     if axis.parent is None:
         return None, (), []
-    if host is not None:
+    if host is not None and host is not axis.parent:
         return _attached(axis, host, scope)
     cursor = scope.by_axis.get(axis.parent)
     if cursor is None:
