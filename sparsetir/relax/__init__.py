@@ -6,9 +6,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sparsetir.relax import legalize, operators
+from sparsetir.relax import gradients, legalize, operators
 from sparsetir.relax.build import build
-from sparsetir.relax.calls import attention, gather_matmul_scatter, linear, sddmm, segment_reduce, softmax, spmm, spmv
+from sparsetir.relax.calls import (
+    attention,
+    gather_matmul_scatter,
+    gather_outer,
+    linear,
+    sddmm,
+    segment_expand,
+    segment_reduce,
+    softmax,
+    spmm,
+    spmv,
+    transpose,
+)
 from sparsetir.relax.legalize import LowerSparse
 from sparsetir.relax.model import CompiledModel, compile_model, load
 from sparsetir.relax.operators import csr_constants
@@ -21,6 +33,7 @@ if TYPE_CHECKING:
 
 operators.register()
 legalize.register()
+gradients.register()
 
 # Names of front ends -> where they live, imported when first used; a module stands for itself.
 _LAZY = {
@@ -49,13 +62,16 @@ __all__ = [
     "csr_constants",
     "from_torch",
     "gather_matmul_scatter",
+    "gather_outer",
     "linear",
     "load",
     "nn",
     "register_torch_ops",
     "sddmm",
+    "segment_expand",
     "segment_reduce",
     "softmax",
     "spmm",
     "spmv",
+    "transpose",
 ]

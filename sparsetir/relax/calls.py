@@ -100,6 +100,67 @@ def segment_reduce(x: Any, indptr: Any, reduce: str = "sum") -> ir.Call:
     return call(f"segment_{reduce}", x, indptr)
 
 
+def segment_expand(x: Any, indptr: Any, nnz: Any) -> ir.Call:
+    """Repeat what belongs to a row for each of its entries: ``y[indptr[i]:indptr[i + 1]] = x[i]``.
+
+    Parameters
+    ----------
+    x : Expr
+        (m,) or (m, feat).
+    indptr : Expr
+        (m + 1,).
+    nnz : int or PrimExpr
+        ``indptr[m]``, the number of entries.
+
+    Returns
+    -------
+    Call
+        (nnz,) or (nnz, feat).
+    """
+    return call("segment_expand", x, indptr, nnz)
+
+
+def transpose(indptr: Any, indices: Any, n: Any) -> ir.Call:
+    """The transpose of a structure, by counting.
+
+    Parameters
+    ----------
+    indptr, indices : Expr
+        (m + 1,) and (nnz,).
+    n : int or PrimExpr
+        The number of columns.
+
+    Returns
+    -------
+    Call
+        A tuple: (n + 1,), where the entries of each column begin; (nnz,), their rows; and (nnz,), which entries of the
+        given structure they are, so that ``R.take(data, order)`` are the values.
+    """
+    return call("transpose", indptr, indices, n)
+
+
+def gather_outer(X: Any, Y: Any, indptr: Any, left: Any, right: Any) -> ir.Call:
+    """Outer products of rows, summed by segments: ``W[r] = sum_e outer(X[left[e]], Y[right[e]])``.
+
+    This is the gradient of `gather_matmul_scatter` with respect to its matrices.
+
+    Parameters
+    ----------
+    X, Y : Expr
+        (n, in) and (m, out).
+    indptr : Expr
+        (kinds + 1,).
+    left, right : Expr
+        (nnz,), of the dtype of `indptr`: rows of X and of Y.
+
+    Returns
+    -------
+    Call
+        (kinds, in, out).
+    """
+    return call("gather_outer", X, Y, indptr, left, right)
+
+
 def gather_matmul_scatter(X: Any, W: Any, indptr: Any, indices: Any, kinds: Any) -> ir.Call:
     """Rows of X through a matrix each, summed where they belong: ``Y[i] = sum_j X[j] @ W[kind[i, j]]``.
 
@@ -146,4 +207,16 @@ def attention(Q: Any, K: Any, V: Any, indptr: Any, indices: Any, scale: float | 
     return call("attention", Q, K, V, indptr, indices, int(Q.ty.shape[2]) ** -0.5 if scale is None else scale)
 
 
-__all__ = ["attention", "gather_matmul_scatter", "linear", "sddmm", "segment_reduce", "softmax", "spmm", "spmv"]
+__all__ = [
+    "attention",
+    "gather_matmul_scatter",
+    "gather_outer",
+    "linear",
+    "sddmm",
+    "segment_expand",
+    "segment_reduce",
+    "softmax",
+    "spmm",
+    "spmv",
+    "transpose",
+]

@@ -46,7 +46,12 @@ RANGE = """
             bad[0] = T.bitwise_or(bad[0], T.Cast("int32", outside))
         assert bad[0] == 0, "R.sparse.{name}: {array} must be from 0 to one less than the {meaning}"
 """
-MEANINGS = {"indices": "number of columns", "kinds": "number of matrices"}
+MEANINGS = {
+    "indices": "number of columns",
+    "kinds": "number of matrices",
+    "left": "number of rows of X",
+    "right": "number of rows of Y",
+}
 
 
 @lru_cache
@@ -58,7 +63,7 @@ def check_structure(name: str, idtype: str, arrays: tuple[str, ...]) -> tirx.Pri
     name : str
         Of the operator, for messages.
     idtype : {"int32", "int64"}
-    arrays : tuple of {"indices", "kinds"}
+    arrays : tuple of {"indices", "kinds", "left", "right"}
         Each with its upper bound as a parameter; without any the number of entries is one.
     """
     inputs = [f'indptr: T.Buffer(("p",), "{idtype}")']

@@ -24,143 +24,16 @@ from typing import Any
 import tvm
 from tvm import ir, relax
 from tvm.relax.transform.legalize_ops.common import register_legalize
-from tvm.runtime import DataType
 
 from sparsetir.compile.target import native_target
-from sparsetir.relax import checks, dense, programs
-from sparsetir.relax.attention import attention
-from sparsetir.relax.constants import Options, chosen, csr_of
+from sparsetir.relax import checks, dense
+from sparsetir.relax.arguments import Arguments
+from sparsetir.relax.constants import Options
 from sparsetir.relax.epilogues import Result, is_elementwise, written
-from sparsetir.relax.gather import grouped, groups_of
 from sparsetir.relax.lowered import Head, Lowered, known, product
-from sparsetir.relax.operators import OPERATORS, PREFIX, REDUCTIONS, Arguments, operator_of
+from sparsetir.relax.makers import MAKERS
+from sparsetir.relax.operators import OPERATORS, PREFIX, operator_of
 from sparsetir.relax.programs import Epilogue
-from sparsetir.threads import get_num_threads
-
-Maker = Callable[[Arguments, list[Any], str, "Epilogue | None", Options], Lowered]
-
-
-def _with_matrix(
-    name: str, lowered: Lowered, a: Arguments, shapes: dict[str, list[Any]], columns: Any, options: Options
-) -> Lowered:
-    """The call with what is known of a constant matrix."""
-    matrix = csr_of(a["data"], a["indptr"], a["indices"], int(columns)) if known([columns]) else None
-    if matrix is None:
-        return lowered
-    is_known = all(known(shape) for shape in shapes.values())
-    dense = {n: tuple(int(size) for size in shape) for n, shape in shapes.items()} if is_known else {}
-    found = chosen(name, lowered.program, matrix, dense, options)
-    lowered.func, lowered.fixed = found.func, dict(found.given)
-    if found.format is not None:
-        for part in ("indptr", "indices", "a_data"):
-            if part not in found.given:
-                lowered.given.pop(part, None)
-    return lowered
-
-
-def _spmm(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: Options) -> Lowered:
-    *batch, n, feat = a.shape("B")
-    sizes = {"m": out[-2], "n": n, "nnz": a.shape("indices")[0], "feat": feat}
-    if batch:
-        sizes["batch"] = batch[0]
-    program = programs.spmm(sizes, a.dtype("B"), a.dtype("indptr"), epilogue)
-    given = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"], "b_data": a["B"]}
-    lowered = Lowered(program, given, out, out, dtype)
-    return lowered if batch else _with_matrix("spmm", lowered, a, {"B": [n, feat]}, n, options)
-
-
-def _spmv(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: Options) -> Lowered:
-    (n,) = a.shape("x")
-    sizes = {"m": out[0], "n": n, "nnz": a.shape("indices")[0]}
-    program = programs.spmv(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
-    given = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"], "x_data": a["x"]}
-    return _with_matrix("spmv", Lowered(program, given, out, out, dtype), a, {"X": [n]}, n, options)
-
-
-def _linear(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: Options) -> Lowered:
-    *batch, n = a.shape("x")
-    rows, m = product(batch), out[-1]
-    given = {"indptr": a["indptr"], "indices": a["indices"], "a_data": a["data"]}
-    sizes = {"m": m, "n": n, "nnz": a.shape("indices")[0], "batch": rows}
-    if known([rows]) and int(rows) == 1:
-        program = programs.spmv(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
-        lowered = Lowered(program, {**given, "x_data": _reshaped(a["x"], [n])}, [m], out, dtype)
-        return _with_matrix("spmv", lowered, a, {"X": [n]}, n, options)
-    program = programs.linear(sizes, a.dtype("x"), a.dtype("indptr"), epilogue)
-    lowered = Lowered(program, {**given, "x_data": _reshaped(a["x"], [rows, n])}, [rows, m], out, dtype)
-    return _with_matrix("linear", lowered, a, {"X": [rows, n]}, n, options)
-
-
-def _sddmm(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, _options: Options) -> Lowered:
-    (m, feat), (n, _) = a.shape("X"), a.shape("Y")
-    sizes = {"m": m, "n": n, "nnz": out[0], "feat": feat}
-    program = programs.sddmm(sizes, a.dtype("X"), a.dtype("indptr"), epilogue)
-    given = {"indptr": a["indptr"], "indices": a["indices"], "s_data": a["data"], "x_data": a["X"], "y_data": a["Y"]}
-    return Lowered(program, given, out, out, dtype)
-
-
-def _softmax(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
-    program = programs.softmax({"m": a.rows(), "nnz": out[0]}, dtype, a.dtype("indptr"))
-    return Lowered(program, {"indptr": a["indptr"], "a_data": a["data"]}, out, out, dtype)
-
-
-def _segments(reduce: str) -> Maker:
-    def lower(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, _options: Options) -> Lowered:
-        nnz, *feat = a.shape("x")
-        sizes = {"m": out[0], "nnz": nnz, **({"feat": feat[0]} if feat else {})}
-        program = programs.segment_reduce(sizes, a.dtype("x"), a.dtype("indptr"), reduce, epilogue)
-        return Lowered(program, {"indptr": a["indptr"], "x_data": a["x"]}, out, out, dtype)
-
-    return lower
-
-
-def _gather(a: Arguments, out: list[Any], dtype: str, epilogue: Epilogue | None, options: Options) -> Lowered:
-    (n, _), (kinds, inner, outer) = a.shape("X"), a.shape("W")
-    sizes = {"m": out[0], "n": n, "nnz": a.shape("indices")[0], "kinds": kinds, "in": inner, "out": outer}
-    structure = {name: a[name] for name in ("indptr", "indices", "kinds")}
-    size, bytes_each = dense.tile_height(options.target or native_target()), DataType(a.dtype("X")).itemsize
-    groups = groups_of(structure, sizes, bytes_each, size=size, threads=get_num_threads())
-    if groups is not None:
-        program = grouped(sizes, a.dtype("X"), groups, size, epilogue)
-        return Lowered(program, {**groups.arrays, "x_data": a["X"], "w_data": a["W"]}, out, out, dtype)
-    program = programs.gather_matmul_scatter(sizes, a.dtype("X"), a.dtype("indptr"), epilogue)
-    given = {
-        "indptr": a["indptr"],
-        "indices": a["indices"],
-        "kinds_data": a["kinds"],
-        "x_data": a["X"],
-        "w_data": a["W"],
-    }
-    return Lowered(program, given, out, out, dtype)
-
-
-def _attention(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
-    heads, length, feat = (int(size) for size in a.shape("Q"))
-    block = length // (int(a.shape("indptr")[0]) - 1)
-    sizes = {"heads": heads, "blocks": length // block, "block": block, "feat": feat}
-    sizes |= {"out": int(a.shape("V")[2]), "nnz": a.shape("indices")[0]}
-    program = attention(sizes, dtype, a.dtype("indptr"), a.number("scale"))
-    split = lambda name, last: _reshaped(a[name], [heads, length // block, block, last])  # noqa: E731
-    given = {"indptr": a["indptr"], "indices": a["indices"], "q_data": split("Q", feat), "k_data": split("K", feat)}
-    given["v_data"] = split("V", sizes["out"])
-    return Lowered(program, given, [heads, length // block, block, sizes["out"]], out, dtype)
-
-
-def _reshaped(value: Any, shape: list[Any]) -> Any:
-    return value if len(value.ty.shape.values) == len(shape) else relax.op.reshape(value, shape)
-
-
-# What an operator becomes, and the names of its result's dimensions, from the last one, if an epilogue may follow.
-MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
-    "spmm": (_spmm, ("L", "I", "K")),
-    "spmv": (_spmv, ("I",)),
-    "linear": (_linear, ("B", "O")),
-    "sddmm": (_sddmm, ()),
-    "softmax": (_softmax, ()),
-    **{f"segment_{kind}": (_segments(kind), ("I", "K")) for kind in REDUCTIONS},
-    "gather_matmul_scatter": (_gather, ("I", "D")),
-    "attention": (_attention, ()),
-}
 
 
 def head_of(call: Any, options: Options, value_of: Callable[[Any], Any] = lambda var: None) -> Head | None:
@@ -170,6 +43,8 @@ def head_of(call: Any, options: Options, value_of: Callable[[Any], Any] = lambda
         return dense.head_of(call, options, value_of)
     a = operator.arguments(call)
     out = operator.infer(a)
+    if isinstance(out, ir.TupleType):
+        return Head(Result((), (), "", ()), lambda _epilogue: MAKERS[operator.name][0](a, [], "", None, options), a)
     shape, maker, axes = list(out.shape.values), *MAKERS[operator.name]
     flat, names = _flattened(operator.name, shape, axes)
     result = Result(tuple(flat), names, str(out.dtype.dtype), tuple(shape))
@@ -194,9 +69,14 @@ def _checked(builder: relax.BlockBuilder, a: Arguments, seen: dict[Any, Any] | N
 
     Constants are checked now; with `seen`, what comes at run time, or what its limits are, in each call, once.
     """
-    limits = {"indices": a.columns, "kinds": lambda: a.shape("W")[0]}
+    limits = {
+        "indices": a.columns,
+        "kinds": lambda: a.shape("W")[0],
+        "left": lambda: a.shape("X")[0],
+        "right": lambda: a.shape("Y")[0],
+    }
     bounds = {name: (a[name], limit()) for name, limit in limits.items() if name in a.names}
-    count = None if bounds else a.shape(a.names[0])[0]
+    count = None if bounds else a.entries()
     arrays = (a["indptr"], *(array for array, _ in bounds.values()))
     numbers = [limit for _, limit in bounds.values()] or [count]
     if checks.is_known(*arrays) and known(numbers):

@@ -12,8 +12,9 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, tirx
 
+from sparsetir.relax.arguments import Arguments
 from sparsetir.relax.epilogues import Result
-from sparsetir.relax.operators import Arguments, constant
+from sparsetir.relax.operators import constant
 from sparsetir.relax.programs import Epilogue, Program
 
 
@@ -28,6 +29,7 @@ class Lowered:
     dtype: str
     func: tirx.PrimFunc | None = None
     fixed: dict[str, Any] = field(default_factory=dict)
+    several: Sequence[relax.TensorType] = ()  # the types of results, where there is more than one
 
     def emit(self, builder: relax.BlockBuilder) -> Any:
         """The call, its function added to the module."""
@@ -50,7 +52,7 @@ class Lowered:
         var = builder.add_func(func.without_attr("global_symbol"), name)
         args = [_tensor(every[str(p.name)]) for p in tensors]
         args += [_number(every[str(p.name)], str(p.ty.dtype)) for p in numbers]
-        out = relax.TensorType(self.shape, self.dtype)
+        out = list(self.several) or relax.TensorType(self.shape, self.dtype)
         result = relax.call_tir(var, args, out)
         if len(self.shape) == len(self.wanted) and all(map(_same, self.shape, self.wanted)):
             return result

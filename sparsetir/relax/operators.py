@@ -22,107 +22,12 @@ import tvm.relax.script
 import tvm.relax.script.parser
 from tvm import ir, relax, sym, tirx
 
-from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.interop import is_sparse
 from sparsetir.interop.sources import open_source
+from sparsetir.relax.arguments import FLOATS, Arguments, shown
 
 PREFIX = "relax.sparse."
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-INTS = ("int32", "int64")
 REDUCTIONS = ("sum", "mean", "max", "min")
-
-
-class Arguments:
-    """The arguments of a call, checked one by one; a message names the operator and the argument."""
-
-    def __init__(self, name: str, names: tuple[str, ...], values: Any) -> None:
-        self.name, self.names, self.values = name, names, list(values)
-        if len(self.values) != len(names):
-            raise self.wrong(f"takes {', '.join(names)}; found {len(self.values)} arguments")
-
-    def wrong(self, fault: str, kind: type[Exception] = ArgumentError) -> Exception:
-        return kind(f"R.sparse.{self.name} {fault}")
-
-    def __getitem__(self, name: str) -> Any:
-        return self.values[self.names.index(name)]
-
-    def dtype(self, name: str) -> str:
-        """The dtype of a tensor argument."""
-        return str(self._type(name).dtype.dtype)
-
-    def shape(self, name: str) -> list[Any]:
-        """The sizes of a tensor argument."""
-        found = self._type(name).shape
-        if not isinstance(found, relax.ShapeExpr):
-            raise self.wrong(f'needs the shape of {name}: annotate it, such as R.Tensor(("nnz",), "float32")')
-        return list(found.values)
-
-    def number(self, name: str) -> float:
-        """The value of a scalar argument."""
-        found = self[name]
-        if isinstance(found, ir.GenericConst):
-            return float(found.value.numpy())
-        if isinstance(found, (tirx.FloatImm, tirx.IntImm)):
-            return float(found.value)
-        raise self.wrong(f"takes {name} as a number known when the model is built; found {found}", ArgumentTypeError)
-
-    def check(self, name: str, dims: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
-        """Raise unless an argument is a tensor of one of these ranks and dtypes."""
-        found = self._type(name)
-        if found.ndim not in dims:
-            wanted = " or ".join(map(str, dims))
-            raise self.wrong(f"takes {name} with {wanted} dimensions; found {found.ndim}")
-        if self.dtype(name) not in dtypes:
-            raise self.wrong(f"takes {name} of {' or '.join(dtypes)}; found {self.dtype(name)}", ArgumentTypeError)
-
-    def agree(self, one: str, at: int, other: str, of: int) -> None:
-        """Raise if two sizes that must be the same are known to differ."""
-        a, b = self.shape(one)[at], self.shape(other)[of]
-        if sym.Analyzer().can_prove(tirx.NE(tirx.const(0, "int64") + a, b)):
-            found = f"{one}.shape[{at}] is {_shown(a)} but {other}.shape[{of}] is {_shown(b)}"
-            raise self.wrong(f"takes {one} and {other} of fitting shapes: {found}")
-
-    def same_dtype(self, *names: str) -> None:
-        """Raise unless all have one dtype."""
-        for name in names[1:]:
-            if self.dtype(name) != self.dtype(names[0]):
-                found = f"{names[0]} is {self.dtype(names[0])} and {name} is {self.dtype(name)}"
-                raise self.wrong(f"takes {' and '.join(names)} of one dtype; {found}", ArgumentTypeError)
-
-    def columns(self) -> Any:
-        """The number of columns that `indices` are below."""
-        name, at = {
-            "spmm": ("B", -2), "spmv": ("x", 0), "linear": ("x", -1), "sddmm": ("Y", 0),
-            "gather_matmul_scatter": ("X", 0), "attention": ("indptr", 0),
-        }[self.name]  # fmt: skip
-        size = self.shape(name)[at]
-        return size - 1 if name == "indptr" else size
-
-    def matrix(self, data: str = "data") -> Any:
-        """Check the arrays of a matrix; its number of rows."""
-        self.check(data, (1,), FLOATS)
-        self.agree(data, 0, "indices", 0)
-        return self.rows("indices")
-
-    def rows(self, *indices: str) -> Any:
-        """Check `indptr` and its index arrays; the number of rows."""
-        for name in ("indptr", *indices):
-            self.check(name, (1,), INTS)
-        self.same_dtype("indptr", *indices)
-        length = self.shape("indptr")[0]
-        if isinstance(length, tirx.IntImm) and int(length) < 1:
-            raise self.wrong("takes indptr with one element more than there are rows; found none")
-        return sym.Analyzer().simplify(length - 1)
-
-    def _type(self, name: str) -> Any:
-        found = self[name].ty
-        if not isinstance(found, relax.TensorType):
-            raise self.wrong(f"takes {name} as a tensor; found {found}", ArgumentTypeError)
-        return found
-
-
-def _shown(size: Any) -> str:
-    return str(int(size)) if isinstance(size, tirx.IntImm) else str(size)
 
 
 def _spmm(a: Arguments) -> relax.TensorType:
@@ -155,7 +60,7 @@ def _sddmm(a: Arguments) -> relax.TensorType:
     a.agree("X", 1, "Y", 1)
     m = a.rows("indices")
     if sym.Analyzer().can_prove(tirx.NE(a.shape("X")[0], m)):
-        found = f"found {_shown(a.shape('X')[0])} for {_shown(m)}"
+        found = f"found {shown(a.shape('X')[0])} for {shown(m)}"
         raise a.wrong(f"takes X with a row for each row of the matrix; {found}")
     return relax.TensorType(a.shape("data"), a.dtype("data"))
 
@@ -181,15 +86,62 @@ def _gather_matmul_scatter(a: Arguments) -> relax.TensorType:
     return relax.TensorType([m, a.shape("W")[2]], a.dtype("X"))
 
 
+def _transpose(a: Arguments) -> ir.TupleType:
+    a.rows("indices")
+    nnz, idtype = a.shape("indices"), a.dtype("indptr")
+    starts = relax.TensorType([sym.Analyzer().simplify(a.size("n") + 1)], idtype)
+    return relax.TupleType([starts, relax.TensorType(nnz, idtype), relax.TensorType(nnz, idtype)])
+
+
+def _segment_expand(a: Arguments) -> relax.TensorType:
+    a.check("x", (1, 2), FLOATS)
+    m, (rows, *feat) = a.rows(), a.shape("x")
+    if sym.Analyzer().can_prove(tirx.NE(rows, m)):
+        raise a.wrong(f"takes x with an element for each row; found {shown(rows)} for {shown(m)} rows")
+    return relax.TensorType([a.size("nnz"), *feat], a.dtype("x"))
+
+
+def _gather_outer(a: Arguments) -> relax.TensorType:
+    for name in ("X", "Y"):
+        a.check(name, (2,), FLOATS)
+    a.same_dtype("X", "Y")
+    a.agree("left", 0, "right", 0)
+    return relax.TensorType([a.rows("left", "right"), a.shape("X")[1], a.shape("Y")[1]], a.dtype("X"))
+
+
+def _attention_lse(a: Arguments) -> relax.TensorType:
+    _blocks(a, "Q", "K")
+    return relax.TensorType(a.shape("Q")[:2], "float64" if a.dtype("Q") == "float64" else "float32")
+
+
+def _attention_backward(like: str) -> Callable[[Arguments], relax.TensorType]:
+    def infer(a: Arguments) -> relax.TensorType:
+        _blocks(a, "Q", "K", "V", "G")
+        a.agree("K", 1, "V", 1)
+        a.agree("V", 2, "G", 2)
+        for name in ("lse", "delta"):
+            a.check(name, (2,), ("float32", "float64"))
+        return relax.TensorType(a.shape(like), a.dtype(like))
+
+    return infer
+
+
 def _attention(a: Arguments) -> relax.TensorType:
-    for name in ("Q", "K", "V"):
+    heads, length = _blocks(a, "Q", "K", "V")
+    a.agree("K", 1, "V", 1)
+    return relax.TensorType([heads, length, a.shape("V")[2]], a.dtype("Q"))
+
+
+def _blocks(a: Arguments, *names: str) -> tuple[Any, Any]:
+    """Check the tensors of an attention and its structure; the number of heads and the length."""
+    for name in names:
         a.check(name, (3,), FLOATS)
-    a.same_dtype("Q", "K", "V")
+    a.same_dtype(*names)
     a.rows("indices")
     for at in (0, 2):
         a.agree("Q", at, "K", at)
-    for at in (0, 1):
-        a.agree("K", at, "V", at)
+    for name in names[2:]:
+        a.agree("Q", 0, name, 0)
     heads, length, _ = a.shape("Q")
     rows = a.shape("indptr")[0]
     if not isinstance(length, tirx.IntImm) or not isinstance(rows, tirx.IntImm):
@@ -198,17 +150,26 @@ def _attention(a: Arguments) -> relax.TensorType:
         raise a.wrong(
             f"takes indptr with a row for each block of Q; found {int(rows) - 1} rows for a length of {length}"
         )
-    return relax.TensorType([heads, length, a.shape("V")[2]], a.dtype("Q"))
+    return heads, length
 
 
 @dataclass(frozen=True)
 class Operator:
-    """A Relax operator: its arguments, and the type of a call; `scalars` are numbers that come after the tensors."""
+    """A Relax operator: its arguments, and the type of a call.
+
+    After the tensors come `scalars`, numbers known when the model is built, and `sizes`, which need not be.
+    """
 
     name: str
     args: tuple[str, ...]
-    infer: Callable[[Arguments], relax.TensorType]
+    infer: Callable[[Arguments], Any]
     scalars: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all arguments."""
+        return (*self.args, *self.scalars, *self.sizes)
 
     @property
     def op(self) -> ir.Op:
@@ -217,10 +178,12 @@ class Operator:
 
     def arguments(self, call: ir.Call) -> Arguments:
         """The arguments of a call."""
-        return Arguments(self.name, (*self.args, *self.scalars), call.args)
+        return Arguments(self.name, self.names, call.args)
 
 
 CSR = ("data", "indptr", "indices")
+ATTENTION_BACKWARD = ("Q", "K", "V", "G", "lse", "delta", "indptr", "indices")
+ATTENTION_OPERANDS = {"query": "Q", "key": "K", "value": "V"}
 OPERATORS = {
     operator.name: operator
     for operator in (
@@ -232,6 +195,15 @@ OPERATORS = {
         *(Operator(f"segment_{kind}", ("x", "indptr"), _segments) for kind in REDUCTIONS),
         Operator("gather_matmul_scatter", ("X", "W", "indptr", "indices", "kinds"), _gather_matmul_scatter),
         Operator("attention", ("Q", "K", "V", "indptr", "indices"), _attention, ("scale",)),
+        # What gradients are made of.
+        Operator("transpose", ("indptr", "indices"), _transpose, sizes=("n",)),
+        Operator("segment_expand", ("x", "indptr"), _segment_expand, sizes=("nnz",)),
+        Operator("gather_outer", ("X", "Y", "indptr", "left", "right"), _gather_outer),
+        Operator("attention_lse", ("Q", "K", "indptr", "indices"), _attention_lse, ("scale",)),
+        *(
+            Operator(f"attention_backward_{name}", ATTENTION_BACKWARD, _attention_backward(like), ("scale",))
+            for name, like in ATTENTION_OPERANDS.items()
+        ),
     )
 }
 
@@ -249,9 +221,8 @@ def register() -> None:
         return
     for operator in OPERATORS.values():
         ir._ffi_api.RegisterOp(PREFIX + operator.name, "")
-        names = (*operator.args, *operator.scalars)
-        operator.op.set_num_inputs(len(names))
-        for name in names:
+        operator.op.set_num_inputs(len(operator.names))
+        for name in operator.names:
             operator.op.add_argument(name, "Tensor" if name in operator.args else "PrimExpr", name)
         ir.register_op_attr(PREFIX + operator.name, "FPurity", True)
         ir.register_op_attr(PREFIX + operator.name, "FInferType", _infer(operator))
@@ -260,14 +231,15 @@ def register() -> None:
         module.sparse = SimpleNamespace(**functions)
 
 
-def _infer(operator: Operator) -> Callable[[ir.Call, Any], relax.TensorType]:
+def _infer(operator: Operator) -> Callable[[ir.Call, Any], Any]:
     return lambda call, _builder: operator.infer(operator.arguments(call))
 
 
 def _call_of(operator: Operator) -> Callable[..., ir.Call]:
     def make(*args: Any) -> ir.Call:
-        checked = Arguments(operator.name, (*operator.args, *operator.scalars), args)
-        return relax.Call(operator.op, [_expr(a) for a in checked.values])
+        checked = Arguments(operator.name, operator.names, args)
+        given = dict(zip(operator.names, checked.values, strict=True))
+        return relax.Call(operator.op, [_size(a) if n in operator.sizes else _expr(a) for n, a in given.items()])
 
     return make
 
@@ -283,6 +255,10 @@ def _expr(value: Any) -> Any:
     if isinstance(value, (int, float)):
         return tirx.const(float(value), "float32")
     return constant(value)
+
+
+def _size(value: Any) -> Any:
+    return tirx.const(int(value), "int64") if isinstance(value, (int, np.integer)) else value
 
 
 def constant(array: Any) -> ir.GenericConst:
@@ -329,7 +305,6 @@ __all__ = [
     "OPERATORS",
     "PREFIX",
     "REDUCTIONS",
-    "Arguments",
     "Operator",
     "call",
     "constant",

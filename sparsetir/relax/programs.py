@@ -133,11 +133,13 @@ class Draft:
         self.scratch(f"{result}_sum", axes, dtype)
         return f"{result}_sum"
 
-    def follow(self, result: str, held: str, axes: Axes, epilogue: Epilogue | None) -> None:
-        """Write the iteration of an epilogue."""
+    def follow(
+        self, result: str, held: str, axes: Axes, epilogue: Epilogue | None, axes_of: Mapping[str, Axes] | None = None
+    ) -> None:
+        """Write the iteration of an epilogue. `axes_of`: what an axis of the result is made of."""
         if epilogue is None:
             return
-        names = [f"{held}[{', '.join(axes).lower()}]", *self.operands(epilogue)]
+        names = [f"{held}[{', '.join(axes).lower()}]", *self.operands(epilogue, axes_of)]
         body = f"{result}[{', '.join(axes).lower()}] = {epilogue.text.format(*names)}"
         self.iterate(axes, "S" * len(axes), "epilogue", [body])
 
