@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +16,7 @@ import tvm
 
 from sparsetir import interop
 from sparsetir.assemble import AssembledCompiled, Assembly, Options
+from sparsetir.assemble.c_interface import AssembledInterface
 from sparsetir.assemble.selection import ordered
 from sparsetir.call.arguments import Arguments, numpy_dtype
 from sparsetir.call.passing import argument_list
@@ -36,6 +38,7 @@ from sparsetir.call.workspace import (
 )
 from sparsetir.compile.cache import compile_cached, write_one
 from sparsetir.compile.compiled import Compiled
+from sparsetir.compile.export import export
 from sparsetir.errors import ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.script.printer import script
@@ -354,6 +357,15 @@ class AssembledKernel(Saved):
         if name not in self._functions:
             self._functions[name] = self.compiled.named(name)
         self._functions[name](*(passed(a) if isinstance(a, np.ndarray) else a for a in args))
+
+    def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
+        """Write a shared library and a C header that run without Python; see `Kernel.export`.
+
+        The function allocates row pointers, coordinates and values of the result; the header says how to free them.
+        An accumulator has an element for each column and thread.
+        """
+        interface = AssembledInterface(self, self.assembly, self.options)
+        return export(self, Path(path), Path(header) if header is not None else None, interface=interface)
 
     def compiled_parts(self) -> Iterator[Compiled]:
         yield self.compiled

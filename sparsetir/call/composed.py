@@ -19,6 +19,7 @@ from sparsetir.call.kernel import Kernel
 from sparsetir.call.saving import Saved
 from sparsetir.call.signature import Signature
 from sparsetir.call.timing import Timing
+from sparsetir.compile.c_interface import Interface
 from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.export import export
 from sparsetir.errors import ArgumentError, ArgumentTypeError
@@ -134,7 +135,7 @@ class ComposedKernel(Saved):
         they are laid out; `write_pieces` writes those of an argument.
         """
         where = Path(header) if header is not None else None
-        return export(self.kernel, Path(path), where, notes=layout(self.decomposition))
+        return export(self.kernel, Path(path), where, interface=Interface(self.kernel, layout(self.decomposition)))
 
     def write_pieces(self, folder: str | Path, **arguments: Any) -> Path:
         """Write sparse arguments as the exported C function takes them.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsetir.compile.export import identifier
+from sparsetir.compile.c_interface import identifier
 from sparsetir.errors import ArgumentError
 from sparsetir.script.printer import script
 from sparsetir.transform.decompose import Decomposition, Group, Piece

@@ -1,0 +1,300 @@
+/* ------------------------------------------------------------------ computed patterns */
+
+/* What c_interface.py puts around the compiled functions of a program with computed patterns: it shares out the rows,
+ * holds the accumulators, and allocates the results, as sparsetir/call/assembled.py does in Python. */
+
+enum { ROW_WORK = 8, SERIAL_WORK = 20000, WORD = 64, BYTES = 8 }; /* as in call/workspace.py and call/assembled.py */
+
+typedef int (*rt_function)(void *, const TVMFFIAny *, int32_t, TVMFFIAny *);
+
+struct result {
+  DLDataType dtype, held;
+  uint64_t initial; /* the bits of an element before the first statement sets it */
+  void **out;
+};
+
+struct assembly {
+  rt_function bound, symbolic, numeric; /* without `bound` the rows of `members` are merged */
+  const TVMFFIAny *common;
+  int common_count;
+  int64_t rows, width;
+  DLDataType key;
+  const struct result *results;
+  int result_count, filter_count;
+  const struct array *const *members;
+  int member_count, is_union;
+  int64_t **indptr;
+  void **keys;
+};
+
+static const DLDataType RT_LONG = {kDLInt, 64, 1}, RT_BYTE = {kDLUInt, 8, 1};
+
+/* Memory of one call; `rt_drop` frees it. */
+struct held {
+  void **memory;
+  int count, room, failed;
+};
+
+static void *rt_hold(struct held *held, int64_t count, int64_t item) {
+  void *memory = NULL;
+  int64_t bytes;
+  if (held->failed) return NULL;
+  if (held->count == held->room) {
+    void **more = realloc(held->memory, (size_t)(held->room + 32) * sizeof *more);
+    if (more) held->memory = more, held->room += 32;
+  }
+  if (held->count == held->room || __builtin_mul_overflow(count, item, &bytes) ||
+      posix_memalign(&memory, 64, bytes > 0 ? (size_t)bytes : 1)) {
+    held->failed = rt_fail("out of memory: %lld elements of %lld bytes", (long long)count, (long long)item);
+    return NULL;
+  }
+  return held->memory[held->count++] = memory;
+}
+
+static void *rt_hold_zeros(struct held *held, int64_t count, int64_t item) {
+  void *memory = rt_hold(held, count, item);
+  return memory ? memset(memory, 0, (size_t)(count * item)) : NULL;
+}
+
+static void rt_drop(struct held *held) {
+  for (int n = 0; n < held->count; ++n) free(held->memory[n]);
+  free(held->memory);
+}
+
+/* Arguments of one compiled function. */
+struct arguments {
+  TVMFFIAny *values;
+  struct array *arrays;
+  int count, array_count;
+};
+
+static int rt_start(struct arguments *a, const struct assembly *s, struct held *held) {
+  int most = s->common_count + 24 + 2 * s->result_count + s->filter_count;
+  a->values = rt_hold(held, most, sizeof *a->values);
+  a->arrays = rt_hold_zeros(held, most, sizeof *a->arrays);
+  if (held->failed) return -1;
+  memcpy(a->values, s->common, (size_t)s->common_count * sizeof *a->values);
+  a->count = s->common_count;
+  a->array_count = 0;
+  return 0;
+}
+
+static void rt_push(struct arguments *a, int64_t value) { a->values[a->count++] = rt_pass_integer(value); }
+
+static void rt_push_table(struct arguments *a, const void *data, DLDataType dtype, int rank, int64_t n, int64_t m) {
+  struct array *array = &a->arrays[a->array_count++];
+  array->data = data;
+  array->dtype = dtype;
+  array->rank = rank;
+  array->shape[0] = n;
+  if (rank > 1) array->shape[1] = m;
+  a->values[a->count++] = rt_pass_array(array);
+}
+
+static void rt_push_array(struct arguments *a, const void *data, DLDataType dtype, int64_t count) {
+  rt_push_table(a, data, dtype, 1, count, 0);
+}
+
+static int rt_run(rt_function function, const struct arguments *a) {
+  TVMFFIAny result = {0};
+  return function(NULL, a->values, a->count, &result);
+}
+
+/* The accumulators of all chunks. */
+struct work {
+  int64_t words, tops;
+  void **arrays, **masks;
+  void *bits, *bytes, *top;
+};
+
+static void rt_fill(void *memory, int64_t count, int item, uint64_t bits) {
+  for (int64_t n = 0; n < count; ++n) memcpy((char *)memory + n * item, &bits, (size_t)item);
+}
+
+static int rt_take(struct work *w, const struct assembly *s, int chunks, struct held *held) {
+  w->words = (s->width + WORD - 1) / WORD;
+  w->tops = (w->words + BYTES - 1) / BYTES * BYTES;
+  w->arrays = rt_hold(held, s->result_count, sizeof(void *));
+  w->masks = rt_hold(held, s->filter_count, sizeof(void *));
+  w->bits = rt_hold_zeros(held, chunks * w->words, 8);
+  w->bytes = rt_hold_zeros(held, chunks * w->words * WORD, 1);
+  w->top = rt_hold_zeros(held, chunks * w->tops, 1);
+  for (int n = 0; n < s->result_count && !held->failed; ++n) {
+    int item = s->results[n].held.bits / 8;
+    w->arrays[n] = rt_hold(held, chunks * s->width, item);
+    if (w->arrays[n]) rt_fill(w->arrays[n], chunks * s->width, item, s->results[n].initial);
+  }
+  for (int n = 0; n < s->filter_count && !held->failed; ++n) w->masks[n] = rt_hold_zeros(held, chunks * w->words, 8);
+  return held->failed;
+}
+
+static void rt_push_work(struct arguments *a, const struct work *w, const struct assembly *s, int chunks, int values) {
+  if (values) rt_push(a, s->width);
+  rt_push(a, w->words);
+  rt_push(a, w->tops);
+  for (int n = 0; values && n < s->result_count; ++n)
+    rt_push_table(a, w->arrays[n], s->results[n].held, 2, chunks, s->width);
+  rt_push_table(a, w->bits, RT_LONG, 2, chunks, w->words);
+  rt_push_table(a, w->bytes, RT_BYTE, 2, chunks, w->words * WORD);
+  rt_push_table(a, w->top, RT_BYTE, 2, chunks, w->tops);
+  if (s->filter_count) rt_push(a, w->words);
+  for (int n = 0; n < s->filter_count; ++n) rt_push_table(a, w->masks[n], RT_LONG, 2, chunks, w->words);
+}
+
+/* The rows shared out: chunk c has those from ranges[c] to ranges[c + 1]. */
+struct split {
+  int chunks;
+  int64_t *ranges, *bound;
+};
+
+static void rt_push_split(struct arguments *a, const struct split *split, const struct assembly *s) {
+  rt_push(a, split->chunks);
+  rt_push_array(a, split->ranges, RT_LONG, split->chunks + 1);
+  if (s->bound) rt_push_array(a, split->bound, RT_LONG, s->rows);
+}
+
+/* The work up to the end of a row: what merged rows store, or what `bound` counted. */
+static int64_t rt_work_before(const struct assembly *s, const int64_t *cost, int64_t row) {
+  int64_t work = ROW_WORK * row;
+  if (cost) return row ? cost[row - 1] : 0;
+  for (int n = 0; n < s->member_count; ++n) work += rt_element(s->members[n], row);
+  return work;
+}
+
+static int rt_share_out(struct split *split, const struct assembly *s, struct held *held) {
+  int threads = rt_num_threads();
+  int64_t *cost = NULL;
+  if (s->bound) {
+    struct arguments a;
+    cost = rt_hold(held, s->rows, 8);
+    split->bound = rt_hold(held, s->rows, 8);
+    if (rt_start(&a, s, held)) return -1;
+    rt_push(&a, s->rows > SERIAL_WORK ? threads : 1);
+    rt_push_array(&a, cost, RT_LONG, s->rows);
+    rt_push_array(&a, split->bound, RT_LONG, s->rows);
+    if (s->rows && rt_run(s->bound, &a)) return -1;
+    for (int64_t row = 1; row < s->rows; ++row) cost[row] += cost[row - 1];
+  }
+  int64_t total = rt_work_before(s, cost, s->rows);
+  int64_t chunks = total <= SERIAL_WORK ? 1 : threads < s->rows ? threads : s->rows;
+  split->chunks = chunks > 1 ? (int)chunks : 1;
+  split->ranges = rt_hold_zeros(held, split->chunks + 1, 8);
+  if (held->failed) return -1;
+  for (int c = 1; c < split->chunks; ++c) {
+    int64_t low = split->ranges[c - 1], high = s->rows, wanted = total / split->chunks * c;
+    while (low < high) {
+      int64_t middle = low + (high - low) / 2;
+      if (rt_work_before(s, cost, middle) < wanted) low = middle + 1;
+      else high = middle;
+    }
+    split->ranges[c] = low;
+  }
+  split->ranges[split->chunks] = s->rows;
+  return 0;
+}
+
+/* Where each chunk begins: the end of the one before, as far as is known yet. */
+static int64_t rt_merged_places(const struct assembly *s, const struct split *split, int64_t *first) {
+  int64_t total = 0;
+  for (int c = 0; c < split->chunks; ++c) {
+    int64_t sum = 0, least = INT64_MAX;
+    first[c] = total;
+    for (int n = 0; n < s->member_count; ++n) {
+      int64_t count = rt_element(s->members[n], split->ranges[c + 1]) - rt_element(s->members[n], split->ranges[c]);
+      sum += count;
+      least = count < least ? count : least;
+    }
+    total += s->is_union ? sum : least + 1;
+  }
+  return total;
+}
+
+static int64_t rt_counted_places(const struct assembly *s, const struct split *split, int64_t *first, int64_t *indptr) {
+  for (int64_t row = 0; row < s->rows; ++row) indptr[row + 1] += indptr[row];
+  for (int c = 0; c < split->chunks; ++c) first[c] = indptr[split->ranges[c]];
+  return indptr[s->rows];
+}
+
+static int rt_symbolic(const struct assembly *s, const struct split *split, const struct work *work, int64_t *length,
+                       struct held *held) {
+  struct arguments a;
+  if (rt_start(&a, s, held)) return -1;
+  rt_push_split(&a, split, s);
+  rt_push_array(&a, length, RT_LONG, s->rows);
+  rt_push_work(&a, work, s, split->chunks, 0);
+  return rt_run(s->symbolic, &a);
+}
+
+static int rt_numeric(const struct assembly *s, const struct split *split, const struct work *work, int64_t *ends,
+                      int64_t capacity, int64_t *first, struct held *held) {
+  struct arguments a;
+  if (rt_start(&a, s, held)) return -1;
+  rt_push_split(&a, split, s);
+  rt_push_array(&a, ends, RT_LONG, s->rows);
+  rt_push(&a, capacity);
+  rt_push_array(&a, first, RT_LONG, split->chunks);
+  rt_push_array(&a, *s->keys, s->key, capacity);
+  for (int n = 0; n < s->result_count; ++n) rt_push_array(&a, *s->results[n].out, s->results[n].dtype, capacity);
+  rt_push_work(&a, work, s, split->chunks, 1);
+  return rt_run(s->numeric, &a);
+}
+
+/* Merged chunks stand where they begin at most: move them together. */
+static void rt_close_gaps(const struct assembly *s, const struct split *split, const int64_t *first) {
+  int64_t filled = 0, *indptr = *s->indptr;
+  for (int c = 0; c < split->chunks; ++c) {
+    int64_t begin = split->ranges[c], end = split->ranges[c + 1];
+    int64_t count = end > begin ? indptr[end] - first[c] : 0;
+    for (int n = -1; n < s->result_count; ++n) {
+      char *data = n < 0 ? *s->keys : *s->results[n].out;
+      int item = (n < 0 ? s->key : s->results[n].dtype).bits / 8;
+      memmove(data + filled * item, data + first[c] * item, (size_t)(count * item));
+    }
+    for (int64_t row = begin; row < end; ++row) indptr[row + 1] += filled - first[c];
+    filled += count;
+  }
+  for (int n = -1; n < s->result_count; ++n) {
+    void **out = n < 0 ? s->keys : s->results[n].out;
+    size_t item = (n < 0 ? s->key : s->results[n].dtype).bits / 8;
+    void *smaller = realloc(*out, filled ? (size_t)filled * item : 1);
+    if (smaller) *out = smaller;
+  }
+}
+
+/* The caller frees these with free(): each has memory of its own. */
+static int rt_allocate_entries(const struct assembly *s, int64_t count) {
+  for (int n = -1; n < s->result_count; ++n) {
+    size_t item = (n < 0 ? s->key : s->results[n].dtype).bits / 8;
+    void *memory = malloc(count ? (size_t)count * item : 1);
+    if (!memory) return rt_fail("out of memory: a result of %lld entries", (long long)count);
+    *(n < 0 ? s->keys : s->results[n].out) = memory;
+  }
+  return 0;
+}
+
+static int rt_fill_results(const struct assembly *s, struct held *held) {
+  struct split split = {0};
+  struct work work;
+  if (rt_share_out(&split, s, held) || rt_take(&work, s, split.chunks, held)) return -1;
+  int64_t *indptr = *s->indptr = calloc((size_t)s->rows + 1, 8), *first = rt_hold_zeros(held, split.chunks, 8), count;
+  if (!indptr) return rt_fail("out of memory: %lld row pointers", (long long)s->rows + 1);
+  if (held->failed) return -1;
+  if (s->bound && s->rows && rt_symbolic(s, &split, &work, indptr + 1, held)) return -1;
+  count = s->bound ? rt_counted_places(s, &split, first, indptr) : rt_merged_places(s, &split, first);
+  if (rt_allocate_entries(s, count)) return -1;
+  if (s->rows && count && rt_numeric(s, &split, &work, indptr + 1, count, first, held)) return -1;
+  if (!s->bound) rt_close_gaps(s, &split, first);
+  return 0;
+}
+
+/* The results are NULL when it begins. */
+static int rt_assemble(const struct assembly *s) {
+  struct held held = {0};
+  int status = rt_fill_results(s, &held);
+  rt_drop(&held);
+  if (status == 0) return 0;
+  free(*s->indptr), free(*s->keys);
+  *s->indptr = NULL, *s->keys = NULL;
+  for (int n = 0; n < s->result_count; ++n) free(*s->results[n].out), *s->results[n].out = NULL;
+  return -1;
+}
