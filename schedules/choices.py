@@ -40,7 +40,7 @@ class Choices:
     def __post_init__(self) -> None:
         for choice in DECLARED:
             found = getattr(self, choice.name)
-            value = as_whole(found)
+            value = found if type(found) is int else as_whole(found)  # searches make thousands
             if not isinstance(value, int):
                 raise ScheduleError(f"{choice.name} must be a whole number, found {found!r}")
             if not choice.allows(value):

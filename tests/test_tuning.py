@@ -55,13 +55,13 @@ from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import fingerprint
 from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.features import Operands, Stored
+from sparsetir.tuning.form import FormatVariant
 from sparsetir.tuning.measure import Measurement
 from sparsetir.tuning.progress import Progress
 from sparsetir.tuning.search import BATCH, STRATEGIES, Search
 from sparsetir.tuning.space import Space
 from sparsetir.tuning.trials import Budget, Log, explore
 from sparsetir.tuning.tune import winner
-from sparsetir.tuning.variants import FormatVariant
 from sparsetir.tuning.workers import LocalWorker
 from sparsetir.tuning.workload import Workload
 

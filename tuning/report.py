@@ -17,12 +17,12 @@ from sparsetir.harness.tables import aligned
 from sparsetir.schedules import Choices
 from sparsetir.tuning.comparison import Comparison
 from sparsetir.tuning.database import Key, Record
+from sparsetir.tuning.form import with_knobs
 from sparsetir.tuning.knobs import Config
 from sparsetir.tuning.space import Values, start
 from sparsetir.tuning.templates import Template
 from sparsetir.tuning.trials import is_untuned
 from sparsetir.tuning.tuned import TunedKernel
-from sparsetir.tuning.variants import with_knobs
 
 SHOWN = 8
 OWN = "as it is"

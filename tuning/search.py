@@ -25,7 +25,7 @@ EPSILON = 0.1  # share of candidates that are drawn at random afterwards
 POPULATION, CHILDREN = 16, 192  # the best trials, and how many candidates are bred from them for the model to rank
 MUTATED, CROSSED = 0.6, 0.25  # shares of the children; the others are drawn at random
 STEPS = 12  # trials without a better one, after which the neighbours of the best are tried
-OUTLINED = 256  # candidates of all formats that a pretrained model ranks
+OUTLINED, ADDED = 256, 64  # candidates of all formats that a pretrained model ranks: at first, then each time
 ALIKE = 1  # candidates of one format in a batch, while little is known
 SURE = 1  # places of a batch for what the portfolio still has
 BELIEF = 8  # trials that a prior model is worth
@@ -105,7 +105,7 @@ def guided(space: Space, known: Known, score: Score | None, rng: np.random.Gener
         return evolution(space, known, score, rng)
     sure = _ranked((c for c in space.introduced() if c not in known), score)
     best = [c for c, seconds in sorted(known.items(), key=lambda item: item[1]) if np.isfinite(seconds)]
-    pool = list(space.outline(rng, OUTLINED))
+    pool = list(space.outline(rng, ADDED if known else OUTLINED))
     if len(known) >= WARMUP and best:
         pool += _children(space, best[:POPULATION], rng, list(dict.fromkeys(c.format for c in best)))
         pool += space.steps(best[0]) if _stale(known) >= STEPS else []

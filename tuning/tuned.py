@@ -27,9 +27,9 @@ from sparsetir.ir import decode
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import fingerprint
+from sparsetir.tuning.form import with_knobs
 from sparsetir.tuning.space import fixed
 from sparsetir.tuning.templates import Template
-from sparsetir.tuning.variants import with_knobs
 
 MOST_BOUND = 64  # sets of sizes for which a bound kernel keeps what it chose
 Sizes = Mapping[str, int]

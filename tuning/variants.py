@@ -10,72 +10,26 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import tirx
 
 from sparsetir.call.composed import ComposedKernel
 from sparsetir.call.kernel import Kernel
 from sparsetir.compile.compiled import Compiled
-from sparsetir.compile.pipeline import lowered, to_stage_2
 from sparsetir.compile.target import make_target
 from sparsetir.errors import SparseTIRError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
-from sparsetir.threads import get_num_threads
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning.features import Stored
+from sparsetir.tuning.form import FormatVariant, form_of
 from sparsetir.tuning.knobs import Config
-from sparsetir.tuning.space import Values, fixed, free_sizes, open_choices
+from sparsetir.tuning.space import Values, fixed, free_sizes
 from sparsetir.tuning.templates import Template
 from sparsetir.tuning.workload import Workload
 
 MOST_VARIANTS = 6
 MOST_BYTES = 2 << 30  # of converted arguments that are held at once
-
-
-class FormatVariant:
-    """A program as its candidates are compiled: lowered to stage II once.
-
-    Parameters
-    ----------
-    func : PrimFunc
-        At stage I.
-    target : Target, str or dict, optional
-    template : Template, optional
-        Whose knobs are searched; by default the sketches schedule.
-    """
-
-    def __init__(self, func: tirx.PrimFunc, target: Any, template: Template | None = None) -> None:
-        self.func, self.target, self.template = func, make_target(target, func), template
-        self.second = to_stage_2(func)
-        self.names = [str(param.name) for param in func.params]
-
-    def open_choices(self, feat: int | None) -> Values:
-        """The values to try for whatever makes a difference."""
-        if self.template is not None:
-            return self.template.space(self.second)
-        return open_choices(self.second, threads=get_num_threads(), feat=feat, target=self.target)
-
-    def compile(self, choices: Choices | Config) -> Callable[..., Any]:
-        """Machine code for one candidate; nothing goes to the disk cache.
-
-        The compiled checks of the arguments are left out: they were checked when the workload was made.
-        """
-        schedule = with_knobs(self.template, choices)
-        compiled = Compiled(self.func, self.target, schedule, lowered(self.second, schedule, self.target))
-        with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_assert": True}):
-            compiled.compile()
-        return compiled.function
-
-
-def with_knobs(template: Template | None, choices: Choices | Config) -> Choices | Template:
-    """A candidate's choices as `sparsetir.build` takes them."""
-    if isinstance(choices, Choices):
-        return choices
-    if template is None:
-        raise TuningError(f"values of knobs, {choices}, mean nothing without their template")
-    return template.with_values(**choices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +137,7 @@ class FormatVariants:
         decoded = decode(func)
         known = {name: int(value) for name, value in workload.args.sizes.items()}
         sizes = {name: known[name] for name in free_sizes(decoded)}
-        form = FormatVariant(fixed(decoded, sizes), self.target, self.template)
+        form = form_of(fixed(decoded, sizes), self.target, self.template)
         self.stored[format] = stored
         return Ready(form, workload, sizes, stored)
 
@@ -217,4 +171,4 @@ def own_storage(workload: Workload) -> Stored:
     return Stored(largest.size, largest.nbytes + index)
 
 
-__all__ = ["FormatVariant", "FormatVariants", "Ready", "own_storage", "with_knobs"]
+__all__ = ["FormatVariants", "Ready", "own_storage"]

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from tvm import tirx
+from tvm import ir, tirx
+from tvm.ir import Var
 
 from sparsetir.errors import ScheduleError
-from sparsetir.ir import INDEPENDENT, INIT, SEARCH, SPARSE_ITER, SWEEP
+from sparsetir.ir import INDEPENDENT, INIT, SEARCH, SPARSE_ITER, SWEEP, cast, const
 from sparsetir.lower.nests import with_, without
 
 CHUNKS = "sparsetir.chunks"
@@ -82,7 +83,7 @@ TABLE = (
         "loop",
         "run the rows in this many parallel parts of equal work",
         "rows",
-        "check_loops check_schedule balance_nonzeros fuse_loops pack_operands split_merge_path rows",
+        "check_loops check_schedule late_choices balance_nonzeros fuse_loops pack_operands split_merge_path rows",
         "an error where steps may write the same element",
         is_error=True,
     ),
@@ -91,7 +92,7 @@ TABLE = (
         "loop",
         "let these parts begin and end inside a row",
         "carry",
-        "fuse_loops split_merge_path",
+        "fuse_loops late_choices split_merge_path",
         "refused where a part of a row cannot be added to the rest: rows stay whole",
     ),
     Mark(
@@ -131,7 +132,7 @@ TABLE = (
         "loop",
         "fetch what is gathered this many steps ahead",
         "dots rows",
-        "block_registers insert_prefetch vectorize_dots",
+        "block_registers insert_prefetch late_choices vectorize_dots",
         "refused where nothing is gathered along the steps",
     ),
     Mark(
@@ -318,6 +319,18 @@ def refusals() -> Iterator[list[Refusal]]:
         yield found
     finally:
         _refusals.reset(token)
+
+
+def amount(loop: tirx.For, mark: str, dtype: str = "int32") -> ir.Expr:
+    """The number that an annotation asks for, or the parameter that has it (see `late_choices`)."""
+    value = loop.annotations[mark]
+    return cast(value, dtype) if isinstance(value, Var) else const(int(value), dtype)
+
+
+def asks(loop: tirx.For, mark: str) -> bool:
+    """Whether a loop has an annotation, and not for nothing."""
+    value = loop.annotations.get(mark, 0)
+    return isinstance(value, Var) or int(value) > 0
 
 
 def refused(loop: tirx.For, mark: str, why: str) -> tirx.For:

@@ -31,7 +31,7 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import SWEEP, cast, const
-from sparsetir.lower.marks import CHUNKS, INDPTR, PARALLEL_MARK, names_in, refused
+from sparsetir.lower.marks import CHUNKS, INDPTR, PARALLEL_MARK, amount, names_in, refused
 from sparsetir.lower.nests import binary_search, each_loop, parallel, serial, with_, without
 from sparsetir.lower.rewriting import alloc, cell, collect, get, mentions, put, seq, substitute
 
@@ -135,8 +135,8 @@ def _is_along(inner: tirx.For, loop: tirx.For) -> bool:
     return any(mentions(s.indices[-1], [inner.loop_var]) for s in stores)
 
 
-def balance(loop: tirx.For, chunks: int, pointers: set[str]) -> tirx.Stmt:
-    """Split the rows of `loop` into `chunks` parallel pieces of equal work."""
+def balance(loop: tirx.For, pointers: set[str]) -> tirx.Stmt:
+    """Split the rows of `loop` into as many parallel pieces of equal work as it asks for."""
     row, wide = loop.loop_var, "int64"
     dtype = str(row.ty.dtype)
     work = work_before(loop, pointers)
@@ -146,7 +146,7 @@ def balance(loop: tirx.For, chunks: int, pointers: set[str]) -> tirx.Stmt:
     first, last, high = cell("first", dtype), cell("last", dtype), cell("high", dtype)
 
     def bound(place: Var, index: ir.Expr) -> list[tirx.Stmt]:
-        target = tirx.floordiv(total * cast(index, wide), const(chunks, wide))
+        target = tirx.floordiv(total * cast(index, wide), amount(loop, CHUNKS, wide))
         search = binary_search(lambda mid: weight(mid) < target, place, high)
         return [put(place, const(0, dtype)), put(high, loop.extent), search]
 
@@ -154,7 +154,7 @@ def balance(loop: tirx.For, chunks: int, pointers: set[str]) -> tirx.Stmt:
     body = substitute(loop.body, {row: get(first) + shifted})
     inner = serial(shifted, get(last) - get(first), body, without(loop, CHUNKS, PARALLEL_MARK, SWEEP))
     steps = [*alloc(first, last, high), *bound(first, chunk), *bound(last, chunk + 1), inner]
-    return parallel(chunk, chunks, seq(*steps))
+    return parallel(chunk, amount(loop, CHUNKS), seq(*steps))
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.BalanceNonzeros")
@@ -168,7 +168,7 @@ def BalanceNonzeros(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.P
         if PARALLEL_MARK not in loop.annotations:
             why = "its steps may write the same element; annotate the outermost independent loop"
             return refused(loop, CHUNKS, why)
-        return balance(loop, int(loop.annotations[CHUNKS]), pointers)
+        return balance(loop, pointers)
 
     return each_loop(func, outer=share, inner=lambda loop: with_(loop, notes=without(loop, PARALLEL_MARK)))
 

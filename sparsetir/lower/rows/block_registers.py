@@ -42,7 +42,7 @@ from tvm.ir import Var
 
 from sparsetir.ir import const
 from sparsetir.lower.host.promote_halves import HALVES
-from sparsetir.lower.marks import HELD, PREFETCH, refused
+from sparsetir.lower.marks import HELD, PREFETCH, asks, refused
 from sparsetir.lower.nests import each_loop, serial, unrolled, vectorized, with_, without
 from sparsetir.lower.rewriting import factors, mentions, product, renewed, seq, substitute
 from sparsetir.lower.vector.insert_prefetch import ahead, fetch, gathers, line_starts
@@ -82,7 +82,7 @@ class Shared:
         return tirx.Select(part.equal(const(0, str(part.ty.dtype))), self.dot.start, load)
 
 
-def _sums(shared: Shared, row: Var, part: Var, base: ir.Expr, group: int, distance: int) -> tirx.Stmt:
+def _sums(shared: Shared, row: Var, part: Var, base: ir.Expr, group: int) -> tirx.Stmt:
     """The sums over a part of the row for `group` steps from `base` on."""
     dot, var = shared.dot, shared.outer.loop_var
     k, lanes, dtype = dot.loop.loop_var, dot.lanes, str(dot.store.buffer.ty.dtype)
@@ -110,18 +110,18 @@ def _sums(shared: Shared, row: Var, part: Var, base: ir.Expr, group: int, distan
     if dot.factors:
         value = product([of(f) for f in dot.factors]) * value
     finish = tirx.BufferStore(dot.store.buffer, of(shared.before(part)) + value, [of(i) for i in dot.store.indices])
-    found = _fetches(shared, part, distance, of) if distance else []
+    found = _fetches(shared, part, of) if asks(shared.outer, PREFETCH) else []
     fetches = [each(seq(*found))] if found else []
     alloc = [tirx.AllocBuffer(acc), tirx.AllocBuffer(total)]
     return seq(*alloc, *fetches, each(seq(renewed(clear), sums)), totals(acc, total, group, lanes), each(finish))
 
 
-def _fetches(shared: Shared, part: Var, distance: int, of: Any) -> list[tirx.Stmt]:
-    """Every line of the rows that are gathered `distance` steps later."""
+def _fetches(shared: Shared, part: Var, of: Any) -> list[tirx.Stmt]:
+    """Every line of the rows that are gathered some steps later."""
     k = shared.dot.loop.loop_var
     found = []
     for load in gathers(shared.gathered, shared.outer.loop_var):
-        further = ahead(load, shared.outer.loop_var, distance)
+        further = ahead(load, shared.outer)
         for start in line_starts(load, shared.size):
             at = part * const(shared.size, str(k.ty.dtype)) + const(start, str(k.ty.dtype))
             found.append(fetch(load, [of(i, at) for i in further]))
@@ -142,12 +142,11 @@ def hold(outer: tirx.For) -> tirx.Stmt | None:
     element = block * lanes + lane
     loaded = tirx.BufferStore(row, substitute(shared.row, {k: part * size + element}), [element])
     load = unrolled(block, shared.size // dot.lanes, vectorized(lane, dot.lanes, loaded))
-    distance = int(outer.annotations.get(PREFETCH, 0))
     several, single = Var(f"{var.name}_0", var.ty), Var(str(var.name), var.ty)
     zero, group = const(0, steps), const(GROUP, steps)
     full = tirx.floordiv(outer.extent, group)
-    main = _sums(shared, row, part, several * group, GROUP, distance)
-    last = _sums(shared, row, part, full * group + single, 1, distance)
+    main = _sums(shared, row, part, several * group, GROUP)
+    last = _sums(shared, row, part, full * group + single, 1)
     groups = serial(several, full, main, without(outer, PREFETCH))
     others = serial(single, tirx.floormod(outer.extent, group), renewed(last))
     count = tirx.floordiv(extent, size)

@@ -38,7 +38,17 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import SWEEP, cast, const
-from sparsetir.lower.marks import ASCENDING, CARRY, CHUNKS, INDPTR, PARALLEL_MARK, from_dialect, names_in, refused
+from sparsetir.lower.marks import (
+    ASCENDING,
+    CARRY,
+    CHUNKS,
+    INDPTR,
+    PARALLEL_MARK,
+    amount,
+    from_dialect,
+    names_in,
+    refused,
+)
 from sparsetir.lower.nests import SERIAL, binary_search, parallel, serial, with_body, without
 from sparsetir.lower.rewriting import alloc, cell, collect, get, mentions, put, same, seq, substitute
 from sparsetir.lower.rows.balance_nonzeros import work_before_step
@@ -203,7 +213,7 @@ class Run:
 
     def fused(self, pointers: set[str]) -> tirx.Stmt:
         """One parallel loop that does the work of all."""
-        chunks = int(self.loops[0].annotations[CHUNKS])
+        chunks = amount(self.loops[0], CHUNKS)
         unit = math.lcm(*(r.size for r in self.rows))
         chunk = Var("chunk", ir.PrimType("int32"))
         begin, end, high, work = (cell(n, WIDE) for n in ("begin", "end", "high", "work"))
@@ -221,7 +231,7 @@ class Run:
             for n, weight in enumerate(weights):
                 steps += [*self._seek(n, places[n], stops[n], middle * const(unit, WIDE))]
                 steps.append(put(work, get(work) + weight(get(places[n]))))
-            goes_right = get(work) < tirx.floordiv(total * cast(index, WIDE), const(chunks, WIDE))
+            goes_right = get(work) < tirx.floordiv(total * cast(index, WIDE), amount(self.loops[0], CHUNKS, WIDE))
             step = tirx.IfThenElse(goes_right, put(place, middle + const(1, WIDE)), put(high, middle))
             search = tirx.While(get(place) < get(high), seq(*steps, step))
             return [put(place, const(0, WIDE)), put(high, self._units(unit)), search]
@@ -316,7 +326,7 @@ def fuse(stmts: list[tirx.Stmt], ascending: set[str], pointers: set[str]) -> lis
 def _agree(loops: list[tirx.For], loop: tirx.For) -> bool:
     """Whether `loop` is shared out like the others, and belongs to their sweep or to none."""
     sweeps = {str(f.annotations[SWEEP]) for f in (*loops, loop) if SWEEP in f.annotations}
-    return len(sweeps) <= 1 and int(loop.annotations[CHUNKS]) == int(loops[0].annotations[CHUNKS])
+    return len(sweeps) <= 1 and same(amount(loop, CHUNKS), amount(loops[0], CHUNKS))
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.FuseLoops")

@@ -25,7 +25,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import cast, const
-from sparsetir.lower.marks import PREFETCH, refused
+from sparsetir.lower.marks import PREFETCH, amount, asks, refused
 from sparsetir.lower.nests import each_loop, with_, without
 from sparsetir.lower.rewriting import all_same, collect, mentions, seq, substitute
 from sparsetir.machine import LINE
@@ -45,14 +45,15 @@ def gathers(body: Any, step: Var) -> list[ir.TensorLoad]:
     return found
 
 
-def ahead(load: ir.TensorLoad, step: Var, distance: int) -> list[ir.Expr]:
-    """The subscripts of `load` when `step` is `distance` further, every array on the way read within its bounds."""
+def ahead(load: ir.TensorLoad, loop: tirx.For) -> list[ir.Expr]:
+    """The subscripts of `load` as far ahead of `loop` as it asks for, every array on the way read within its bounds."""
 
     def on_load(node: ir.TensorLoad, mutator: Any) -> ir.Expr:
         indices = [mutator.mutate(i) for i in node.indices]
         return tirx.BufferLoad(node.source, [_clamp(i, d) for i, d in zip(indices, node.source.ty.shape, strict=True)])
 
-    further = {step: step + const(distance, str(step.ty.dtype))}
+    step = loop.loop_var
+    further = {step: step + amount(loop, PREFETCH, str(step.ty.dtype))}
     moved = [substitute(i, further) for i in load.indices]
     # Also those that do not move: the body may load them under a condition that does not hold here.
     return [tvm_ffi.structural_mutate(i, [(ir.TensorLoad, on_load)]) for i in moved]
@@ -83,11 +84,10 @@ def line_starts(load: ir.TensorLoad, width: int) -> range:
 
 def prefetch(loop: tirx.For) -> tirx.Stmt:
     """`loop` with a prefetch of each gathered tile at the head of its body."""
-    distance = int(loop.annotations[PREFETCH])
     lanes = {f.loop_var: f.extent for f in collect(loop.body, tirx.For)}
     fetches: list[tirx.Stmt] = []
-    for load in gathers(loop.body, loop.loop_var) if distance > 0 else []:
-        further = ahead(load, loop.loop_var, distance)
+    for load in gathers(loop.body, loop.loop_var) if asks(loop, PREFETCH) else []:
+        further = ahead(load, loop)
         used = [v for v in lanes if any(mentions(i, [v]) for i in further)]
         if len(used) > 1 or any(not isinstance(lanes[v], tirx.IntImm) for v in used):
             continue

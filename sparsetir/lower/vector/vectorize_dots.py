@@ -43,7 +43,7 @@ from tvm.runtime import DataType
 
 from sparsetir.ir import const
 from sparsetir.lower.host.promote_halves import HALVES, widened
-from sparsetir.lower.marks import DOT, PREFETCH, refused
+from sparsetir.lower.marks import DOT, PREFETCH, asks, refused
 from sparsetir.lower.nests import COMBINERS, SERIAL, Update, serial, unrolled, vectorized, with_body, without
 from sparsetir.lower.rewriting import (
     alloc,
@@ -246,11 +246,10 @@ def vectorize(outer: tirx.For) -> tirx.Stmt | None:
     group, rest = Var(f"{var.name}_0", var.ty), Var(str(var.name), var.ty)
     size = const(GROUP, dtype)
     groups = tirx.floordiv(outer.extent, size)
-    distance = int(outer.annotations.get(PREFETCH, 0))
     k = dot.loop.loop_var
     fetches = [
-        substitute(fetch(load, ahead(load, var, distance)), {k: k + const(start, str(k.ty.dtype))})
-        for load in (gathers(dot.term, var) if distance else [])
+        substitute(fetch(load, ahead(load, outer)), {k: k + const(start, str(k.ty.dtype))})
+        for load in (gathers(dot.term, var) if asks(outer, PREFETCH) else [])
         for start in line_starts(load, dot.lanes)
     ]
     main = serial(group, groups, _emit(dot, var, group * size, GROUP, fetches), without(outer, PREFETCH))
