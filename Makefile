@@ -17,6 +17,9 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 TYPED := build/typed
 
+# Bytecode is kept even where that is switched off: some forty processes load the package.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
 DEMO_FLAGS := $(if $(MATRIX),--matrix "$(MATRIX)") $(if $(OP),--op $(OP)) $(if $(FEAT),--feat $(FEAT)) \
               $(if $(SECONDS),--seconds $(SECONDS)) $(if $(OUT),--out "$(OUT)")
 
@@ -29,10 +32,10 @@ demo: $(VENV)/.with-plot
 	$(BIN)/sparsetir demo $(DEMO_FLAGS)
 
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(PYTEST)
 
 test-quick: $(VENV)/.with-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quick -q
+	$(PYTEST) --quick -q
 
 # mypy follows folders, not package-dir: show it the packages as an installed user sees them.
 lint: $(VENV)/.with-dev

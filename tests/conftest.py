@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import tvm
 
 from each import FULL
-from sparsetir.compile.target import native_target
 
 # Hundreds of programs are compiled here once: none of them belongs in the user's cache.
 os.environ.setdefault("SPARSETIR_CACHE", "off")
@@ -61,6 +61,18 @@ def quick_children() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
+def short_collections() -> None:
+    """The garbage collector leaves out what is there before a file: modules, thousands of tests, kernels kept so far.
+
+    Going through all of them takes a third of a second, which tests that measure memory do many times. Programs are
+    trees of small objects, too: a collection every 700 of them finds hardly any garbage.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000)
+
+
+@pytest.fixture(scope="module", autouse=True)
 def quick_machine_code(request: pytest.FixtureRequest) -> Iterator[None]:
     """Most tests judge loops and numbers: LLVM does not optimise what they build for this machine.
 
@@ -69,14 +81,17 @@ def quick_machine_code(request: pytest.FixtureRequest) -> Iterator[None]:
     if FULL or request.node.get_closest_marker("optimised"):
         yield
         return
+    # Not at the top: the process that hands tests out to the workers needs no TVM.
+    import tvm
+
+    from sparsetir.compile.target import native_target
+
+    def unoptimised(target: Any) -> Any:
+        return tvm.target.Target({**target.export(), "opt-level": 0})
+
     detect = tvm.target.Target.from_device
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tvm.target.Target, "from_device", staticmethod(lambda device: unoptimised(detect(device))))
         native_target.cache_clear()
         yield
     native_target.cache_clear()
-
-
-def unoptimised(target: tvm.target.Target) -> tvm.target.Target:
-    """The target with LLVM's optimisations off: compiled in half the time."""
-    return tvm.target.Target({**target.export(), "opt-level": 0})
