@@ -122,6 +122,16 @@ def test_graphs_are_found_again(products):
     assert (len(products), len(sage | {id(g) for g in products[2::3]}), len(gcn)) == (7, 1, 1)
 
 
+def test_a_patch_entered_again_keeps_its_graphs(products):
+    layer, patch = conv.GCNConv(F, F), patch_pyg()
+    for _ in range(2):
+        with patch:
+            layer(X, INDEX)
+    with patch_pyg():
+        layer(X, INDEX)
+    assert products[0] is products[1] is not products[2]
+
+
 def test_edges_changed_in_place():
     index = INDEX.clone()
     layers = [conv.SAGEConv(F, 4), conv.GCNConv(F, 4), conv.GATConv(F, 4)]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +169,29 @@ def series(trials: list[Any], name: str) -> np.ndarray:
     found = [trial.get(name) if isinstance(trial, dict) else getattr(trial, name, None) for trial in trials]
     values = np.array([np.nan if value is None else value for value in found], np.float64)
     return np.where(np.isfinite(values), values, np.nan)
+
+
+def losses(curves: Mapping[str, Sequence[float]], path: str | Path, *, title: str = "") -> Path:
+    """Draw losses by epochs, later ones thinner so that those below are seen, and write the picture.
+
+    Parameters
+    ----------
+    curves : mapping of str to sequence of float
+    path : str or Path
+        ``.png``, ``.svg``, ``.pdf``.
+    title : str
+
+    Returns
+    -------
+    Path
+        The file written.
+    """
+    figure, axes = new_figure(7.0, 4.0)
+    for n, (name, values) in enumerate(curves.items()):
+        width = 1 + 1.5 * (len(curves) - 1 - n)
+        axes.plot(range(len(values)), values, label=name, linewidth=width, linestyle="-" if n % 2 == 0 else "--")
+    axes.set(xlabel="epoch", ylabel="loss")
+    axes.set_title(title, fontsize="medium")
+    axes.grid(True, alpha=0.25)
+    axes.legend(fontsize="small")
+    return save(figure, path)

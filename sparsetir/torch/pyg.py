@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from functools import wraps
+from types import FunctionType
 from typing import Any
 from weakref import ref
 
@@ -305,12 +305,62 @@ def _is_constant(tensor: Tensor) -> bool:
 
 
 _lock = threading.Lock()
-_active: list[None] = []  # one for each time that it was entered
+_active: list[Patch] = []  # one for each time that one was entered
 _undo: list[tuple[Any, str, Any]] = []
 
 
-@contextmanager
-def patch_pyg() -> Iterator[None]:
+class Patch:
+    """What `patch_pyg` returns: it keeps the graphs that it met, and can be entered again."""
+
+    def __init__(self) -> None:
+        self._graphs = Graphs()
+        self._ours: dict[Any, Any] = {}
+
+    def __enter__(self) -> None:
+        with _lock:
+            if not _active:
+                self._replace()
+            _active.append(self)
+
+    def __exit__(self, *_error: object) -> None:
+        with _lock:
+            _active.pop()
+            if not _active:
+                _restore()
+
+    def _replace(self) -> None:
+        """Put our functions in the places of torch_geometric's."""
+        from torch_geometric.nn.aggr import base
+        from torch_geometric.nn.conv.message_passing import MessagePassing
+
+        ours = self._ours = self._ours or _replacements(self._graphs)
+        _put(MessagePassing, "_index_select", ours[MessagePassing._index_select])
+        _put(base, "scatter", ours[base.scatter])
+        for name, module in list(sys.modules.items()):
+            if not name.startswith("torch_geometric.nn.conv."):
+                continue
+            for attribute, value in list(vars(module).items()):
+                if isinstance(value, FunctionType) and value in ours:
+                    _put(module, attribute, ours[value])
+
+
+def _replacements(graphs: Graphs) -> dict[Any, Any]:
+    """Our functions by torch_geometric's."""
+    from torch_geometric import utils
+    from torch_geometric.nn.aggr import base
+    from torch_geometric.nn.conv import gcn_conv
+    from torch_geometric.nn.conv.message_passing import MessagePassing
+
+    remembered = (gcn_conv.gcn_norm, utils.remove_self_loops, utils.add_self_loops)
+    return {
+        MessagePassing._index_select: _selecting(MessagePassing._index_select, graphs),
+        base.scatter: _scattering(base.scatter),
+        utils.softmax: _normalizing(utils.softmax, graphs),
+        **{function: _remembering(function) for function in remembered},
+    }
+
+
+def patch_pyg() -> Patch:
     """Run message passing of torch_geometric on kernels of this package, forward and backward.
 
     Inside, messages that are what the sources of edges have, or that times a weight of each edge (of each head), are
@@ -320,6 +370,11 @@ def patch_pyg() -> Iterator[None]:
     made anew only for other tensors or after a change in place.
 
     It holds for all threads; a pass that begins inside may end outside.
+
+    Returns
+    -------
+    context manager
+        It may be entered many times, and keeps the structures as long as it lives.
 
     Raises
     ------
@@ -335,44 +390,10 @@ def patch_pyg() -> Iterator[None]:
     ...     layer(torch.ones(3, 3), edge_index).sum().backward()
     """
     require("torch_geometric", extra="pyg", purpose="patch_pyg")
-    with _lock:
-        if not _active:
-            _patched()
-        _active.append(None)
-    try:
-        yield
-    finally:
-        with _lock:
-            _active.pop()
-            if not _active:
-                _restore()
+    return Patch()
 
 
-def _patched() -> None:
-    """Put our functions in the places of torch_geometric's."""
-    from torch_geometric import utils
-    from torch_geometric.nn.aggr import base
-    from torch_geometric.nn.conv import gcn_conv
-    from torch_geometric.nn.conv.message_passing import MessagePassing
-
-    graphs = Graphs()
-    _replace(MessagePassing, "_index_select", _selecting(MessagePassing._index_select, graphs))
-    _replace(base, "scatter", _scattering(base.scatter))
-    ours = {
-        utils.softmax: _normalizing(utils.softmax, graphs),
-        gcn_conv.gcn_norm: _remembering(gcn_conv.gcn_norm),
-        utils.remove_self_loops: _remembering(utils.remove_self_loops),
-        utils.add_self_loops: _remembering(utils.add_self_loops),
-    }
-    for name, module in list(sys.modules.items()):
-        if not name.startswith("torch_geometric.nn.conv."):
-            continue
-        for attribute, value in list(vars(module).items()):
-            if isinstance(value, Hashable) and callable(value) and value in ours:
-                _replace(module, attribute, ours[value])
-
-
-def _replace(owner: Any, name: str, value: Any) -> None:
+def _put(owner: Any, name: str, value: Any) -> None:
     _undo.append((owner, name, getattr(owner, name)))
     setattr(owner, name, value)
 
@@ -383,4 +404,4 @@ def _restore() -> None:
         setattr(owner, name, value)
 
 
-__all__ = ["patch_pyg"]
+__all__ = ["Patch", "patch_pyg"]

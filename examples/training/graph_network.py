@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train a graph network: ours beside torch's sparse matrices and torch_geometric, and the losses of all in one picture.
+
+``python examples/training/graph_network.py --model gat --graph cora --epochs 50 --out pictures``
+
+The networks themselves are in `sparsetir.bench.training.networks`. Real graphs are read from the folder that
+SPARSETIR_DATA names; without one, or as ``--graph rmat:1e5``, they are generated. The classes that are learned are made
+up, see `problems.load`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+import sparsetir
+from sparsetir.bench import MissingPackageError
+from sparsetir.bench.training import measure
+from sparsetir.bench.training.command import trained, with_memory
+from sparsetir.bench.training.measure import Run
+from sparsetir.bench.training.problems import available, load
+from sparsetir.bench.training.ways import KINDS, OURS, Spec, ways
+from sparsetir.harness.plot import losses
+from sparsetir.harness.tables import aligned
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--model", default="gcn", help=f"{', '.join(KINDS)}, with features between the layers: gcn:16, gat:8x8")
+    add("--graph", default=next(iter(available()), "communities"), help="cora, pubmed, ..., rmat:1e5, communities:1e5")
+    add("--epochs", type=int, default=50)
+    add("--threads", type=int, default=2, help="of torch and of kernels (default: 2)")
+    add("--out", type=Path, help="folder for a picture of the losses")
+    add("--no-memory", action="store_true", help="leave out the peaks, for which every way is trained in a process")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Run]:
+    """Print the table."""
+    args = arguments(argv)
+    measure.quietly()
+    torch.set_num_threads(args.threads)
+    sparsetir.set_num_threads(args.threads)
+    spec, problem = Spec.parse(args.model), load(args.graph)
+    print(f"{problem}; {spec}, {args.epochs} epochs, {args.threads} threads\n")
+
+    runs = trained(problem, spec, ways(spec.kind), args.epochs)
+    if not args.no_memory:
+        runs = with_memory(runs, args.graph, spec, args.threads)
+    print("\n".join(aligned([["", *measure.HEAD], *measure.cells(runs, OURS)])))
+
+    off = measure.difference(runs)
+    print(f"\nlargest difference of losses: {off:.1e}")
+    if off > measure.CLOSE:
+        raise AssertionError(f"the losses differ by {off:.1e}, expected at most {measure.CLOSE:.0e}")
+    if args.out is not None:
+        draw(runs, f"{spec} on {problem.name}", args.out)
+    return runs
+
+
+def draw(runs: dict[str, Run], title: str, folder: Path) -> None:
+    """The losses of all."""
+    name = title.replace(" ", "_").replace(":", "_")
+    try:
+        print(f"wrote {losses({way: run.losses for way, run in runs.items()}, folder / f'{name}.png', title=title)}")
+    except MissingPackageError as error:
+        print(f"no picture: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m sparsetir.bench.training``."""
+
+from sparsetir.bench.training import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epochs of graph networks in several ways, one after the other: a table.
+
+Each loss is compared with ours. Memory is that of a process of its own for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from sparsetir.bench.training import measure
+from sparsetir.bench.training.epochs import Training
+from sparsetir.bench.training.measure import Run
+from sparsetir.bench.training.problems import Problem, available, load
+from sparsetir.bench.training.ways import OURS, WAYS, Spec, make, ways
+from sparsetir.errors import SparseTIRError
+from sparsetir.harness.inputs import reason, say
+from sparsetir.harness.tables import markdown
+from sparsetir.threads import set_num_threads
+
+MODULE = "sparsetir.bench.training"
+NETWORKS = "gcn:16,gcn:128,gcn:256,sage-mean:128,sage-max:128,gat:8x8,gat:4x32,rgcn:16"
+SMALL = "rmat:200"
+
+
+def trained(problem: Problem, spec: Spec, chosen: Sequence[str], epochs: int, *, cpu: bool = False) -> dict[str, Run]:
+    """A network on a graph in several ways; those that fail are named on stderr."""
+    trainings = {}
+    for way in chosen:
+        try:
+            training = Training(make(way, spec, problem), problem)
+            training.epoch()
+        except Exception as error:  # another library's; the others go on
+            if way == OURS:
+                raise
+            say(f"left out: {way}, {spec} on {problem.name}: {reason(error)}")
+            continue
+        trainings[way] = training
+    return measure.side_by_side(trainings, epochs, clock=time.process_time if cpu else None)
+
+
+def with_memory(runs: dict[str, Run], graph: str, spec: Spec, threads: int) -> dict[str, Run]:
+    """The same with the peak of each."""
+    found = {}
+    for way, run in runs.items():
+        peak = measure.apart(MODULE, way, "--graph", graph, "--network", str(spec), "--threads", str(threads))
+        found[way] = replace(run, peak=peak)
+    return found
+
+
+def memory(way: str, graph: str, spec: Spec) -> int:
+    """Bytes that a training adds to this process."""
+    small, problem = load(SMALL), load(graph)
+    small = replace(small, x=torch.zeros(len(small.x), problem.x.shape[1]))
+
+    def train(problem: Problem) -> None:
+        training = Training(make(way, spec, problem), problem)
+        for _ in range(3):
+            training.epoch()
+
+    return measure.added(lambda: problem, train, lambda: train(small))
+
+
+def table(graphs: Sequence[str], networks: Sequence[Spec], chosen: Sequence[str], args: argparse.Namespace) -> str:
+    """Markdown, a row for each way of a network on a graph."""
+    rows = [["graph", "network", "way", *measure.HEAD]]
+    for name in graphs:
+        problem = load(name, features=args.features)
+        say(str(problem))
+        for spec in networks:
+            runs = trained(problem, spec, [way for way in chosen if way in ways(spec.kind)], args.epochs, cpu=args.cpu)
+            off = measure.difference(runs)
+            if args.peak:
+                runs = with_memory(runs, name, spec, args.threads)
+            found = [[name, str(spec), *row] for row in measure.cells(runs, OURS)]
+            rows += found
+            say("\n".join("  ".join(row) for row in found))
+            if off > measure.CLOSE:
+                say(f"the losses of {spec} on {name} differ by {off:.1e}, expected at most {measure.CLOSE:.0e}")
+    return markdown(rows)
+
+
+def arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """What is asked for."""
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
+    add = parser.add_argument
+    add("--graph", help="names separated by commas: real ones in the folder that SPARSETIR_DATA names, or rmat:1e5")
+    add("--network", default=NETWORKS, help=f"kind and features between the layers; {NETWORKS}")
+    add("--ways", default=",".join(WAYS), help=f"of {', '.join(WAYS)}; {OURS} is always there")
+    add("--epochs", type=int, default=20, help="epochs that are timed (default: 20)")
+    add("--features", type=int, default=64, help="of a node, where it has none (default: 64)")
+    add("--threads", type=int, default=2, help="of every library (default: 2)")
+    add(
+        "--cpu", action="store_true", help="CPU time in place of time: says something on a busy machine, for one thread"
+    )
+    add("--peak", action="store_true", help="peak memory too: a process for each row")
+    add("--memory", metavar="WAY", help="print the bytes that a way adds to this process")
+    return parser, parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser, args = arguments(argv)
+    measure.quietly()
+    try:
+        networks = [Spec.parse(text) for text in args.network.split(",")]
+        torch.set_num_threads(args.threads)
+        set_num_threads(args.threads)
+        if args.memory:
+            print(json.dumps(memory(args.memory, args.graph, networks[0])))
+            return
+        chosen = [way for way in WAYS if way == OURS or way in args.ways.split(",")]
+        graphs = args.graph.split(",") if args.graph else available() or ["communities"]
+        print(table(graphs, networks, chosen, args))
+    except SparseTIRError as error:
+        parser.error(str(error))
+
+
+__all__ = ["main", "memory", "trained", "with_memory"]

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several trainings side by side: losses, times of an epoch, and the memory of each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sparsetir.errors import ArgumentError
+from sparsetir.harness.memory import CLEAR, forget_peak, resident
+from sparsetir.harness.timing import Timing
+
+REST = 0.02  # seconds before a turn, in which threads of another library go to sleep
+CLOSE = 1e-4
+
+
+class Trained(Protocol):
+    """Something that is trained."""
+
+    losses: list[float]
+
+    def epoch(self) -> None:
+        """Train on all there is once, and note the loss."""
+
+    def accuracy(self) -> float:
+        """The share of right answers."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training.
+
+    Parameters
+    ----------
+    losses : list of float
+    timing : Timing
+        Of an epoch; the first one is left out.
+    accuracy : float
+        At the end.
+    peak : int or None
+        Bytes at most over those before the structure was made; None where that was not measured.
+    """
+
+    losses: list[float]
+    timing: Timing
+    accuracy: float
+    peak: int | None = None
+
+
+def side_by_side(
+    trainings: Mapping[str, Trained], epochs: int, *, clock: Callable[[], float] | None = None
+) -> dict[str, Run]:
+    """Train all of them, an epoch of each in turn.
+
+    Parameters
+    ----------
+    trainings : mapping of str to Trained
+        Each has had its first epoch, in which kernels are built.
+    epochs : int
+    clock : callable, optional
+        What times are taken with. Default: ``time.perf_counter``.
+
+    Raises
+    ------
+    ArgumentError
+        `epochs` is less than one.
+    """
+    if epochs < 1:
+        raise ArgumentError(f"expected one epoch or more, found {epochs}")
+    now = clock or time.perf_counter
+    seconds: dict[str, list[float]] = {name: [] for name in trainings}
+    for _ in range(epochs):
+        for name, training in trainings.items():
+            time.sleep(REST)
+            start = now()
+            training.epoch()
+            seconds[name].append(now() - start)
+    return {
+        name: Run(training.losses, Timing.of(seconds[name]), training.accuracy())
+        for name, training in trainings.items()
+    }
+
+
+def difference(runs: Mapping[str, Run]) -> float:
+    """The largest difference of two losses of an epoch, relative to the loss where that is above one."""
+    curves = [run.losses for run in runs.values()]
+    return max((max(step) - min(step)) / max(1.0, max(map(abs, step))) for step in zip(*curves, strict=True))
+
+
+# ------------------------------------------------------------------ memory
+
+
+def added(prepare: Callable[[], Any], train: Callable[[Any], Any], small: Callable[[], Any]) -> int:
+    """Bytes that a training adds at its peak, its structure among them.
+
+    `small` trains the same on little, so that kernels are built, and libraries loaded, before.
+    """
+    small()
+    forget_peak()
+    before = resident("VmRSS")
+    held = prepare()
+    train(held)
+    return resident("VmHWM") - before
+
+
+def apart(module: str, *arguments: str) -> int | None:
+    """What ``python -m module --memory ...`` finds in a process of its own; None where the system does not tell.
+
+    Raises
+    ------
+    ArgumentError
+        The process failed.
+    """
+    if not CLEAR.exists():
+        return None
+    found = subprocess.run([sys.executable, "-m", module, "--memory", *arguments], capture_output=True, text=True)
+    if found.returncode:
+        lines = found.stderr.strip().splitlines()
+        raise ArgumentError(f"{' '.join(arguments)}: {lines[-1] if lines else 'the process was ended'}")
+    return int(json.loads(found.stdout.splitlines()[-1]))
+
+
+def quietly() -> None:
+    """Leave out torch's notes that sparse tensors are new."""
+    warnings.filterwarnings("ignore", message="Sparse")
+
+
+# ------------------------------------------------------------------ tables
+
+HEAD = ("ms an epoch", "spread", "ratio", "peak MB", "loss", "accuracy")
+
+
+def cells(runs: Mapping[str, Run], ours: str) -> list[list[str]]:
+    """A row for each of them; the ratio is its time over ours."""
+    least = runs[ours].timing.median
+    rows = []
+    for name, run in runs.items():
+        t = run.timing
+        peak = "-" if run.peak is None else f"{run.peak / 1e6:.1f}"
+        shown = [f"{t.median * 1e3:.2f}", f"{t.spread:.0%}", f"{t.median / least:.2f}", peak]
+        rows.append([name, *shown, f"{run.losses[-1]:.5f}", f"{run.accuracy:.3f}"])
+    return rows
+
+
+__all__ = ["CLOSE", "HEAD", "Run", "added", "apart", "cells", "difference", "quietly", "side_by_side"]

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers of graph networks over products that are passed in.
+
+Their parameters have the names and shapes of those of torch_geometric, so that all networks begin alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from sparsetir.torch import Graph
+
+Product = Callable[[Tensor], Tensor]  # sums, means or maxima of what the sources of each node have
+
+
+class GCN(nn.Module):
+    """``A (x W) + b``, A the adjacency with loops, normalised by the degrees of both ends.
+
+    Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR 2017.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.lin = nn.Linear(inputs, outputs, bias=False)
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor, product: Product) -> Tensor:
+        return product(self.lin(x)) + self.bias
+
+
+class SAGE(nn.Module):
+    """``reduce(x) W_l + x W_r + b``, the mean or the maximum of neighbours.
+
+    Hamilton, Ying and Leskovec, "Inductive Representation Learning on Large Graphs", NeurIPS 2017.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.lin_l = nn.Linear(inputs, outputs)
+        self.lin_r = nn.Linear(inputs, outputs, bias=False)
+
+    def forward(self, x: Tensor, product: Product) -> Tensor:
+        return self.lin_l(product(x)) + self.lin_r(x)
+
+
+class GAT(nn.Module):
+    """Attention with scores ``leaky_relu(a_dst . h_i + a_src . h_j)``, h = x W; the heads one after the other.
+
+    Velickovic et al., "Graph Attention Networks", ICLR 2018.
+    """
+
+    def __init__(self, inputs: int, outputs: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.lin = nn.Linear(inputs, heads * outputs, bias=False)
+        self.att_src = nn.Parameter(torch.zeros(1, heads, outputs))
+        self.att_dst = nn.Parameter(torch.zeros(1, heads, outputs))
+        self.bias = nn.Parameter(torch.zeros(heads * outputs))
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        h = self.lin(x).view(x.shape[0], self.heads, -1)
+        ends = [(h * weight).sum(-1) for weight in (self.att_dst, self.att_src)]
+        scores = nn.functional.leaky_relu(graph.edge_sum(*ends), 0.2)
+        return graph.spmm(h, graph.softmax(scores)).flatten(1) + self.bias
+
+
+class RGCN(nn.Module):
+    """``sum_r mean_r(x) W_r + x W_0 + b``, the means over the neighbours by edges of each relation.
+
+    Schlichtkrull et al., "Modeling Relational Data with Graph Convolutional Networks", ESWC 2018.
+    """
+
+    def __init__(self, inputs: int, outputs: int, relations: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(relations, inputs, outputs))
+        self.root = nn.Parameter(torch.zeros(inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor, means: Product, sums: Product, counts: list[int]) -> Tensor:
+        """`means` gives one row for each node and relation that meet, by relations; `sums` adds those of a node."""
+        parts = means(x).split(counts)
+        made = torch.cat([part @ weight for part, weight in zip(parts, self.weight, strict=True)])
+        return linear(x, self.root.t(), self.bias) + sums(made)
+
+
+class Network(nn.Module):
+    """Two layers of a kind, with a ReLU between them (ELU for GAT)."""
+
+    def __init__(self, first: nn.Module, second: nn.Module, *structure: Any, is_elu: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([first, second])
+        self.structure, self.is_elu = structure, is_elu
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.layers
+        x = first(x, *self.structure)
+        return second(nn.functional.elu(x) if self.is_elu else x.relu_(), *self.structure)
+
+
+def initialise(network: nn.Module, seed: int) -> None:
+    """Draw all parameters, those of one name alike for every network; biases are zero."""
+    for name, parameter in sorted(network.named_parameters()):
+        generator = torch.Generator().manual_seed(seed + sum(map(ord, name)))
+        with torch.no_grad():
+            if name.endswith("bias"):
+                parameter.zero_()
+                continue
+            bound = (6 / (parameter.shape[-2] + parameter.shape[-1])) ** 0.5
+            parameter.copy_((2 * torch.rand(parameter.shape, generator=generator) - 1) * bound)
+
+
+__all__ = ["GAT", "GCN", "RGCN", "SAGE", "Network", "initialise"]
