@@ -110,6 +110,9 @@ def parser() -> argparse.ArgumentParser:
     bench = command(commands, "bench", run_bench, "time operations in turn with other libraries")
     add_bench(bench)
 
+    collect = command(commands, "collect", run_collect, "measure kernels of many programs for a data set")
+    add_collect(collect)
+
     show = command(commands, "show", run_show, "print a program of the dialect, or what it is compiled to")
     show.add_argument("script", metavar="SCRIPT.py[:FUNC]", help="all programs in the file, or one")
     stages = "1 as written, 2 scheduled blocks, 3 loops, llvm, asm"
@@ -117,6 +120,19 @@ def parser() -> argparse.ArgumentParser:
 
     command(commands, "info", run_info, "versions, target, cores, caches and measured bandwidth")
     return top
+
+
+def add_collect(collect: argparse.ArgumentParser) -> None:
+    """The options of ``sparsetir collect``."""
+    collect.add_argument("file", type=Path, metavar="FILE", help="of JSON lines; the same command goes on with it")
+    collect.add_argument("--matrices", type=count, default=300, metavar="N", help="generated ones, of all families")
+    collect.add_argument("--programs", type=positive(int), default=5, metavar="N", help="for each matrix")
+    collect.add_argument("--data", type=Path, metavar="FOLDER", help="also every matrix and tensor below it")
+    collect.add_argument("--threads", choices=("1", "2", "1,2"), default="1,2", help="numbers of threads to measure")
+    collect.add_argument("--seconds", type=positive(float), metavar="S", help="after which no further case is begun")
+    collect.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn at random")
+    table = "also write the points as a table, .npz or .parquet"
+    collect.add_argument("--table", type=Path, metavar="OUT", help=table)
 
 
 def add_bench(bench: argparse.ArgumentParser) -> None:
@@ -437,6 +453,27 @@ def show_bench(report: Any, args: argparse.Namespace) -> None:
         print(report.text())
     if args.plot and report.roofline is not None:
         print(f"wrote {plot.roofline(report.rows, report.roofline, args.plot)}", file=sys.stderr)
+
+
+# ---------------------------------------------------------------------------------------------------- collect
+
+
+def run_collect(args: argparse.Namespace) -> int:
+    """``sparsetir collect``."""
+    from sparsetir.harness.tables import aligned
+    from sparsetir.tuning import dataset, plan, table
+
+    threads = tuple(int(n) for n in args.threads.split(","))
+    found = plan.sources(args.matrices, seed=args.seed, data=args.data)
+    how = {"programs": args.programs, "seed": args.seed, "threads": threads, "seconds": args.seconds}
+    try:
+        dataset.collect(args.file, found, **how)
+    finally:
+        if args.file.exists():
+            print("\n".join(aligned(table.summary(args.file))))
+    if args.table is not None:
+        print(f"wrote {table.export(args.file, args.table)}", file=sys.stderr)
+    return DONE
 
 
 # ---------------------------------------------------------------------------------------------------- show

@@ -189,6 +189,61 @@ def giant_row(rng: np.random.Generator, nnz: int) -> sp.csr_array:
     return assemble(rng, rows, np.concatenate([rng.integers(0, n, n), np.arange(n)]), (n, n))
 
 
+def small_world(rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """A ring whose vertices know their neighbours, with a tenth of the edges led elsewhere.
+
+    Model: Watts and Strogatz, "Collective dynamics of 'small-world' networks", Nature 1998.
+    """
+    n = max(2, nnz // DEGREE)
+    rows = np.repeat(np.arange(n), DEGREE)
+    near = rows + np.tile(np.concatenate([np.arange(-DEGREE // 2, 0), np.arange(1, DEGREE // 2 + 1)]), n)
+    columns = np.where(rng.random(rows.size) < OUTSIDE, rng.integers(0, n, rows.size), near % n)
+    return assemble(rng, rows, columns, (n, n))
+
+
+def long_tail(rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """Rows in any order whose lengths follow Zipf's law, with entries anywhere."""
+    n = max(2, nnz // DEGREE)
+    share = 1.0 / np.arange(1, n + 1)
+    lengths = np.minimum(n, np.ceil(nnz * share / share.sum())).astype(np.int64)
+    rows = np.repeat(rng.permutation(n), lengths)
+    return assemble(rng, rows, rng.integers(0, n, rows.size), (n, n))
+
+
+def hypersparse(rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """Eight times as many rows and columns as entries; most rows are empty."""
+    n = 8 * max(1, nnz)
+    return assemble(rng, skewed(rng, n, nnz), rng.integers(0, n, nnz), (n, n))
+
+
+def block_diagonal(rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """Full blocks of 8 to 64 rows along the diagonal, as of many small systems solved together."""
+    edges = rng.integers(8, 65, max(1, nnz // 1700))
+    return valued(rng, sp.block_diag([np.ones((edge, edge), np.float32) for edge in edges], format="csr"))
+
+
+def two_of_four(rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """A layer's weights of which two in every four neighbours are kept, four times as wide as high."""
+    m = max(4, round((nnz / 2) ** (1 / 2)))
+    order = rng.random((m, m, 4)).argsort(axis=2) < 2
+    return valued(rng, order.reshape(m, 4 * m).astype(np.float32))
+
+
+def arrow(rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """A diagonal and eight full rows and columns, as of constraints on all unknowns."""
+    n = max(HALF_BAND, nnz // (2 * HALF_BAND + 1))
+    along, full = np.arange(n), np.repeat(np.arange(HALF_BAND), n)
+    rows = np.concatenate([along, full, np.tile(along, HALF_BAND)])
+    return assemble(rng, rows, np.concatenate([along, np.tile(along, HALF_BAND), full]), (n, n))
+
+
+def shuffled_mesh(rng: np.random.Generator, nnz: int) -> sp.csr_array:
+    """The five-point Laplacian on a square grid whose points are numbered in any order."""
+    grid = stencil_2d(rng, nnz)
+    order = rng.permutation(grid.shape[0])
+    return sorted_csr(grid[order][:, order])
+
+
 def empty(_rng: np.random.Generator, nnz: int) -> sp.csr_array:
     """No entries at all."""
     n = nnz // DEGREE
@@ -238,6 +293,13 @@ MATRICES: dict[str, Maker] = {
     "communities": communities,
     "copied_rows": copied_rows,
     "giant_row": giant_row,
+    "small_world": small_world,
+    "long_tail": long_tail,
+    "hypersparse": hypersparse,
+    "block_diagonal": block_diagonal,
+    "two_of_four": two_of_four,
+    "arrow": arrow,
+    "shuffled_mesh": shuffled_mesh,
     "empty": empty,
 }
 TENSORS: dict[str, Maker] = {"tensor_uniform": tensor_uniform, "tensor_skewed": tensor_skewed}

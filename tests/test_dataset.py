@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data set of measured kernels: what is drawn, what a killed collection leaves, and the tables of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse as sp
+
+import sparsetir
+from sparsetir.cli import main
+from sparsetir.errors import ArgumentError, TuningError
+from sparsetir.formats.text import parse
+from sparsetir.harness import drawn, suite
+from sparsetir.harness.optional import MissingPackageError
+from sparsetir.interpret import interpret
+from sparsetir.threads import get_num_threads, set_num_threads
+from sparsetir.tuning import dataset, plan, table
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few kernels, short measurements, and the number of threads as it was."""
+    threads = get_num_threads()
+    for name, value in {"OWN_CHOICES": 2, "CHOICES": 1, "SURE_FORMATS": 1, "OTHER_FORMATS": 0, "BURST": 1e-5}.items():
+        monkeypatch.setattr(dataset, name, value)
+    monkeypatch.setattr(plan, "SMALLEST", 300)
+    monkeypatch.setattr(plan, "LARGEST", 900)
+    yield
+    set_num_threads(threads)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_programs_drawn_at_random_compute_what_they_say(seed: int) -> None:
+    found = drawn.draw(seed, "float64")
+    assert found.text == drawn.draw(seed, "float64").text
+    A = sp.random_array((7, 5), density=0.3, format="csr", rng=np.random.default_rng(0))
+    inputs = found.inputs(A, 3, "float64")
+    assert set(inputs) == {"A", *found.operands}
+    program = found.program
+    result = sparsetir.build(program)(**inputs)
+    arrays = {"a_": A.data, "indptr": A.indptr.astype("int32"), "indices": A.indices.astype("int32")}
+    arrays |= {f"{name.lower()}_": inputs[name] for name in found.operands}
+    sizes = {"m": 7, "n": 5, "nnz": A.nnz, **({"feat": 3} if found.has_feat else {})}
+    expected = interpret(program, {**arrays, **sizes})["c_"]
+    values = result.data if sp.issparse(result) else result
+    np.testing.assert_allclose(np.asarray(values).reshape(-1), np.asarray(expected).reshape(-1), rtol=1e-9)
+
+
+def test_drawn_programs_differ() -> None:
+    texts = {drawn.draw(seed).text.partition("\n")[2].partition(")")[2] for seed in range(30)}
+    assert len(texts) > 20
+    assert {drawn.draw(seed).has_feat for seed in range(30)} == {True, False}
+    with pytest.raises(ArgumentError, match="not negative, found -1"):
+        drawn.draw(-1)
+
+
+def test_jobs_fit_their_matrices() -> None:
+    rng = np.random.default_rng(0)
+    wide = sp.csr_array((8, 5_000_000), dtype=np.float32)
+    assert all(job.feat == 1 for job in plan.jobs(wide, 4, rng))
+    small = suite.generate("uniform", 600)
+    found = plan.jobs(small, 6, rng)
+    assert len(set(found)) == len(found) == 6
+    tensor = suite.generate("tensor_uniform", 600)
+    assert {job.op for job in plan.jobs(tensor, 3, rng)} == {"mttkrp"}
+
+
+def test_sources_are_of_all_families_and_of_files(tmp_path: Path) -> None:
+    scipy.io.mmwrite(tmp_path / "mine.mtx", sp.eye_array(4))
+    found = list(plan.sources(120, seed=1, data=tmp_path))
+    assert (found[-1].name, found[-1].family) == ("mine", "mine")
+    assert len({source.family for source in found}) >= 18
+    assert len({source.name for source in found}) == 121
+    again = list(plan.sources(120, seed=1))
+    assert [source.name for source in again] == [source.name for source in found[:-1]]
+
+
+@pytest.mark.slow
+def test_a_collection_goes_on_after_a_kill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "new" / "points.jsonl"
+    command = ["collect", str(path), "--matrices", "1", "--threads", "1", "--programs"]
+    assert main([*command, "1"]) == 0
+    first = path.read_bytes()
+    assert first.count(b"\n") == 1
+    path.write_bytes(first + first[: len(first) // 2])  # killed in the midst of a line
+    assert main([*command, "2"]) == 0
+    lines = path.read_bytes().split(b"\n")
+    assert lines[0] + b"\n" == first
+    held = list(dataset.lines(path))
+    assert len(held) == len({line["case"] for line in held}) == 2
+    assert main([*command, "2"]) == 0
+    assert path.read_bytes().split(b"\n") == lines
+    assert "all" in capsys.readouterr().out
+    for line in held:
+        assert len(line["plain"]) == 2 > min(line["plain"]) > 0
+        assert line["points"]
+        assert line["failed"] == 0
+        for format, choices, stored, _conversion, one, two in line["points"]:
+            assert not format or parse(format)
+            assert choices["tile"] > 0
+            assert len(stored) == 4
+            assert min(one, two) > 0
+
+
+@pytest.mark.slow
+def test_what_cannot_be_measured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "points.jsonl"
+    tensor = plan.Source("flat", "flat", lambda: sp.csr_array((3, 0), dtype=np.float32))
+    assert dataset.collect(path, [tensor], programs=2, threads=(1,), seconds=20) >= 0
+    other = tmp_path / "no.mtx"
+    scipy.io.mmwrite(other, sp.eye_array(3))
+    held = other.read_bytes()
+    assert main(["collect", str(other), "--matrices", "1"]) == 2
+    assert "expected a data set of format 1" in capsys.readouterr().err
+    assert other.read_bytes() == held
+
+
+@pytest.mark.slow
+def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, made = tmp_path / "points.jsonl", plan.Source("m", "f", lambda: suite.generate("fem_blocks", 500))
+    dataset.collect(path, [made], programs=2, threads=(1,))
+    count = sum(len(line["points"]) for line in dataset.lines(path))
+    written = np.load(table.export(path, tmp_path / "out" / "points.npz"))
+    assert all(len(written[name]) == count for name in written)
+    np.testing.assert_allclose(written["noise"], np.abs(np.log(written["seconds_1"] / written["seconds_2"])))
+    assert table.summary(path)[-1][1] == str(count)
+    with pytest.raises(ArgumentError, match=r"\.parquet or \.npz; found points\.csv"):
+        table.export(path, tmp_path / "points.csv")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingPackageError, match=r"sparsetir\[data\]"):
+        table.export(path, tmp_path / "points.parquet")
+    path.write_text("")
+    with pytest.raises(TuningError, match="holds no points yet"):
+        table.columns(path)
+
+
+@pytest.mark.slow
+def test_parquet(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path, made = tmp_path / "points.jsonl", plan.Source("m", "f", lambda: suite.generate("uniform", 500))
+    dataset.collect(path, [made], programs=1, threads=(1,))
+    held = parquet.read_table(table.export(path, tmp_path / "points.parquet"))
+    assert held.column_names == list(table.columns(path))
+    assert held.num_rows == sum(len(line["points"]) for line in dataset.lines(path))
+
+
+def test_a_line_is_json(tmp_path: Path) -> None:
+    path = tmp_path / "points.jsonl"
+    dataset.append(path, {"format": 1})
+    assert json.loads(path.read_text()) == {"format": 1}
+    with pytest.raises(TuningError, match="expected a data set"):
+        list(dataset.lines(path))
