@@ -85,7 +85,7 @@ def export(path: Path, out: Path) -> Path:
 
 
 def summary(path: Path) -> list[list[str]]:
-    """How much a data set holds, and how far its two measurements of a point are apart, by operation; a heading first."""
+    """How much a data set holds, and how far two measurements of a point are apart, by operation; a heading first."""
     found: dict[str, list[Any]] = {}
     for line in lines(path):
         job = line["job"]
