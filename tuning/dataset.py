@@ -127,9 +127,8 @@ def pool_of(values: Values, base: Choices, threads: int, seed: int, is_own: bool
     """The choices that are measured for a form: what suits it usually, and others at random; on one thread serial."""
     chunks = tuple(n for n in values.get("chunks", ()) if (n > 0) == (threads > 1))
     known = {**values, "chunks": chunks or (0,)}
-    usual = start(
-        {n: v for n, v in known.items() if n != "chunks"}, base.changed(chunks=threads if chunks[:1] > (0,) else 0)
-    )
+    begun = start({n: v for n, v in known.items() if n != "chunks"}, base)
+    usual = base.changed(**{**begun.as_dict(), "chunks": threads if chunks[:1] > (0,) else 0})
     rng, count = np.random.default_rng(seed), OWN_CHOICES if is_own else CHOICES
     others = [usual.changed(**drawn(known, rng)) for _ in range(4 * count)]
     return list(dict.fromkeys([usual, *others]))[:count]

@@ -20,7 +20,7 @@ SUFFIXES = (".parquet", ".npz")
 def rows(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The points of some cases, a dict of plain values each; the same names in all."""
     for line in found:
-        job, first, second = line["job"], *line["plain"]
+        job, (first, second) = line["job"], line["plain"]
         of_case = {name: line[name] for name in ("case", "matrix", "family", "machine", "sparsetir")}
         of_case |= {"op": job["op"], "feat": job["feat"], "dtype": job["dtype"], "threads": job["threads"]}
         of_case |= {"load": max(line["load"]), "plain_seconds_1": first, "plain_seconds_2": second}
@@ -76,7 +76,7 @@ def export(path: Path, out: Path) -> Path:
     found = columns(path)
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix == ".npz":
-        np.savez_compressed(out, **found)
+        np.savez_compressed(out, allow_pickle=False, **found)
         return out
     arrow = optional.require("pyarrow", extra="data", purpose="a table as parquet")
     parquet = optional.require("pyarrow.parquet", extra="data", purpose="a table as parquet")
