@@ -15,6 +15,7 @@ from tvm import ir, relax, tirx
 
 import sparsetir.relax as srelax
 from sparsetir.errors import ArgumentError, LoweringError, own_errors
+from sparsetir.relax import dense_gradients
 from sparsetir.relax.gradients import GRADIENTS
 from sparsetir.relax.operators import OPERATORS, call, constant
 from sparsetir.relax.transposition import transposed
@@ -53,17 +54,25 @@ def summed(make: Callable[..., Any], args: dict[str, np.ndarray], fixed: set[str
             params.append(known[name])
     with builder.function("main", params):
         with builder.dataflow():
-            y = builder.emit(make(**known))
-            wave = builder.emit(relax.op.sin(relax.op.multiply(y, relax.const(3.0, "float64"))))
+            y = builder.emit(make(*known.values()))
+            wave = builder.emit(relax.op.sin(relax.op.multiply(y, relax.const(3.0, str(y.ty.dtype.dtype)))))
             loss = builder.emit_output(relax.op.sum(wave))
         builder.emit_func_output(loss)
     return builder.get()
 
 
 def check(
-    make: Callable[..., Any], args: dict[str, np.ndarray], *, fixed: set[str] = frozenset(), **options: Any
+    make: Callable[..., Any],
+    args: dict[str, np.ndarray],
+    *,
+    fixed: set[str] = frozenset(),
+    forward: Callable[..., np.ndarray] | None = None,
+    **options: Any,
 ) -> Any:
-    """Compare every gradient with finite differences; the module with the gradient."""
+    """Compare every gradient with finite differences; the module with the gradient.
+
+    They are those of the module, or of `forward` in float64 where TVM computes in float32.
+    """
     mod = summed(make, args, fixed, **options)
     params = [p for p in mod["main"].params if str(p.name) not in INDICES]
     both = relax.transform.Gradient("main", require_grads=params)(mod)
@@ -72,17 +81,27 @@ def check(
     held = {n: np.array(args[n]) for n in names}
     call = lambda function: vm[function](*(tvm.runtime.tensor(held[n]) for n in names))  # noqa: E731
     gradients = [g.numpy() for g in call("main_adjoint")[1]]
+    value = lambda: float(call("main").numpy())  # noqa: E731
+    if forward is not None:
+        held = {n: array.astype("float64") for n, array in held.items()}
+        value = lambda: float(np.sin(3 * forward(*held.values())).sum())  # noqa: E731
+    rtol, atol = (1e-5, 1e-7) if forward is None else (1e-3, 1e-5)
     for param, found in zip(params, gradients, strict=True):
-        array = held[str(param.name)]
-        want = np.zeros_like(array)
-        for at in np.ndindex(*array.shape):
-            kept, sides = array[at], []
-            for side in (STEP, -STEP):
-                array[at] = kept + side
-                sides.append(float(call("main").numpy()))
-            array[at], want[at] = kept, (sides[0] - sides[1]) / (2 * STEP)
-        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-7, err_msg=str(param.name))
+        want = differences(held[str(param.name)], value)
+        np.testing.assert_allclose(found, want, rtol=rtol, atol=atol, err_msg=str(param.name))
     return both
+
+
+def differences(array: np.ndarray, value: Callable[[], float]) -> np.ndarray:
+    """How a value changes with each element of an array."""
+    found = np.zeros_like(array)
+    for at in np.ndindex(*array.shape):
+        kept, sides = array[at], []
+        for side in (STEP, -STEP):
+            array[at] = kept + side
+            sides.append(value())
+        array[at], found[at] = kept, (sides[0] - sides[1]) / (2 * STEP)
+    return found
 
 
 A, S = matrix(), {"indptr": matrix()["indptr"]}
@@ -110,7 +129,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, np.ndarray]]] = {
         srelax.gather_matmul_scatter,
         {**KINDS, "kinds": rng().choice([0, 1, 3], NNZ).astype("int32")},
     ),
-    "attention": (lambda **a: srelax.attention(**a, scale=0.7), BLOCKS),
+    "attention": (partial(srelax.attention, scale=0.7), BLOCKS),
     "segment_expand": (lambda x, indptr: srelax.segment_expand(x, indptr, NNZ), {"x": dense(7, 3), **S}),
 }
 
@@ -127,6 +146,86 @@ def test_gradients_with_a_constant_structure(name: str) -> None:
     make, args = CASES[name]
     both = check(make, args, fixed=INDICES & set(args))
     assert "sparse.transpose" not in both.script()
+
+
+op = relax.op
+X = dense(2, 4, 3)
+DENSE: dict[str, tuple[Callable[..., Any], dict[str, np.ndarray]]] = {
+    "nn.gelu": (op.nn.gelu, {"x": X}),
+    "nn.gelu_tanh": (op.nn.gelu_tanh, {"x": X}),
+    "nn.leakyrelu": (lambda x: op.nn.leakyrelu(x, 0.1), {"x": X}),
+    "nn.relu": (op.nn.relu, {"x": X}),
+    "nn.selu": (op.nn.selu, {"x": X}),
+    "nn.softplus": (lambda x: op.nn.softplus(x, 2.0, 1.5), {"x": X}),
+    "clip": (lambda x: op.clip(x, -0.5, 0.5), {"x": X}),
+    "erf": (op.erf, {"x": X}),
+    "rsqrt": (op.rsqrt, {"x": np.abs(X) + 0.5}),
+    "square": (op.square, {"x": X}),
+    "sinh": (op.sinh, {"x": X}),
+    "cosh": (op.cosh, {"x": X}),
+    "tan": (op.tan, {"x": X / 3}),
+    "atan": (op.atan, {"x": X}),
+    "squeeze": (lambda x: op.squeeze(x, [1]), {"x": dense(4, 1, 3)}),
+    "flatten": (op.flatten, {"x": X}),
+    "nn.batch_flatten": (op.nn.batch_flatten, {"x": X}),
+    "stack": (lambda x, y: op.stack([x, y, x], axis=1), {"x": X, "y": dense(2, 4, 3, seed=7)}),
+    "max": (lambda x: op.max(x, axis=[0, -1]), {"x": X}),
+    "min": (lambda x: op.min(x, axis=1, keepdims=True), {"x": X}),
+    "nn.dropout": (lambda x: relax.TupleGetItem(op.nn.dropout(x, 0.5), 0), {"x": X}),
+}
+OTHERS = {
+    "max of all": (op.max, {"x": X}),
+    "stack of one": (lambda x: op.stack([x]), {"x": X}),
+}
+
+
+def normed(x: np.ndarray, weight: Any = 1, bias: Any = 0, *, axes: Any = -1, center: bool = True) -> np.ndarray:
+    """A norm in numpy."""
+    centred = x - x.mean(axes, keepdims=True) if center else x
+    return centred / np.sqrt((centred**2).mean(axes, keepdims=True) + 1e-5) * weight + bias
+
+
+NORMS = {
+    "layer_norm": (-1, (3,), {}),
+    "layer_norm of two axes": ([-2, -1], (4, 3), {}),
+    "layer_norm without weights": (-1, (3,), {"center": False, "scale": False}),
+    "layer_norm of everything": ([0, 1, 2], (2, 4, 3), {}),
+    "rms_norm": (-1, (3,), None),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_gradients_of_norms(name: str) -> None:
+    axes, shape, options = NORMS[name]
+    own = {"x": X.astype("float32"), "weight": dense(*shape, seed=5).astype("float32")}
+    along = tuple(np.atleast_1d(axes))
+    if options is None:
+        forward = partial(normed, axes=along, center=False)
+        check(lambda x, weight: op.nn.rms_norm(x, weight, axes=axes), own, forward=forward)
+        return
+    own["bias"] = dense(*shape, seed=6).astype("float32")
+    if options:  # TVM computes with both all the same
+        own["weight"], own["bias"] = np.ones(shape, "float32"), np.zeros(shape, "float32")
+    forward = (lambda x, _weight, _bias: normed(x, axes=along)) if options else partial(normed, axes=along)
+    check(lambda *a: op.nn.layer_norm(*a, axes=axes, **options), own, forward=forward)
+
+
+@pytest.mark.parametrize("name", [*DENSE, *OTHERS])
+def test_gradients_of_dense_operators(name: str) -> None:
+    make, args = {**DENSE, **OTHERS}[name]
+    check(make, args)
+
+
+def test_every_dense_gradient_is_compared() -> None:
+    assert {*DENSE, "nn.layer_norm", "nn.rms_norm"} == set(dense_gradients.GRADIENTS)
+
+
+def test_the_gradient_of_relu_at_zero_is_zero() -> None:
+    mod = summed(op.nn.relu, {"x": np.zeros(2)}, set())
+    both = relax.transform.Gradient("main")(mod)
+    vm = relax.VirtualMachine(srelax.build(both), tvm.cpu())
+    (found,) = vm["main_adjoint"](tvm.runtime.tensor(np.array([0.0, 1.0])))[1]
+    np.testing.assert_allclose(found.numpy(), [0, 3 * np.cos(3)])
 
 
 @pytest.mark.slow

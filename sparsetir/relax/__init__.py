@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sparsetir.relax import gradients, legalize, operators
+from sparsetir.relax import dense_gradients, gradients, legalize, operators
 from sparsetir.relax.build import build
 from sparsetir.relax.calls import (
     attention,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 operators.register()
 legalize.register()
 gradients.register()
+dense_gradients.register()
 
 # Names of front ends -> where they live, imported when first used; a module stands for itself.
 _LAZY = {

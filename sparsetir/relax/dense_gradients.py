@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of dense operators that TVM has none of, for ``relax.transform.Gradient``.
+
+That of ReLU, which TVM has, is here too: it goes by the result, so that the argument need not be kept and ReLU stays in
+the kernel of what is before it; and at zero it is zero, as torch has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op.base import register_gradient
+
+from sparsetir.errors import LoweringError
+
+op = relax.op
+Gradient = Callable[[Any, ir.Call, Any, relax.BlockBuilder], list[Any]]
+ABOVE_TVM = 11  # its own have level 10
+
+SQRT_HALF, ROOT_2_OVER_PI = math.sqrt(0.5), math.sqrt(2 / math.pi)
+CUBE = 0.044715  # of the approximation of GELU
+SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+
+
+def _dtype(x: Any) -> str:
+    return str(x.ty.dtype.dtype)
+
+
+def _number(value: float, like: Any) -> Any:
+    return relax.const(value, _dtype(like))
+
+
+def _shape(x: Any, name: str) -> list[Any]:
+    found = x.ty.shape
+    if not isinstance(found, relax.ShapeExpr):
+        raise LoweringError(f"the gradient of R.{name} needs the shape of its argument; annotate it")
+    return list(found.values)
+
+
+# ------------------------------------------------------------------ element by element
+
+
+def _gelu(x: Any, _y: Any, _attrs: Any) -> Any:
+    """``Phi(x) + x * phi(x)``, of the normal distribution."""
+    below = _number(0.5, x) * (_number(1.0, x) + op.erf(x * _number(SQRT_HALF, x)))
+    return below + x * op.exp(_number(-0.5, x) * x * x) * _number(1 / math.sqrt(2 * math.pi), x)
+
+
+def _gelu_tanh(x: Any, _y: Any, _attrs: Any) -> Any:
+    half, one = _number(0.5, x), _number(1.0, x)
+    t = op.tanh(_number(ROOT_2_OVER_PI, x) * (x + _number(CUBE, x) * x * x * x))
+    slope = _number(ROOT_2_OVER_PI, x) * (one + _number(3 * CUBE, x) * x * x)
+    return half * (one + t) + half * x * (one - t * t) * slope
+
+
+def _leaky_relu(x: Any, _y: Any, attrs: Any) -> Any:
+    return op.where(op.greater(x, _number(0.0, x)), _number(1.0, x), _number(float(attrs.alpha), x))
+
+
+def _selu(x: Any, _y: Any, _attrs: Any) -> Any:
+    below = _number(SELU_ALPHA * SELU_SCALE, x) * op.exp(op.minimum(x, _number(0.0, x)))
+    return op.where(op.greater(x, _number(0.0, x)), _number(SELU_SCALE, x), below)
+
+
+def _softplus(x: Any, _y: Any, attrs: Any) -> Any:
+    scaled = x * _number(float(attrs.beta), x)
+    return op.where(op.greater(scaled, _number(float(attrs.threshold), x)), _number(1.0, x), op.sigmoid(scaled))
+
+
+def _clip(x: Any, y: Any, _attrs: Any) -> Any:
+    return op.astype(op.equal(x, y), _dtype(x))
+
+
+# The derivative of each by its argument x, its result y and its attributes.
+SLOPES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "nn.gelu": _gelu,
+    "nn.gelu_tanh": _gelu_tanh,
+    "nn.leakyrelu": _leaky_relu,
+    "nn.selu": _selu,
+    "nn.softplus": _softplus,
+    "clip": _clip,
+    "erf": lambda x, _y, _attrs: op.exp(op.negative(x * x)) * _number(2 / math.sqrt(math.pi), x),
+    "rsqrt": lambda x, y, _attrs: _number(-0.5, x) * y * y * y,
+    "square": lambda x, _y, _attrs: _number(2.0, x) * x,
+    "sinh": lambda x, _y, _attrs: op.cosh(x),
+    "cosh": lambda x, _y, _attrs: op.sinh(x),
+    "tan": lambda x, y, _attrs: _number(1.0, x) + y * y,
+    "atan": lambda x, _y, _attrs: _number(1.0, x) / (_number(1.0, x) + x * x),
+}
+
+
+def _elementwise(slope: Callable[[Any, Any, Any], Any]) -> Gradient:
+    def gradient(y: Any, call: ir.Call, g: Any, _builder: Any) -> list[Any]:
+        made = [g * slope(call.args[0], y, call.attrs)]
+        return made + [op.grad.no_grad(arg) for arg in call.args[1:]]
+
+    return gradient
+
+
+def _relu(y: Any, _call: ir.Call, g: Any, _builder: Any) -> list[Any]:
+    zero = _number(0.0, y)
+    return [op.where(op.greater(y, zero), g, zero)]
+
+
+# ------------------------------------------------------------------ shapes and reductions
+
+
+def _reshaped(_y: Any, call: ir.Call, g: Any, _builder: Any) -> list[Any]:
+    return [op.reshape(g, call.args[0].ty.shape)]
+
+
+def _stack(_y: Any, call: ir.Call, g: Any, _builder: Any) -> list[Any]:
+    parts, axis = call.args[0].fields, int(call.attrs.axis or 0)
+    found = op.split(g, len(parts), axis=axis)
+    if len(parts) == 1:
+        return [relax.Tuple([op.squeeze(g, axis)])]
+    return [relax.Tuple([op.squeeze(relax.TupleGetItem(found, n), axis) for n in range(len(parts))])]
+
+
+def _extreme(y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Equal maxima, or minima, share a gradient evenly, as in ``torch.amax``."""
+    x, rank = call.args[0], call.args[0].ty.ndim
+    axes = list(range(rank)) if call.attrs.axis is None else [int(a) % rank for a in call.attrs.axis]
+    if not call.attrs.keepdims:
+        y, g = (builder.emit(_with_ones(part, x, axes)) for part in (y, g))
+    is_taken = builder.emit(op.astype(op.equal(x, y), _dtype(x)))
+    return [is_taken * (g / op.sum(is_taken, axes, keepdims=True))]
+
+
+def _with_ones(reduced: Any, x: Any, axes: Sequence[int]) -> Any:
+    """A result with the reduced dimensions of x as ones."""
+    shape = [1 if n in axes else size for n, size in enumerate(_shape(x, "max"))]
+    return op.reshape(reduced, shape)
+
+
+# ------------------------------------------------------------------ norms and dropout
+
+
+def _normalised(x: Any, axes: list[int], epsilon: float, builder: relax.BlockBuilder, center: bool) -> tuple[Any, Any]:
+    """A tensor with its mean and deviation, or its root mean square, taken out; and one over the latter."""
+    centred = builder.emit(x - op.mean(x, axes, keepdims=True)) if center else x
+    power = op.mean(centred * centred, axes, keepdims=True) + _number(epsilon, x)
+    scale = builder.emit(_number(1.0, x) / op.sqrt(power))
+    return builder.emit(centred * scale), scale
+
+
+def _norm(name: str, center: bool) -> Gradient:
+    """``y = weight * (x - mean) / deviation + bias``, or without mean and bias."""
+
+    def gradient(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
+        x, weight = call.args[:2]
+        shape = _shape(x, name)
+        axes = [int(a) % len(shape) for a in call.attrs.axes]
+        others = [n for n in range(len(shape)) if n not in axes]
+        unit, scale = _normalised(x, axes, float(call.attrs.epsilon), builder, center)
+        along = op.reshape(weight, [size if n in axes else 1 for n, size in enumerate(shape)])
+        weighted = builder.emit(g * along) if not center or call.attrs.scale else g
+        tilt = unit * op.mean(weighted * unit, axes, keepdims=True)
+        level = weighted - op.mean(weighted, axes, keepdims=True) if center else weighted
+        summed = lambda value: op.reshape(op.sum(value, others) if others else value, weight.ty.shape)  # noqa: E731
+        used = [True] if not center else [bool(call.attrs.scale), bool(call.attrs.center)]
+        rest = [summed(g * unit), summed(g)][: len(used)]
+        rest = [new if is_used else op.zeros_like(weight) for new, is_used in zip(rest, used, strict=True)]
+        return [scale * (level - tilt), *rest]
+
+    return gradient
+
+
+def _dropout(y: Any, _call: ir.Call, g: Any, _builder: Any) -> list[Any]:
+    """By the mask that is the second result."""
+    return [relax.TupleGetItem(g, 0) * relax.TupleGetItem(y, 1)]
+
+
+GRADIENTS: dict[str, Gradient] = {
+    **{name: _elementwise(slope) for name, slope in SLOPES.items()},
+    "nn.relu": _relu,
+    "squeeze": _reshaped,
+    "flatten": _reshaped,
+    "nn.batch_flatten": _reshaped,
+    "stack": _stack,
+    "max": _extreme,
+    "min": _extreme,
+    "nn.layer_norm": _norm("nn.layer_norm", True),
+    "nn.rms_norm": _norm("nn.rms_norm", False),
+    "nn.dropout": _dropout,
+}
+
+
+def register() -> None:
+    """Tell TVM the gradients."""
+    for name, gradient in GRADIENTS.items():
+        register_gradient(f"relax.{name}", gradient, ABOVE_TVM)
+
+
+__all__ = ["GRADIENTS", "register"]
