@@ -93,6 +93,9 @@ def parser() -> argparse.ArgumentParser:
     )
     tune.add_argument("--amortize-over", type=positive(float), metavar="CALLS", help="that share a conversion")
     tune.add_argument("--against", default="", metavar="PEERS", help="scipy,torch,mkl: time these libraries too")
+    workers = "processes:N, or the address of a dask scheduler: whose workers measure"
+    tune.add_argument("--executor", metavar="WHICH", help=workers)
+    tune.add_argument("--machines", choices=("same", "each"), default="same", help="whether these are of one kind")
     tune.add_argument("--schedules-only", action="store_true", help="leave the format as it is")
     tune.add_argument("--seed", type=int, default=0, metavar="N", help="of the search and of the dense operands")
     tune.add_argument("--database", type=Path, metavar="FILE", help="JSON lines: trials in it are not measured again")
@@ -224,6 +227,7 @@ def run_tune(args: argparse.Namespace) -> int:
     from sparsetir.files import read
     from sparsetir.harness.operands import make_case
     from sparsetir.tuning import tune_sparse
+    from sparsetir.tuning.executors import opened
 
     database = args.database or (args.out / "tuning.jsonl" if args.out else None)
     case = make_case(args.op, operand(args.file, read(args.file)), feat=args.feat, seed=args.seed)
@@ -231,7 +235,9 @@ def run_tune(args: argparse.Namespace) -> int:
     budget["preset"] = args.preset
     how = {"strategy": args.strategy, "formats": [] if args.schedules_only else None, "seed": args.seed}
     how["against"] = [name for name in args.against.split(",") if name]
-    result = tune_sparse(case.program, case.inputs, database=database, **budget, **how)
+    with opened(args.executor) as executor:
+        how |= {"executor": executor, "machines": args.machines}
+        result = tune_sparse(case.program, case.inputs, database=database, **budget, **how)
     if args.json != "-":
         print(result.report())
     if args.out:

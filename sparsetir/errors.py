@@ -98,3 +98,7 @@ class WriteError(SparseTIRError, OSError):
 
 class TuningError(SparseTIRError, RuntimeError):
     """A search could not produce a kernel."""
+
+
+class ExecutorLostError(TuningError):
+    """The executor of a search takes no more jobs, or its workers do not answer or are not alike."""

@@ -13,21 +13,22 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from sparsetir.errors import ArgumentError, SparseTIRError
+from sparsetir.errors import ArgumentError, ExecutorLostError, SparseTIRError
 from sparsetir.harness import suite
 from sparsetir.harness.inputs import find_files, from_files, say
 from sparsetir.harness.operands import DENSE, make_case
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database, Key, Record
+from sparsetir.tuning.executors import opened
 from sparsetir.tuning.search import BATCH
 from sparsetir.tuning.session import Session
 from sparsetir.tuning.trials import Budget, is_untuned
@@ -122,22 +123,38 @@ def operations(text: str) -> list[tuple[str, int]]:
     return found
 
 
-def measured(records: Labelled, matrix: Any, op: str, feat: int, *, most: int, seconds: float | None, seed: int) -> int:
+def measured(
+    records: Labelled,
+    matrix: Any,
+    op: str,
+    feat: int,
+    *,
+    most: int,
+    seconds: float | None,
+    seed: int,
+    where: Mapping[str, Any] | None = None,
+) -> int:
     """Measure candidates for one case until there are `most`; returns how many are new."""
     before = len(records.trials())
     if before >= most:
         return 0
     case = make_case(op, matrix, feat=feat)
     drawn = round(most * (1 - SEARCHED))
-    with closing(Session(case.program, case.inputs, None, isolate=True)) as session:
+    with closing(Session(case.program, case.inputs, None, isolate=True, **(where or {}))) as session:
         for strategy, count in (("portfolio", drawn), ("evolution", most)):
             if len(records.trials()) < count:
                 # What a shipped model likes must not decide what the next one learns from.
                 search, budget = session.search(seed, strategy, informed=False), Budget(count, seconds)
                 _, interrupted = trials(session, search, budget, records, cost=full_cost)
                 if interrupted:
-                    raise KeyboardInterrupt
+                    end(session)
     return len(records.trials()) - before
+
+
+def end(session: Session) -> NoReturn:
+    """Raise what ended the trials of a session."""
+    gone = session.pool.gone
+    raise KeyboardInterrupt if gone is None else gone
 
 
 @dataclass
@@ -166,7 +183,9 @@ class Again:
         """Nothing is learnt."""
 
 
-def measured_again(records: Labelled, matrix: Any, op: str, feat: int, *, seed: int) -> int:
+def measured_again(
+    records: Labelled, matrix: Any, op: str, feat: int, *, seed: int, where: Mapping[str, Any] | None = None
+) -> int:
     """Measure the candidates of a case that ran once more; returns how many there are."""
     held = records.trials()
     ran = [record for record in held if record.seconds is not None and not is_untuned(record)]
@@ -177,10 +196,10 @@ def measured_again(records: Labelled, matrix: Any, op: str, feat: int, *, seed: 
     search, budget = Again([waiting[n] for n in order], seed), Budget(len(held) + len(waiting))
     case = make_case(op, matrix, feat=feat)
     formats = list(dict.fromkeys(c.format for c in waiting if c.format is not None))
-    with closing(Session(case.program, case.inputs, None, formats, isolate=True)) as session:
+    with closing(Session(case.program, case.inputs, None, formats, isolate=True, **(where or {}))) as session:
         _, interrupted = trials(session, search, budget, records, cost=full_cost)
-    if interrupted:
-        raise KeyboardInterrupt
+        if interrupted:
+            end(session)
     return len(records.trials()) - len(held)
 
 
@@ -194,6 +213,7 @@ def collect(
     budget: float | None = None,
     seed: int = 0,
     again: bool = False,
+    where: Mapping[str, Any] | None = None,
 ) -> None:
     """Measure every operation on every matrix; what fails is said and left out.
 
@@ -212,6 +232,13 @@ def collect(
     seed : int
     again : bool
         Whether to measure what is recorded once more instead.
+    where : mapping of str to object, optional
+        The executor whose workers measure, and whether their machines may differ: see `Session`.
+
+    Raises
+    ------
+    ExecutorLostError
+        The executor is gone; the same command goes on.
     """
     begun = time.perf_counter()
     for number, source in enumerate(sources):
@@ -226,9 +253,11 @@ def collect(
             try:
                 matrix = source.load() if matrix is None else matrix
                 if again:
-                    new = measured_again(records, matrix, op, feat, seed=seed)
+                    new = measured_again(records, matrix, op, feat, seed=seed, where=where)
                 else:
-                    new = measured(records, matrix, op, feat, most=most, seconds=seconds, seed=seed)
+                    new = measured(records, matrix, op, feat, most=most, seconds=seconds, seed=seed, where=where)
+            except ExecutorLostError:
+                raise
             except (SparseTIRError, MemoryError, RuntimeError) as error:
                 say(f"without {source.name} {named}: {' '.join(str(error).split())[:200]}")
                 continue
@@ -250,6 +279,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, help="after which no further case is begun")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", action="store_true", help="measure what the file holds once more")
+    workers = "processes:N, or the address of a dask scheduler: whose workers measure"
+    parser.add_argument("--executor", metavar="WHICH", help=workers)
+    parser.add_argument("--machines", choices=("same", "each"), default="same", help="whether these are of one kind")
     args = parser.parse_args(argv)
     try:
         sizes = [int(size) for size in args.sizes.split(",")]
@@ -261,7 +293,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     records = Labelled(args.out)
     limits: dict[str, Any] = {"most": args.trials, "seconds": args.case_seconds, "budget": args.seconds}
     try:
-        collect(sources, ops, records, seed=args.seed, again=args.again, **limits)
+        with opened(args.executor) as executor:
+            where = {"executor": executor, "machines": args.machines}
+            collect(sources, ops, records, seed=args.seed, again=args.again, where=where, **limits)
+    except SparseTIRError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         say("interrupted; the same command goes on")
         return 130

@@ -27,6 +27,7 @@ from sparsetir.ir import Program
 from sparsetir.schedules import Choices
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.knobs import Config
+from sparsetir.tuning.measure import Place
 
 FORMAT = 2
 HEAD = b'{"format"'  # how a line begins, of any version
@@ -95,6 +96,10 @@ class Record:
         The fastest trial so far, this one included; not written to disk.
     reused : bool
         Whether it was read from the database.
+    place : Place, optional
+        Where a worker of an executor measured it; on disk part of the key.
+    load : float, optional
+        The load average of that machine.
     """
 
     choices: Choices | Config
@@ -110,6 +115,8 @@ class Record:
     seed: int = 0
     best: float | None = None
     reused: bool = False
+    place: Place | None = None
+    load: float | None = None
 
     @cached_property
     def candidate(self) -> Candidate:
@@ -131,7 +138,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("name", "program", "pattern", "dtype", "target", "machine", "versions"), (str,)),
 }
 KEYS = [f.name for f in fields(Key)]
-SAVED = [f.name for f in fields(Record) if f.name not in ("choices", "best", "reused")]
+SAVED = [f.name for f in fields(Record) if f.name not in ("choices", "best", "reused", "place", "load")]
 
 
 def digest(text: str | bytes) -> str:
@@ -219,6 +226,7 @@ class Database:
     def append(self, key: Key, record: Record, **facts: Any) -> None:
         """Add a record, with more facts about it if there are any."""
         saved = {name: getattr(record, name) for name in SAVED}
+        saved |= {"load": record.load} if record.load is not None else {}
         kind = KNOBS if isinstance(record.choices, Config) else CHOICES
         self.add({"format": FORMAT, **asdict(key), kind: record.choices.as_dict(), **saved, **facts})
 

@@ -22,6 +22,26 @@ ROUNDS, FEWEST_ROUNDS, DUEL_SECONDS = 5, 2, 2.0
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where something is measured: the part of a record's key that a worker of another machine says.
+
+    Parameters
+    ----------
+    machine : str
+    threads : int
+    target, versions : str
+    """
+
+    machine: str
+    threads: int
+    target: str
+    versions: str
+
+    def __str__(self) -> str:
+        return f"{self.machine}, {self.threads} threads, {self.target}, {self.versions}"
+
+
+@dataclass(frozen=True)
 class Measurement:
     """Seconds of a candidate, or the reason why there are none.
 
@@ -36,6 +56,10 @@ class Measurement:
         Seconds of the untuned kernel right before and after it, in the same process.
     turns : tuple of float
         Seconds of each burst, if the machine was as fast in all of them.
+    place : Place, optional
+        Where a worker of an executor measured it.
+    load : float, optional
+        The load average of that machine.
     """
 
     seconds: float | None = None
@@ -44,6 +68,8 @@ class Measurement:
     error: str | None = None
     usual: float | None = None
     turns: tuple[float, ...] = ()
+    place: Place | None = None
+    load: float | None = None
 
     def paced(self, usual: float) -> Measurement:
         """What it would be if the untuned kernel took its usual time meanwhile."""

@@ -20,6 +20,7 @@ import tvm
 from sparsetir.errors import TuningError
 from sparsetir.formats.format import Format
 from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.database import Key, Record
 from sparsetir.tuning.evaluator import Evaluator, Prepared
 from sparsetir.tuning.features import Stored
 from sparsetir.tuning.measure import Measurement, at_pace, duel
@@ -71,6 +72,17 @@ class Pool:
     def keep_pace(self, seconds: float | None) -> None:
         """Report what is timed as if the untuned kernel took this long, None for as long as it will."""
         self.usual = seconds
+
+    is_here = True  # this process is as fast as the workers are
+    gone: Exception | None = None  # what ended all measuring
+
+    def keyed(self, key: Key) -> Key:
+        """The key of records of the workers' machine, which is this one."""
+        return key
+
+    def noted(self, key: Key, record: Record) -> Iterator[tuple[Key, Record]]:
+        """A record as its machine's."""
+        yield key, record
 
     # ------------------------------------------------------------------------------------------ formats
 

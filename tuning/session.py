@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,11 +26,12 @@ from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database, Key, Record, fingerprint
 from sparsetir.tuning.encoding import Encoding
 from sparsetir.tuning.evaluator import Evaluator
+from sparsetir.tuning.fleet import Fleet
 from sparsetir.tuning.knobs import Config
 from sparsetir.tuning.measure import duel, typical
 from sparsetir.tuning.model import CostModel
 from sparsetir.tuning.nearest import hints
-from sparsetir.tuning.pool import TIMEOUT, can_send, pool_of
+from sparsetir.tuning.pool import TIMEOUT, Pool, can_send, pool_of
 from sparsetir.tuning.pretrained import prior_for
 from sparsetir.tuning.recorded import circumstances
 from sparsetir.tuning.report import OWN
@@ -61,6 +63,10 @@ class Session:
         Seconds of a compilation or a measurement there.
     finite : bool
         Whether arguments are promised to hold neither infinities nor NaN.
+    executor : concurrent.futures.Executor, optional
+        Whose workers measure, rather than processes of this one.
+    machines : {"same", "each"}
+        Whether these must be of one kind.
     """
 
     def __init__(
@@ -74,9 +80,11 @@ class Session:
         isolate: bool = False,
         timeout: float = TIMEOUT,
         finite: bool = False,
+        executor: Executor | None = None,
+        machines: str = "same",
     ) -> None:
         self.finite = finite
-        if isolate and can_send(inputs):
+        if isolate and executor is None and can_send(inputs):
             Process.warm()
         refuse_assembled(single(program))
         self.evaluator = Evaluator(single(program), inputs, target, template)
@@ -92,7 +100,11 @@ class Session:
         if template is not None and not listed:
             # Raised from here, an error shows the line of the template.
             template.space(self.evaluator.variants(None).form.second)
-        self.pool = pool_of(self.evaluator, listed, isolate=isolate, timeout=timeout)
+        if executor is None:
+            self.pool: Pool | Fleet = pool_of(self.evaluator, listed, isolate=isolate, timeout=timeout)
+        else:
+            self.pool = Fleet(executor, self.evaluator, listed, machines=machines, timeout=timeout)
+        self.key = self.pool.keyed(self.key)
         base = self.usual.choices if template is None else Config()
         self.space = Space([None, *listed], self.pool.values, base)
         self._check_template()
@@ -168,7 +180,7 @@ class Session:
         gathered, width = largest.nbytes, int(largest.shape[-1]) if largest.ndim > 1 else 1
         each = results[0].itemsize if results else 4
         return features.Operands(
-            self.workload.feat or 1, gathered, sum(a.nbytes for a in results), each, get_num_threads(), width
+            self.workload.feat or 1, gathered, sum(a.nbytes for a in results), each, self.key.threads, width
         )
 
     @cached_property
@@ -254,8 +266,12 @@ class Session:
     def confirm(self, candidate: Candidate, kernel: Any) -> dict[Candidate | None, float]:
         """Times, in this process, of the kernel that would be returned and of the untuned one.
 
-        The comparison that picks a winner flatters it: with noise, the fastest of several is also the luckiest.
+        The comparison that picks a winner flatters it: with noise, the fastest of several is also the luckiest. Where
+        the workers' machine is another one, it decides.
         """
+        if not self.pool.is_here:
+            self.checked(candidate, kernel)
+            return self.pool.compare([candidate])
         calls = {None: self.evaluator.untuned, candidate: self.watched(self.checked(candidate, kernel), kernel)}
         return duel({name: partial(typical, call) for name, call in calls.items()})
 

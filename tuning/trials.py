@@ -99,6 +99,7 @@ class Log:
         """Note a measurement."""
         named = None if candidate.format is None else repr(candidate.format)
         times = (found.seconds, found.median, found.spread, found.error)
+        facts |= {"place": found.place, "load": found.load}
         elapsed = self.before + self.budget.elapsed
         record = Record(candidate.choices, named, fixed, *times, elapsed=elapsed, seed=self.seed, **facts)
         self.history.append(with_best(record, self.history))

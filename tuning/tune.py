@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, ExecutorLostError, SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.scalars import as_whole
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.comparison import WORTH, Comparison, last_of, note, rescaled, winner
 from sparsetir.tuning.database import Database, Record
+from sparsetir.tuning.fleet import check_executor
 from sparsetir.tuning.guess import Guess, guess
 from sparsetir.tuning.measure import reason
 from sparsetir.tuning.pool import TIMEOUT
@@ -60,6 +63,8 @@ def tune_sparse(
     target: Any = None,
     isolate: bool | None = None,
     timeout: float = TIMEOUT,
+    executor: Executor | None = None,
+    machines: str = "same",
     against: Sequence[str] = (),
     finite: bool = False,
     progress: bool | None = None,
@@ -111,6 +116,13 @@ def tune_sparse(
         worker cannot import by their names, stay in this process.
     timeout : float
         Seconds that a compilation or a measurement may take in a worker; more if the untuned kernel is slow.
+    executor : concurrent.futures.Executor, optional
+        Whose workers compile and measure candidates, on this machine or others: a ``ProcessPoolExecutor``, dask's
+        ``Client.get_executor()``, mpi4py's ``MPIPoolExecutor``. They need this package; arguments are sent once. What
+        is measured is alone on its machine, and a record is its machine's.
+    machines : {"same", "each"}
+        Whether the executor's workers must be of one kind of machine, number of threads and versions, or may be of
+        several, of which each has its own records.
     against : sequence of {"scipy", "torch", "mkl"}
         Libraries that are timed side by side with the result, where the program is one of `sparsetir.ops`:
         `TuneResult.break_even_with` tells after how many calls the conversion has paid.
@@ -131,7 +143,10 @@ def tune_sparse(
     ScheduleError, TuningError
         The template does not fit the program.
     TuningError
-        The untuned kernel is wrong, or the database cannot be written.
+        The untuned kernel is wrong, the database cannot be written, or arguments cannot be sent to an executor.
+    ExecutorLostError
+        The executor takes no jobs, or nobody answers, before the untuned kernel was timed; later it is a warning, and
+        the result holds the best kernel so far.
 
     Notes
     -----
@@ -169,9 +184,11 @@ def tune_sparse(
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
     apart = trials_left > ALONE if isolate is None else isolate
     cost = partial(full_cost, amortize_over=amortize_over)
+    check_executor(executor, machines)
     with Progress(budget, shown=progress) as bar:
         bar.say("preparing the untuned kernel")
         how: dict[str, Any] = {"isolate": apart, "timeout": timeout, "finite": finite}
+        how |= {"executor": executor, "machines": machines}
         with closing(Session(program, inputs, target, formats, schedule, **how)) as session:
             peers, search = session.peers(against), session.search(seed, strategy, records=records)
             history, interrupted = trials(session, search, budget, records, cost=cost, bar=bar)
@@ -204,7 +221,8 @@ def trials(
     bar.flops = session.flops
 
     def note(record: Record) -> None:
-        records.append(session.key, record, features=session.seen(record))
+        for key, noted in session.pool.noted(session.key, record):
+            records.append(key, noted, features=session.seen(noted))
         bar.update(len(history), record, reused=reused)
 
     try:
@@ -214,9 +232,11 @@ def trials(
         if not any(is_untuned(record) for record in history):
             log.add(Candidate(), {}, session.pool.time(None))
         explore(search, session.pool.measure, log, fixed=session.fixed, conversion=session.conversion, cost=cost)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ExecutorLostError) as error:
         if not any(is_untuned(record) for record in history):
             raise
+        if isinstance(error, ExecutorLostError):
+            warnings.warn(f"the search ended early, after {len(history)} trials: {error}", stacklevel=3)
         return history, True
     finally:
         records.close()

@@ -131,9 +131,9 @@ class Process:
 
     idle: ClassVar[list[Process]] = []
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int | None = None) -> None:
         ours, theirs = socket.socketpair()
-        self.threads, self.path = get_num_threads(), modules_path()
+        self.threads, self.path = threads or get_num_threads(), modules_path()
         own = {"PYTHONPATH": self.path, "TVM_NUM_THREADS": str(self.threads), WORKER: "1"}
         environment = {**os.environ, **own}  # the threads that wait sleep soon, see `sparsetir.threads`
         command = [sys.executable, "-c", BEGIN, str(theirs.fileno()), str(os.getpid())]
@@ -150,15 +150,16 @@ class Process:
         self.connection: Connection[Any, Any] = Connection(ours.detach())
 
     @classmethod
-    def take(cls) -> Process:
-        """One that is idle, or a new one."""
+    def take(cls, threads: int | None = None) -> Process:
+        """One that is idle, or a new one; with as many threads as this process unless told otherwise."""
+        wanted = threads or get_num_threads()
         while cls.idle:
             found = cls.idle.pop()
-            is_same = (found.threads, found.path) == (get_num_threads(), modules_path())
+            is_same = (found.threads, found.path) == (wanted, modules_path())
             if found.process.poll() is None and is_same:
                 return found
             found.kill()
-        return cls()
+        return cls(wanted)
 
     @classmethod
     def warm(cls) -> None:
@@ -210,17 +211,19 @@ class RemoteWorker:
         What an evaluator is made of, pickled.
     timeout : float
         Seconds of one job.
+    threads : int, optional
+        Of its kernels; by default as many as in this process.
     """
 
-    def __init__(self, payload: bytes, timeout: float) -> None:
-        self.payload, self.timeout = payload, timeout
+    def __init__(self, payload: bytes, timeout: float, threads: int | None = None) -> None:
+        self.payload, self.timeout, self.threads = payload, timeout, threads
         self.jobs: deque[tuple[Job, tuple[Any, ...]]] = deque()
         self.process: Process | None = None
         self._start()
 
     def _start(self) -> None:
         """Send the evaluator to a process, then every job that waits; its answer is awaited with the first result."""
-        self.process = Process.take()
+        self.process = Process.take(self.threads)
         self.has_begun = False
         try:
             self.process.connection.send((begin, (self.payload,)))
@@ -341,11 +344,22 @@ def end(served: Served) -> None:
 
 def _unpacked(payload: bytes) -> tuple[Evaluator | None, str | None]:
     try:
-        program, inputs, target, template, text = pickle.loads(payload)
-        if template is not None and template.text != text:
-            return None, f"{template!r} is another one there"
-        func = tvm.ir.load_json(program)
-        assert isinstance(func, tirx.PrimFunc)
-        return Evaluator(func, inputs, target, template, is_first=False), None
+        return evaluator_of(payload), None
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"
+
+
+def evaluator_of(payload: bytes) -> Evaluator:
+    """The evaluator that a payload is made of.
+
+    Raises
+    ------
+    TuningError
+        Its template is another one here.
+    """
+    program, inputs, target, template, text = pickle.loads(payload)
+    if template is not None and template.text != text:
+        raise TuningError(f"{template!r} is another one there")
+    func = tvm.ir.load_json(program)
+    assert isinstance(func, tirx.PrimFunc)
+    return Evaluator(func, inputs, target, template, is_first=False)
