@@ -146,8 +146,8 @@ class Fleet:
         if place not in self.told:
             self.told.add(place)
             yield there, Record(Choices(), seconds=usual, median=usual, elapsed=record.elapsed, seed=record.seed)
-        times = {name: getattr(record, name) for name in ("seconds", "predicted")}
-        yield there, replace(record, **{name: t if t is None else t * pace for name, t in times.items()})
+        seconds, predicted = (t if t is None else t * pace for t in (record.seconds, record.predicted))
+        yield there, replace(record, seconds=seconds, predicted=predicted)
 
     def _met(self, place: Place) -> None:
         """Note where a worker runs.
