@@ -172,7 +172,7 @@ def test_no_gradient_is_computed_that_nobody_wants():
     assert not made.spmm(x).requires_grad
     made.spmm(x, weight).sum().backward()
     assert weight.grad is not None
-    assert "columns" not in vars(made)
+    assert "transposed" not in vars(made.rows)
 
 
 # ------------------------------------------------------------------ what graphs are made of

@@ -32,14 +32,6 @@ NAMES = {
 FEATURES: Sizes = (("K", None),)
 
 
-def run(kernel: Any, **tensors: Tensor) -> Any:
-    """Call a kernel with dense tensors; it returns one, or several."""
-    if next(iter(tensors.values())).dtype is torch.bfloat16:  # which numpy does not have
-        return kernel(**{name: tensor.detach() for name, tensor in tensors.items()})
-    found = kernel(**{name: tensor.detach().numpy() for name, tensor in tensors.items()})
-    return tuple(map(torch.from_numpy, found)) if type(found) is tuple else torch.from_numpy(found)
-
-
 class _Refused(Function):
     """Gradients that have no gradients themselves."""
 
@@ -72,15 +64,15 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _named(**tensors: Tensor | None) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
-
-
 class Graphs:
     """What a function needs of a graph: rows and, when a gradient wants them, columns."""
 
     rows: Compressed
-    columns: Compressed
+
+    @property
+    def columns(self) -> Compressed:
+        """The edges by columns."""
+        return self.rows.transposed
 
 
 class SpMM(Function):
@@ -92,8 +84,8 @@ class SpMM(Function):
         if is_mean:
             ctx.share = graph.rows.share(x.dtype)
         ctx.save_for_backward(weight, x if ctx.needs_input_grad[3] else None)
-        kernel = graph.rows.kernel("spmm", NAMES[x.dtype], inner, "sum", weight is not None, "row" if is_mean else "")
-        return run(kernel, **_named(w_data=weight, S=ctx.share, X=x))
+        options = (NAMES[x.dtype], inner, "sum", weight is not None, "row" if is_mean else "")
+        return graph.rows.run("spmm", *options, w_data=weight, S=ctx.share, X=x)
 
     @staticmethod
     @once
@@ -103,11 +95,9 @@ class SpMM(Function):
         dtype, g, g_weight, g_x = NAMES[g.dtype], g.contiguous(), None, None
         if ctx.needs_input_grad[4]:
             scaled = "" if share is None else "column"
-            kernel = graph.columns.kernel("spmm", dtype, inner, "sum", weight is not None, scaled)
-            g_x = run(kernel, **_named(W=weight, S=share, X=g))
+            g_x = graph.columns.run("spmm", dtype, inner, "sum", weight is not None, scaled, W=weight, S=share, X=g)
         if ctx.needs_input_grad[3]:
-            kernel = graph.rows.kernel("sddmm", dtype, inner, share is not None)
-            g_weight = run(kernel, **_named(X=g, S=share, Y=x))
+            g_weight = graph.rows.run("sddmm", dtype, inner, share is not None, X=g, S=share, Y=x)
         return None, None, None, g_weight, g_x
 
 
@@ -118,7 +108,7 @@ class Linear(Function):
     def forward(ctx: Any, graph: Graphs, values: Tensor, x: Tensor) -> Tensor:
         ctx.graph = graph
         ctx.save_for_backward(values, x if ctx.needs_input_grad[1] else None)
-        return run(graph.rows.kernel("linear", NAMES[x.dtype], FEATURES), w_data=values, X=x)
+        return graph.rows.run("linear", NAMES[x.dtype], FEATURES, w_data=values, X=x)
 
     @staticmethod
     @once
@@ -126,10 +116,9 @@ class Linear(Function):
         graph, dtype, g_values, g_x = ctx.graph, NAMES[g.dtype], None, None
         values, x = ctx.saved_tensors
         if ctx.needs_input_grad[2]:
-            g_x = run(graph.columns.kernel("linear", dtype, FEATURES), W=values, X=g.contiguous())
+            g_x = graph.columns.run("linear", dtype, FEATURES, W=values, X=g.contiguous())
         if ctx.needs_input_grad[1]:
-            kernel = graph.rows.kernel("sddmm", dtype, FEATURES, False)
-            g_values = run(kernel, X=g.t().contiguous(), Y=x.t().contiguous())
+            g_values = graph.rows.run("sddmm", dtype, FEATURES, False, X=g.t().contiguous(), Y=x.t().contiguous())
         return None, g_values, g_x
 
 
@@ -139,8 +128,7 @@ class Extreme(Function):
     @staticmethod
     def forward(ctx: Any, graph: Graphs, inner: Sizes, reduce: str, weight: Tensor | None, x: Tensor) -> Tensor:
         ctx.graph, ctx.inner = graph, inner
-        kernel = graph.rows.kernel("spmm", NAMES[x.dtype], inner, reduce, weight is not None, "")
-        y = run(kernel, **_named(w_data=weight, X=x))
+        y = graph.rows.run("spmm", NAMES[x.dtype], inner, reduce, weight is not None, "", w_data=weight, X=x)
         ctx.save_for_backward(weight, x, y)
         return y
 
@@ -150,14 +138,11 @@ class Extreme(Function):
         graph, inner = ctx.graph, ctx.inner
         weight, x, y = ctx.saved_tensors
         dtype, is_weighted, g_weight, g_x = NAMES[g.dtype], weight is not None, None, None
-        kernel = graph.rows.kernel("ties", dtype, inner, is_weighted)
-        shared = run(kernel, **_named(w_data=weight, X=x, Y=y, G=g.contiguous()))
+        shared = graph.rows.run("ties", dtype, inner, is_weighted, w_data=weight, X=x, Y=y, G=g.contiguous())
         if ctx.needs_input_grad[4]:
-            kernel = graph.columns.kernel("picked", dtype, inner, is_weighted)
-            g_x = run(kernel, **_named(W=weight, X=x, Y=y, G=shared))
+            g_x = graph.columns.run("picked", dtype, inner, is_weighted, W=weight, X=x, Y=y, G=shared)
         if ctx.needs_input_grad[3]:
-            kernel = graph.rows.kernel("picked_edges", dtype, inner)
-            g_weight = run(kernel, w_data=weight, X=x, Y=y, G=shared)
+            g_weight = graph.rows.run("picked_edges", dtype, inner, w_data=weight, X=x, Y=y, G=shared)
         return None, None, None, g_weight, g_x
 
 
@@ -168,7 +153,7 @@ class SDDMM(Function):
     def forward(ctx: Any, graph: Graphs, inner: Sizes, q: Tensor, k: Tensor) -> Tensor:
         ctx.graph, ctx.inner = graph, inner
         ctx.save_for_backward(q, k)
-        return run(graph.rows.kernel("sddmm", NAMES[q.dtype], inner, False), X=q, Y=k)
+        return graph.rows.run("sddmm", NAMES[q.dtype], inner, False, X=q, Y=k)
 
     @staticmethod
     @once
@@ -177,9 +162,9 @@ class SDDMM(Function):
         q, k = ctx.saved_tensors
         g, g_q, g_k = g.contiguous(), None, None
         if ctx.needs_input_grad[2]:
-            g_q = run(graph.rows.kernel("spmm", *options), w_data=g, X=k)
+            g_q = graph.rows.run("spmm", *options, w_data=g, X=k)
         if ctx.needs_input_grad[3]:
-            g_k = run(graph.columns.kernel("spmm", *options), W=g, X=q)
+            g_k = graph.columns.run("spmm", *options, W=g, X=q)
         return None, None, g_q, g_k
 
 
@@ -189,7 +174,7 @@ class EdgeSum(Function):
     @staticmethod
     def forward(ctx: Any, graph: Graphs, inner: Sizes, rows: Tensor, columns: Tensor) -> Tensor:
         ctx.graph, ctx.inner = graph, inner
-        return run(graph.rows.kernel("edge_sum", NAMES[rows.dtype], inner), X=rows, Y=columns)
+        return graph.rows.run("edge_sum", NAMES[rows.dtype], inner, X=rows, Y=columns)
 
     @staticmethod
     @once
@@ -197,9 +182,9 @@ class EdgeSum(Function):
         graph, options = ctx.graph, (NAMES[g.dtype], ctx.inner)
         g, g_rows, g_columns = g.contiguous(), None, None
         if ctx.needs_input_grad[2]:
-            g_rows = run(graph.rows.kernel("row_sum", *options), w_data=g)
+            g_rows = graph.rows.run("row_sum", *options, w_data=g)
         if ctx.needs_input_grad[3]:
-            g_columns = run(graph.columns.kernel("row_sum", *options), W=g)
+            g_columns = graph.columns.run("row_sum", *options, W=g)
         return None, None, g_rows, g_columns
 
 
@@ -209,7 +194,7 @@ class Softmax(Function):
     @staticmethod
     def forward(ctx: Any, graph: Graphs, inner: Sizes, scores: Tensor) -> Tensor:
         ctx.graph, ctx.inner = graph, inner
-        found = run(graph.rows.kernel("softmax", NAMES[scores.dtype], inner), w_data=scores)
+        found = graph.rows.run("softmax", NAMES[scores.dtype], inner, w_data=scores)
         ctx.save_for_backward(found)
         return found
 
@@ -217,8 +202,8 @@ class Softmax(Function):
     @once
     def backward(ctx: Any, g: Tensor) -> Any:
         (p,) = ctx.saved_tensors
-        kernel = ctx.graph.rows.kernel("softmax_gradient", NAMES[g.dtype], ctx.inner)
-        return None, None, run(kernel, p__data=p, g_data=g.contiguous())
+        rows, dtype = ctx.graph.rows, NAMES[g.dtype]
+        return None, None, rows.run("softmax_gradient", dtype, ctx.inner, p__data=p, g_data=g.contiguous())
 
 
 class Attention(Function):
@@ -228,7 +213,7 @@ class Attention(Function):
     def forward(ctx: Any, graph: Graphs, inner: Sizes, scale: float, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ctx.graph, ctx.inner, ctx.scale = graph, inner, scale
         keep = any(ctx.needs_input_grad)
-        found = run(graph.rows.kernel("attention", NAMES[q.dtype], inner, scale, keep), Q=q, KEYS=k, V=v)
+        found = graph.rows.run("attention", NAMES[q.dtype], inner, scale, keep, Q=q, KEYS=k, V=v)
         if not keep:
             return found
         p, out = found
@@ -241,11 +226,10 @@ class Attention(Function):
         graph, inner = ctx.graph, ctx.inner
         q, k, v, p = ctx.saved_tensors
         dtype, g = NAMES[g.dtype], g.contiguous()
-        kernel = graph.rows.kernel("attention_rows", dtype, inner, ctx.scale)
-        s, g_q = run(kernel, p__data=p, G=g, V=v, KEYS=k)
+        s, g_q = graph.rows.run("attention_rows", dtype, inner, ctx.scale, p__data=p, G=g, V=v, KEYS=k)
         if not any(ctx.needs_input_grad[4:]):
             return None, None, None, g_q, None, None
-        g_k, g_v = run(graph.columns.kernel("attention_columns", dtype, inner), P_=p, S=s, Q=q, G=g)
+        g_k, g_v = graph.columns.run("attention_columns", dtype, inner, P_=p, S=s, Q=q, G=g)
         return None, None, None, g_q, g_k, g_v
 
 

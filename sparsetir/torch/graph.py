@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
+from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.torch import functions, structure
 from sparsetir.torch.programs import Sizes
 
@@ -64,21 +64,23 @@ class Graph(functions.Graphs):
     """
 
     def __init__(self, graph: Any, num_nodes: Any = None) -> None:
-        self._watched = structure.versions(graph)
         edges = structure.read(graph, num_nodes)
         self.shape, self.weight = edges.shape, edges.values
         self.rows, order = edges.compressed()
-        self._there: Tensor | None = None  # of entries of rows, the user's edges
-        self._back: Tensor | None = None
+        self.rows.watched = structure.versions(graph)
+        self.there: Tensor | None = None  # of entries of rows, the user's edges
+        self.back: Tensor | None = None
         if order is not None:
             back = np.empty_like(order)
             back[order] = np.arange(order.size, dtype=order.dtype)
-            self._there, self._back = torch.from_numpy(order), torch.from_numpy(back)
+            self.there, self.back = torch.from_numpy(order), torch.from_numpy(back)
 
-    @cached_property
-    def columns(self) -> structure.Compressed:  # type: ignore[override]
-        """The edges by columns."""
-        return self.rows.transposed()
+    @classmethod
+    def of_rows(cls, rows: structure.Compressed, there: Tensor | None, back: Tensor | None) -> Graph:
+        """The graph with these rows, without a weight."""
+        made = object.__new__(cls)
+        made.rows, made.shape, made.weight, made.there, made.back = rows, (rows.rows, rows.columns), None, there, back
+        return made
 
     @property
     def num_edges(self) -> int:
@@ -91,7 +93,7 @@ class Graph(functions.Graphs):
     @property
     def is_sorted(self) -> bool:
         """Whether the edges were given in the order of rows."""
-        return self._there is None
+        return self.there is None
 
     @property
     def edge_index(self) -> Tensor:
@@ -112,9 +114,6 @@ class Graph(functions.Graphs):
         vars(made).update(vars(self), weight=weight)
         vars(made).pop("_own", None)
         return made
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_watched": ()}
 
     def __deepcopy__(self, _memo: Any) -> Graph:
         return self.weighted(None if self.weight is None else self.weight.detach().clone())
@@ -144,9 +143,11 @@ class Graph(functions.Graphs):
         ArgumentTypeError, ArgumentError
             Tensors of other dtypes, devices or shapes.
         """
+        if self.is_to_trace():
+            return self._traced("spmm", [x, self.weight if weight is None else weight], reduce=reduce)
         self._check(x=x, weight=weight)
         self._check_nodes("x", x, self.shape[1])
-        edges = self._own if weight is None else self._by_rows(weight)
+        edges = self._own if weight is None else self.by_rows(weight)
         if edges is not None and edges.dtype is not x.dtype:
             raise ArgumentTypeError(f"x and weight must have one dtype; x is {x.dtype} and weight is {edges.dtype}")
         x, inner, shape = self._product(x.contiguous(), edges)
@@ -169,9 +170,11 @@ class Graph(functions.Graphs):
         Tensor
             [edges] or [edges, heads], in the order in which the graph was given.
         """
+        if self.is_to_trace():
+            return self._traced("sddmm", [q, k])
         self._check(q=q, k=k)
         inner = self._pair("q", q, "k", k)
-        return self._as_given(functions.SDDMM.apply(self, inner, q.contiguous(), k.contiguous()))
+        return self.as_given(functions.SDDMM.apply(self, inner, q.contiguous(), k.contiguous()))
 
     def edge_sum(self, targets: Tensor, sources: Tensor) -> Tensor:
         """What the ends of edges have, added: ``s[i, j] = targets[i] + sources[j]``.
@@ -186,10 +189,12 @@ class Graph(functions.Graphs):
         Tensor
             [edges] or [edges, heads], in the order in which the graph was given.
         """
+        if self.is_to_trace():
+            return self._traced("edge_sum", [targets, sources])
         self._check(targets=targets, sources=sources)
         self._pair("targets", targets, "sources", sources, ranks=(1, 2))
         inner: Sizes = (("H", None),) if targets.dim() == 2 else ()
-        return self._as_given(functions.EdgeSum.apply(self, inner, targets.contiguous(), sources.contiguous()))
+        return self.as_given(functions.EdgeSum.apply(self, inner, targets.contiguous(), sources.contiguous()))
 
     def softmax(self, scores: Tensor) -> Tensor:
         """The softmax over the edges of each row.
@@ -204,10 +209,12 @@ class Graph(functions.Graphs):
         Tensor
             Of the same shape and order.
         """
+        if self.is_to_trace():
+            return self._traced("softmax", [scores])
         self._check(scores=scores)
-        edges = self._by_rows(scores, "scores")
+        edges = self.by_rows(scores, "scores")
         inner: Sizes = (("H", None),) if scores.dim() == 2 else ()
-        return self._as_given(functions.Softmax.apply(self, inner, edges))
+        return self.as_given(functions.Softmax.apply(self, inner, edges))
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
         """Attention of each row over its sources: ``y[i] = sum_j softmax_j(scale * q[i] k[j]) * v[j]``.
@@ -224,6 +231,8 @@ class Graph(functions.Graphs):
         Tensor
             [m, out] or [m, heads, out]; 0 for rows without edges.
         """
+        if self.is_to_trace():
+            return self._traced("attention", [q, k, v], scale=scale)
         self._check(q=q, k=k, v=v)
         inner = self._pair("q", q, "k", k)
         self._check_nodes("v", v, self.shape[1])
@@ -233,25 +242,43 @@ class Graph(functions.Graphs):
         scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
         return functions.Attention.apply(self, inner + out, scale, q.contiguous(), k.contiguous(), v.contiguous())
 
+    def linear(self, values: Tensor, x: Tensor) -> Tensor:
+        """A layer ``x @ W.T`` for rows x [..., n], W the matrix with these values at the edges; [..., m]."""
+        if self.is_to_trace():
+            return self._traced("linear", [values, x])
+        rows = x.reshape(x.shape[:-1].numel(), self.shape[1]).contiguous()
+        return functions.Linear.apply(self, self.by_rows(values), rows).view(*x.shape[:-1], self.shape[0])
+
+    # ------------------------------------------------------------------ programs that torch traces
+
+    def is_to_trace(self) -> bool:
+        """Whether torch compiles or exports what calls this."""
+        return torch.compiler.is_compiling()
+
+    def _traced(self, method: str, tensors: list[Any], **options: Any) -> Tensor:
+        """A call of one operator, in which such a program sees no Python: `traced.py` has what it does."""
+        structure = (*self.rows.tensors, *self.shape, self.there, self.back)
+        return torch.ops.sparsetir.along_rows(*structure, method, tensors, **options)
+
     # ------------------------------------------------------------------ arguments
 
     @cached_property
     def _own(self) -> Tensor | None:
         """The weight of the graph, by rows."""
-        return None if self.weight is None else self._by_rows(self.weight)
+        return None if self.weight is None else self.by_rows(self.weight)
 
-    def _by_rows(self, edges: Tensor, name: str = "weight") -> Tensor:
+    def by_rows(self, edges: Tensor, name: str = "weight") -> Tensor:
         """Values of edges in the order of rows."""
         if edges.dim() not in (1, 2) or edges.shape[0] != self.num_edges:
             expected = f"[{self.num_edges}] or [{self.num_edges}, heads]"
             raise ArgumentError(f"{name} has one value for each edge: expected {expected}, found {_shown(edges)}")
-        if self._there is None:
+        if self.there is None:
             return edges.contiguous()
-        return functions.Reorder.apply(edges, self._there, self._back)
+        return functions.Reorder.apply(edges, self.there, self.back)
 
-    def _as_given(self, edges: Tensor) -> Tensor:
+    def as_given(self, edges: Tensor) -> Tensor:
         """Values of edges in the order in which the graph was given."""
-        return edges if self._there is None else functions.Reorder.apply(edges, self._back, self._there)
+        return edges if self.there is None else functions.Reorder.apply(edges, self.back, self.there)
 
     def _product(self, x: Tensor, edges: Tensor | None) -> tuple[Tensor, Sizes, tuple[int, ...]]:
         """The second factor as a program takes it, the axes of heads and features, and the shape of the result."""
@@ -276,9 +303,7 @@ class Graph(functions.Graphs):
         return (("H", q.shape[1]), ("K", q.shape[2])) if q.dim() == 3 else (("K", None),)
 
     def _check(self, **tensors: Tensor | None) -> None:
-        for index, version in self._watched:
-            if index._version != version:
-                raise StructureError("the index arrays of the graph were changed in place: make a new Graph of them")
+        self.rows.check()
         for name, tensor in tensors.items():
             if tensor is not None and not (
                 isinstance(tensor, Tensor)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.torch.functions import NAMES, Linear
+from sparsetir.torch.functions import NAMES
 from sparsetir.torch.graph import Graph
 
 Array = np.ndarray
@@ -115,11 +115,8 @@ class SparseLinear(nn.Module):
         if x.dtype is not self.values.dtype or x.dtype not in NAMES:
             advice = "convert one of them to the dtype of the other, one of floats"
             raise ArgumentTypeError(f"x is {x.dtype} and the weights are {self.values.dtype}: {advice}")
-        rows = x.reshape(x.shape[:-1].numel(), self.in_features).contiguous()
-        y = Linear.apply(self.graph, self.values, rows)
-        if self.bias is not None:
-            y = y.add_(self.bias)
-        return y.reshape(*x.shape[:-1], self.out_features)
+        y = self.graph.linear(self.values, x)
+        return y if self.bias is None else y.add_(self.bias)
 
     # ------------------------------------------------------------------ the pattern
 

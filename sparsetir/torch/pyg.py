@@ -10,108 +10,22 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import wraps
 from types import FunctionType
 from typing import Any
-from weakref import ref
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from sparsetir.harness.optional import require
 from sparsetir.torch.functions import NAMES
-from sparsetir.torch.graph import Graph
+from sparsetir.torch.recent import Graphs, Recent
 
 REDUCTIONS = {"sum", "add", "mean", "max", "amax", "min", "amin"}
-MOST_EDGES, LEAST_KEPT = 1 << 23, 4  # of what is kept for later passes; the last few are kept anyway
 PRODUCTS = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply}
 SUMS = {torch.add, Tensor.add}
-
-
-class Recent:
-    """What was used last, as far as it is not too large."""
-
-    def __init__(self) -> None:
-        self.found: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
-        self.lock, self.total = threading.Lock(), 0
-
-    def get(self, key: Hashable) -> Any:
-        with self.lock:
-            if key not in self.found:
-                return None
-            self.found.move_to_end(key)
-            return self.found[key][0]
-
-    def put(self, key: Hashable, value: Any, size: int) -> None:
-        with self.lock:
-            self.total += size - self.found.pop(key, (None, 0))[1]
-            self.found[key] = value, size
-            while len(self.found) > LEAST_KEPT and self.total > MOST_EDGES:
-                self.total -= self.found.popitem(last=False)[1][1]
-
-
-def _owner(index: Tensor) -> Tensor:
-    """What must live, and not change, for the memory of an index to be the same."""
-    return index if index._base is None else index._base
-
-
-def _place(index: Tensor) -> tuple[int, ...]:
-    return index.data_ptr(), index.numel(), *index.stride()
-
-
-class Graphs:
-    """The graphs of edge indices, by their memory or else by what they hold."""
-
-    def __init__(self) -> None:
-        self.by_place: dict[Hashable, tuple[Any, ...]] = {}
-        self.by_targets: dict[Hashable, Hashable] = {}
-        self.recent = Recent()
-
-    def of(self, targets: Tensor, sources: Tensor, rows: int, columns: int) -> Graph:
-        key = (_place(targets), _place(sources), rows, columns)
-        found = self._at(key)
-        if found is None:
-            found = self._equal(targets, sources, rows, columns)
-            self._note(key, targets, sources, found)
-        return found
-
-    def at_targets(self, targets: Tensor, rows: int) -> Graph | None:
-        """The graph whose edges have these targets, if there was one."""
-        key = self.by_targets.get((_place(targets), rows))
-        return None if key is None else self._at(key)
-
-    def _at(self, key: Hashable) -> Graph | None:
-        graph, *owners = self.by_place.get(key, (None,))
-        for held, version in owners:
-            owner = held()
-            if owner is None or owner._version != version:
-                return None
-        return graph
-
-    def _note(self, key: tuple[Any, ...], targets: Tensor, sources: Tensor, graph: Graph) -> None:
-        if torch.is_inference_mode_enabled() or targets.is_inference() or sources.is_inference():
-            return  # they have no versions
-        if len(self.by_place) > 512:
-            self.by_place.clear()
-            self.by_targets.clear()
-        owners = [_owner(index) for index in (targets, sources)]
-        self.by_place[key] = (graph, *((ref(owner), owner._version) for owner in owners))
-        self.by_targets[key[0], key[2]] = key
-
-    def _equal(self, targets: Tensor, sources: Tensor, rows: int, columns: int) -> Graph:
-        """The graph of indices that hold the same, or a new one."""
-        index = np.stack([sources.numpy(), targets.numpy()])
-        key = (rows, columns, index.shape[1], index[:, :: max(index.shape[1] // 8, 1)].tobytes())
-        known = self.recent.get(key)
-        if known is not None and np.array_equal(known[0], index):
-            return known[1]
-        graph = Graph(index, (columns, rows))
-        self.recent.put(key, (index, graph), index.shape[1])
-        return graph
 
 
 class Gathered:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import scipy.sparse as sp
@@ -30,14 +32,25 @@ class Compressed:
         How many there are.
     order : ndarray, optional
         Of each entry, the place of its value in the order of the rows; None where that is its own.
+    watched : tuple of (Tensor, int)
+        What it was made of, and torch's count of changes in place then.
+    tensors : tuple of Tensor
+        `indptr` and `indices`, as programs that torch traces hold them.
     """
 
     indptr: Array
     indices: Array
     columns: int
     order: Array | None = None
+    watched: tuple[tuple[torch.Tensor, int], ...] = ()
     bound: dict[Any, BoundKernel] = field(default_factory=dict)
     shares: dict[Any, torch.Tensor] = field(default_factory=dict)
+    tensors: tuple[torch.Tensor, torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tensors = torch.from_numpy(self.indptr), torch.from_numpy(self.indices)
+        if self.order is None:
+            _made[self.indptr.ctypes.data] = self
 
     @property
     def rows(self) -> int:
@@ -53,6 +66,15 @@ class Compressed:
             found = self.bound[key] = made.bind(indptr=self.indptr, indices=self.indices, n=self.columns, **order)
         return found
 
+    def run(self, name: str, dtype: str, inner: Sizes, *options: Any, **tensors: torch.Tensor | None) -> Any:
+        """Call a program with dense tensors, those that are not None; it returns one, or several."""
+        given = {key: tensor.detach() for key, tensor in tensors.items() if tensor is not None}
+        found = self.kernel(name, dtype, inner, *options)
+        if dtype == "bfloat16":  # which numpy does not have
+            return found(**given)
+        arrays = found(**{key: tensor.numpy() for key, tensor in given.items()})
+        return tuple(map(torch.from_numpy, arrays)) if type(arrays) is tuple else torch.from_numpy(arrays)
+
     def share(self, dtype: torch.dtype) -> torch.Tensor:
         """One over the number of entries of each row, for means; 1 where there are none."""
         found = self.shares.get(dtype)
@@ -61,6 +83,7 @@ class Compressed:
             found = self.shares[dtype] = (1 / torch.from_numpy(counts).double()).to(dtype)
         return found
 
+    @cached_property
     def transposed(self) -> Compressed:
         """The columns, by counting; their values are found in the order of these rows."""
         indptr, order = _counted(self.indices, self.columns)
@@ -69,8 +92,31 @@ class Compressed:
             return Compressed(self.indptr, self.indices, self.rows, order)
         return Compressed(indptr, rows, self.rows, order)
 
+    def check(self) -> None:
+        """Raise where what it was made of has changed."""
+        for index, version in self.watched:
+            if index._version != version:
+                raise StructureError("the index arrays of the graph were changed in place: make a new Graph of them")
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "bound": {}, "shares": {}}
+        state = {**vars(self), "bound": {}, "shares": {}, "watched": ()}
+        del state["tensors"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.__post_init__()
+
+
+_made: WeakValueDictionary[int, Compressed] = WeakValueDictionary()  # rows of graphs, by where their indptr lies
+
+
+def known(indptr: torch.Tensor, indices: torch.Tensor, columns: int) -> Compressed:
+    """The rows that have these tensors, or new ones."""
+    found = _made.get(indptr.data_ptr())
+    if found is not None and found.indptr.size == indptr.numel():
+        return found
+    return Compressed(indptr.numpy(), indices.numpy(), columns)
 
 
 def _counted(keys: Array, length: int) -> tuple[Array, Array]:

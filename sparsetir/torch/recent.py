@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs of edge indices that were used before, by the memory of the indices or by what they hold."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsetir.torch.graph import Graph
+
+MOST_EDGES, LEAST_KEPT = 1 << 23, 4  # of what is kept for later passes; the last few are kept anyway
+
+
+class Recent:
+    """What was used last, as far as it is not too large."""
+
+    def __init__(self) -> None:
+        self.found: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self.lock, self.total = threading.Lock(), 0
+
+    def get(self, key: Hashable) -> Any:
+        with self.lock:
+            if key not in self.found:
+                return None
+            self.found.move_to_end(key)
+            return self.found[key][0]
+
+    def put(self, key: Hashable, value: Any, size: int) -> None:
+        with self.lock:
+            self.total += size - self.found.pop(key, (None, 0))[1]
+            self.found[key] = value, size
+            while len(self.found) > LEAST_KEPT and self.total > MOST_EDGES:
+                self.total -= self.found.popitem(last=False)[1][1]
+
+
+def _owner(index: Tensor) -> Tensor:
+    """What must live, and not change, for the memory of an index to be the same."""
+    return index if index._base is None else index._base
+
+
+def _place(index: Tensor | None) -> tuple[int, ...] | None:
+    return None if index is None else (index.data_ptr(), index.numel(), *index.stride())
+
+
+class Graphs:
+    """The graphs of edge indices, by their memory or else by what they hold."""
+
+    def __init__(self) -> None:
+        self.by_place: dict[Hashable, tuple[Any, ...]] = {}
+        self.by_targets: dict[Hashable, Hashable] = {}
+        self.recent = Recent()
+
+    def of(self, targets: Tensor, sources: Tensor | None, rows: int, columns: int) -> Graph:
+        """The graph of edges between nodes; without sources each edge has a column of its own."""
+        key = (_place(targets), _place(sources), rows, columns)
+        found = self._at(key)
+        if found is None:
+            found = self._equal(targets, sources, rows, columns)
+            self._note(key, targets, sources, found)
+        return found
+
+    def at_targets(self, targets: Tensor, rows: int) -> Graph | None:
+        """The graph whose edges have these targets, if there was one."""
+        key = self.by_targets.get((_place(targets), rows))
+        return None if key is None else self._at(key)
+
+    def _at(self, key: Hashable) -> Graph | None:
+        graph, *owners = self.by_place.get(key, (None,))
+        for held, version in owners:
+            owner = held()
+            if owner is None or owner._version != version:
+                return None
+        return graph
+
+    def _note(self, key: tuple[Any, ...], targets: Tensor, sources: Tensor | None, graph: Graph) -> None:
+        given = [index for index in (targets, sources) if index is not None]
+        if torch.is_inference_mode_enabled() or any(index.is_inference() for index in given):
+            return  # they have no versions
+        known = (key[0], key[2])
+
+        def forget(_dead: Any) -> None:
+            self.by_place.pop(key, None)
+            self.by_targets.pop(known, None)
+
+        owners = [_owner(index) for index in given]
+        self.by_place[key] = (graph, *((ref(owner, forget), owner._version) for owner in owners))
+        self.by_targets[known] = key
+
+    def _equal(self, targets: Tensor, sources: Tensor | None, rows: int, columns: int) -> Graph:
+        """The graph of indices that hold the same, or a new one."""
+        own = np.arange(targets.numel()) if sources is None else sources.numpy()
+        index = np.stack([own, targets.numpy()])
+        key = (rows, columns, index.shape[1], index[:, :: max(index.shape[1] // 8, 1)].tobytes())
+        known = self.recent.get(key)
+        if known is not None and np.array_equal(known[0], index):
+            return known[1]
+        graph = Graph(index, (columns, rows))
+        self.recent.put(key, (index, graph), index.shape[1])
+        return graph
+
+
+__all__ = ["Graphs", "Recent"]
