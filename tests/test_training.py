@@ -149,3 +149,47 @@ def test_the_example(example: Any, capsys: Any, tmp_path: Path) -> None:
     assert all(f"\n{way} " in printed for way in runs)
     assert "largest difference of losses" in printed
     assert [path.name for path in tmp_path.iterdir()] == ["sage-mean_4_on_communities_300.png"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moved", ["0", "0.4"])
+def test_sparse_and_masked_weights_learn_the_same(moved: str, example: Any, capsys: Any) -> None:
+    sizes = ["--features", "8", "--hidden", "16", "--rows", "24", "--batch", "10", "--density", "0.25"]
+    options = [*sizes, "--set", moved, "--epochs", "3", "--no-memory", "--threads", str(torch.get_num_threads())]
+    module = example("sparse_network")
+    runs = module.main(options)
+    assert "largest difference of the losses of sparse and masked weights" in capsys.readouterr().out
+    assert all(len(run.losses) == 4 for run in runs.values())
+    assert runs[module.OURS].accuracy == runs[module.MASKED].accuracy
+    assert runs[module.OURS].losses != runs[module.DENSE].losses
+    if moved != "0":
+        assert runs[module.OURS].losses != runs[module.FIXED].losses
+
+
+@pytest.mark.slow
+def test_masks_follow_moved_weights(example: Any) -> None:
+    module = example("sparse_network")
+    options = [
+        "--features",
+        "8",
+        "--hidden",
+        "16",
+        "--rows",
+        "24",
+        "--batch",
+        "10",
+        "--density",
+        "0.25",
+        "--set",
+        "0.4",
+    ]
+    made = {way: make() for way, make in module.trainings(module.arguments(options)).items()}
+    before = module.places(made[module.OURS].model[0])
+    for training in made.values():
+        training.epoch()
+    sparse, masked = made[module.OURS].model[0], made[module.MASKED].model[0]
+    after = module.places(sparse)
+    assert 0 < int((before * (1 - after)).sum()) == int((after * (1 - before)).sum())
+    assert torch.equal(masked.mask, after)
+    assert torch.allclose(masked.weight * masked.mask, torch.from_numpy(sparse.weight.toarray()), atol=1e-6)
+    assert not (masked.weight * (1 - after)).any()

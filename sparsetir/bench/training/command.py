@@ -49,7 +49,8 @@ def with_memory(runs: dict[str, Run], graph: str, spec: Spec, threads: int) -> d
     """The same with the peak of each."""
     found = {}
     for way, run in runs.items():
-        peak = measure.apart(MODULE, way, "--graph", graph, "--network", str(spec), "--threads", str(threads))
+        options = ("--graph", graph, "--network", str(spec), "--threads", str(threads))
+        peak = measure.apart("-m", MODULE, "--memory", way, *options)
         found[way] = replace(run, peak=peak)
     return found
 

@@ -109,8 +109,8 @@ def added(prepare: Callable[[], Any], train: Callable[[Any], Any], small: Callab
     return resident("VmHWM") - before
 
 
-def apart(module: str, *arguments: str) -> int | None:
-    """What ``python -m module --memory ...`` finds in a process of its own; None where the system does not tell.
+def apart(*command: str) -> int | None:
+    """The number that ``python command...`` prints last, in a process of its own; None where memory is not told.
 
     Raises
     ------
@@ -119,10 +119,10 @@ def apart(module: str, *arguments: str) -> int | None:
     """
     if not CLEAR.exists():
         return None
-    found = subprocess.run([sys.executable, "-m", module, "--memory", *arguments], capture_output=True, text=True)
+    found = subprocess.run([sys.executable, *command], capture_output=True, text=True)
     if found.returncode:
         lines = found.stderr.strip().splitlines()
-        raise ArgumentError(f"{' '.join(arguments)}: {lines[-1] if lines else 'the process was ended'}")
+        raise ArgumentError(f"{' '.join(command)}: {lines[-1] if lines else 'the process was ended'}")
     return int(json.loads(found.stdout.splitlines()[-1]))
 
 
