@@ -110,6 +110,15 @@ def parser() -> argparse.ArgumentParser:
     formats.add_argument("--json", metavar="OUT", help="write the result as JSON, to stdout if OUT is -")
     formats.add_argument("--plot", type=Path, metavar="PNG", help="draw the nonzeros, blocks, rows and columns")
 
+    about = "compile machine code of candidates ahead, for the searches of this machine; what is there is left alone"
+    warm = command(commands, "warm", run_warm, about)
+    warm.add_argument("--ops", nargs="+", default=["spmm", "spmv", "sddmm"], metavar="OP", help="spmm, spmv or sddmm")
+    warm.add_argument("--dtypes", nargs="+", default=["float32"], metavar="DTYPE", help="float32 or float64")
+    columns = "columns of the dense operands, which are compiled in"
+    warm.add_argument("--feat", nargs="+", type=positive(int), default=[64, 128], metavar="N", help=columns)
+    warm.add_argument("--processes", type=positive(int), default=2, metavar="N", help="that compile side by side")
+    warm.add_argument("--list", action="store_true", help="print what there is to compile, and compile nothing")
+
     bench = command(commands, "bench", run_bench, "time operations in turn with other libraries")
     add_bench(bench)
 
@@ -298,6 +307,29 @@ def draw(picture: Callable[[], Path]) -> None:
         print(f"wrote {picture()}")
     except MissingPackageError as error:
         print(f"no picture: {error}")
+
+
+# ---------------------------------------------------------------------------------------------------- warm
+
+
+def run_warm(args: argparse.Namespace) -> int:
+    """``sparsetir warm``."""
+    from sparsetir.tuning.warm import tasks, there, warm
+
+    wanted = tasks(args.ops, args.dtypes, args.feat)
+    if args.list:
+        print("\n".join(f"{task}{', there already' if there(task) else ''}" for task in wanted))
+        return DONE
+    began, made = time.perf_counter(), []
+    for one in warm(args.ops, args.dtypes, args.feat, processes=args.processes):
+        made.append(one)
+        text = one.refused or f"{one.kernels} kernels, {f'{one.seconds:.1f} s' if one.seconds else 'there already'}"
+        print(f"{len(made)} of {len(wanted)}: {one.task}: {text}", file=sys.stderr)
+    new = sum(one.kernels for one in made if one.seconds)
+    kernels, size = sum(one.kernels for one in made), sum(one.bytes for one in made)
+    took = time.perf_counter() - began
+    print(f"{kernels} kernels, {size / 2**20:.1f} MiB; {new} of them compiled now, in {took:.1f} s")
+    return FINDING if any(one.refused for one in made) else DONE
 
 
 # ---------------------------------------------------------------------------------------------------- demo

@@ -8,7 +8,7 @@ one matrix serves the next.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -84,6 +84,13 @@ class FormatVariant:
         self.names = [str(param.name) for param in func.params]
         self.codes: dict[Choices, Code | None] = {}  # of shared choices; None where there is none for all of them
         self._open: dict[int | None, Values] = {}
+        self.is_filled = False
+
+    def fill(self, codes: Mapping[Choices, Code], feat: int | None, values: Values) -> None:
+        """Take machine code and open choices that were found before, where there are none yet."""
+        self.codes = {**codes, **self.codes}
+        self._open.setdefault(feat, values)
+        self.is_filled = True
 
     @cached_property
     def second(self) -> ir.IRModule:
@@ -157,4 +164,4 @@ def with_knobs(template: Template | None, choices: Choices | Config) -> Choices 
     return template.with_values(**choices)
 
 
-__all__ = ["Code", "FormatVariant", "form_of", "shared", "unchecked", "with_knobs"]
+__all__ = ["Code", "FormatVariant", "Function", "form_of", "shared", "unchecked", "with_knobs"]

@@ -24,6 +24,7 @@ from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning.features import Stored
 from sparsetir.tuning.form import FormatVariant, form_of
 from sparsetir.tuning.knobs import Config
+from sparsetir.tuning.shelf import Shelf
 from sparsetir.tuning.space import Values, fixed, free_sizes
 from sparsetir.tuning.templates import Template
 from sparsetir.tuning.workload import Workload
@@ -124,6 +125,16 @@ class FormatVariants:
             self.refused[format] = " ".join(str(error).split())
             return None
 
+    @cached_property
+    def shelf(self) -> Shelf:
+        """Where machine code may lie that was made before."""
+        return Shelf(self.func, self.target, self.sizes)
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that are compiled in, whatever the format: those that no sparse axis of the program depends on."""
+        return {name: int(self.workload.args.sizes[name]) for name in free_sizes(decode(self.func))}
+
     def _make_room(self) -> None:
         """Let variants go that were not used for longest."""
         others = [format for format in self.held if format is not None]
@@ -135,9 +146,11 @@ class FormatVariants:
         if format is not None:
             func, workload, stored = self._converted(format)
         decoded = decode(func)
-        known = {name: int(value) for name, value in workload.args.sizes.items()}
-        sizes = {name: known[name] for name in free_sizes(decoded)}
+        free = set(free_sizes(decoded))
+        sizes = {name: value for name, value in self.sizes.items() if name in free}
         form = form_of(fixed(decoded, sizes), self.target, self.template)
+        if self.template is None:
+            self.shelf.fill(form, format, workload.feat)
         self.stored[format] = stored
         return Ready(form, workload, sizes, stored)
 

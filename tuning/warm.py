@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sparsetir warm`: machine code of candidates, compiled once a machine, for searches on any matrix.
+
+Programs say nothing of a matrix but its type, so a small one stands for all. Each kernel is run on it and compared with
+the untuned one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir import formats, ops
+from sparsetir.compile.disk_cache import CACHE_VARIABLE, cache_folder
+from sparsetir.errors import ArgumentError, SparseTIRError
+from sparsetir.formats.format import Format
+from sparsetir.harness.operands import DENSE
+from sparsetir.ir import decode
+from sparsetir.machine import CORES
+from sparsetir.schedules import Choices, Registers, suit
+from sparsetir.threads import get_num_threads, set_num_threads
+from sparsetir.tuning.evaluator import Evaluator
+from sparsetir.tuning.form import Function, shared
+from sparsetir.tuning.measure import reason
+from sparsetir.tuning.shelf import Shelf
+from sparsetir.tuning.space import Values, free_sizes, start
+from sparsetir.tuning.variants import Ready
+
+OPS = ("spmm", "spmv", "sddmm")
+DTYPES = ("float32", "float64")
+ROWS, COLUMNS, DENSITY = 96, 80, 0.1  # of the matrix that stands for all
+PROCESSES = 2
+
+# The formats that suit many patterns and whose programs are the same for all of them.
+FORMATS: tuple[Format | None, ...] = (
+    None,
+    formats.sell(C=8, sigma=64),
+    formats.dcsr(),
+    formats.ell(),
+    formats.bsr(2, 2),
+    formats.bsr(4, 1),
+    formats.bsr(4, 4),
+    formats.reordered(),
+    formats.padded_csr(t=4),
+    formats.buckets(),
+    formats.sell(C=8, sigma=8192),
+    formats.sell(C=16, sigma=1024),
+    formats.bsr(3, 3),
+    formats.bsr(8, 1),
+    formats.bsr(8, 8),
+    formats.blocks(2, 2),
+    formats.blocks(4, 4),
+    formats.columns(2),
+    formats.columns(4),
+    formats.hyb(2),
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A library to make: one format of a program.
+
+    Parameters
+    ----------
+    op : str
+        One of `OPS`.
+    dtype : str
+    feat : int
+        Columns of the dense operands; 1 where there are none.
+    format : Format or None
+    """
+
+    op: str
+    dtype: str
+    feat: int
+    format: Format | None
+
+    def __str__(self) -> str:
+        columns = f":{self.feat}" if has_columns(self.op) else ""
+        return f"{self.op}{columns} {self.dtype} {self.format if self.format is not None else 'as it is'}"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What became of a task.
+
+    Parameters
+    ----------
+    task : Task
+    kernels : int
+    bytes : int
+        Of the library.
+    seconds : float
+        That it took; 0 if it was there.
+    refused : str, optional
+        Why there is no library.
+    """
+
+    task: Task
+    kernels: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    refused: str | None = None
+
+
+def has_columns(op: str) -> bool:
+    """Whether the dense operands of an operation are matrices."""
+    return any(wide for _, wide in DENSE[op].values())
+
+
+def tasks(ops: Sequence[str], dtypes: Sequence[str], feats: Sequence[int]) -> list[Task]:
+    """Every library that is wanted.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such operation or dtype, or a number of columns is not positive.
+    """
+    for given, known, what in ((ops, OPS, "operations"), (dtypes, DTYPES, "dtypes")):
+        wrong = next((name for name in given if name not in known), None)
+        if wrong is not None or not given:
+            raise ArgumentError(f"expected some of the {what} {', '.join(known)}; found {wrong or 'none'}")
+    if not feats or min(feats) < 1:
+        raise ArgumentError(f"feat must be positive numbers of columns; found {', '.join(map(str, feats)) or 'none'}")
+    cases = [(op, dtype, f) for op, dtype in product(ops, dtypes) for f in (feats if has_columns(op) else (1,))]
+    return [Task(*case, format) for case in dict.fromkeys(cases) for format in FORMATS]
+
+
+def portfolio(values: Values, base: Choices, pieces: int = 0) -> list[Choices]:
+    """What is compiled of a format: changes that make other code of the loops, fewer where a matrix is in pieces.
+
+    Parameters
+    ----------
+    values : mapping of str to tuple
+        The open choices.
+    base : Choices
+        What the untuned kernel does.
+    pieces : int
+        Of the format; 0 for the program as it is.
+    """
+    begin = start(values, base)
+    assert isinstance(begin, Choices)
+    fetched, smaller = {"prefetch": 8}, {"tile": begin.tile // 2}
+    changes: list[dict[str, int]] = [fetched, {"stream": 1, **fetched}, {"lanes": 4}]
+    if pieces < 2:
+        changes += [smaller, {**smaller, **fetched}, {"stream": 1}, {"chunks": 0}]
+    if not pieces:
+        changes += [{**c, "tile": tile} for c in ({}, fetched) for tile in (2 * begin.tile, begin.tile // 4)]
+        changes += [{"unroll": 2}, {"unroll": 4}, {"lanes": 8}, {"chunks": 0, **fetched}, {"stream": 1, **smaller}]
+        changes += [{"panel": panel, **fetched} for panel in values.get("panel", ()) if panel]
+    inside = [c for c in changes if all(value in values.get(name, ()) for name, value in c.items())]
+    return list(dict.fromkeys(shared(begin.changed(**change)) for change in ({}, *inside)))
+
+
+@cache
+def evaluator(op: str, dtype: str, feat: int) -> Evaluator:
+    """An operation on the matrix that stands for all."""
+    rng = np.random.default_rng(0)
+    A = sp.random_array((ROWS, COLUMNS), density=DENSITY, format="csr", dtype=dtype, rng=rng)
+    A.indices, A.indptr = A.indices.astype("int32"), A.indptr.astype("int32")
+    inputs: dict[str, Any] = {"A": A}
+    for name, (dimension, wide) in DENSE[op].items():
+        inputs[name] = rng.random((A.shape[dimension], feat) if wide else A.shape[dimension]).astype(dtype)
+    return Evaluator(getattr(ops, op)(dtype), inputs, None)
+
+
+def is_right(known: Evaluator, ready: Ready, function: Function) -> bool:
+    """Whether a function computes what the untuned kernel does."""
+    call = ready.workload.call(function, ready.form.names)
+    return known.reference.disagreement(ready.workload.fresh(call)) is None
+
+
+def shelf_of(task: Task) -> Shelf:
+    """Where the library of a task is."""
+    func = getattr(ops, task.op)(task.dtype)
+    return Shelf(func, None, dict.fromkeys(free_sizes(decode(func)), task.feat))
+
+
+def there(task: Task) -> Made | None:
+    """What was made before."""
+    found = shelf_of(task).held(task.format)
+    return Made(task, len(found.kernels), found.path.stat().st_size) if found is not None else None
+
+
+def make(task: Task) -> Made:
+    """Compile a library."""
+    began = time.perf_counter()
+    try:
+        known, shelf = evaluator(task.op, task.dtype, task.feat), shelf_of(task)
+        ready = known.variants(task.format)
+        base = suit.usual(known.func, Registers.of(ready.form.target))
+        chosen = portfolio(ready.values, base, 0 if task.format is None else ready.stored.pieces)
+        count = shelf.put(ready.form, task.format, ready.workload.feat, chosen, partial(is_right, known, ready))
+        path = shelf.path(task.format)
+        size = path.stat().st_size if count and path is not None else 0
+        return Made(task, count, size, time.perf_counter() - began, None if count else "nothing could be compiled")
+    except (SparseTIRError, RuntimeError, OSError) as error:
+        return Made(task, refused=reason(error))
+
+
+def warm(
+    ops: Sequence[str] = OPS,
+    dtypes: Sequence[str] = DTYPES[:1],
+    feats: Sequence[int] = (64, 128),
+    *,
+    processes: int = PROCESSES,
+) -> Iterator[Made]:
+    """Compile machine code of candidates for the searches of this machine; what is there already is left alone.
+
+    Parameters
+    ----------
+    ops : sequence of {"spmm", "spmv", "sddmm"}
+    dtypes : sequence of {"float32", "float64"}
+    feats : sequence of int
+        Columns of the dense operands, which are compiled in.
+    processes : int
+        That compile side by side; 1 is this one.
+
+    Yields
+    ------
+    Made
+        Each library when it is done.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such operation or dtype, or compiled kernels are not kept.
+
+    Examples
+    --------
+    >>> from sparsetir.tuning.warm import warm
+    >>> next(warm(["spmm"], ["float16"]))
+    Traceback (most recent call last):
+    sparsetir.errors.ArgumentError: expected some of the dtypes float32, float64; found float16
+    """
+    wanted = tasks(ops, dtypes, feats)
+    if cache_folder() is None:
+        raise ArgumentError(
+            f"compiled kernels are not kept, so none can be made ahead: set {CACHE_VARIABLE} to a folder"
+        )
+    found = {task: there(task) for task in wanted}
+    yield from (made for made in found.values() if made is not None)
+    wanted = [task for task, made in found.items() if made is None]
+    if processes < 2 or len(wanted) < 2:
+        yield from map(make, wanted)
+        return
+    how: dict[str, Any] = {"mp_context": multiprocessing.get_context("spawn"), "initializer": set_num_threads}
+    with ProcessPoolExecutor(min(processes, CORES), initargs=(get_num_threads(),), **how) as pool:
+        try:
+            for done in as_completed([pool.submit(make, task) for task in wanted]):
+                yield done.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+__all__ = ["DTYPES", "OPS", "Made", "Task", "warm"]
