@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.error import InternalError
 
@@ -24,6 +23,7 @@ from sparsetir.schedules.registers import Registers
 from sparsetir.schedules.rows import independent_blocks, share_block, share_rows, tile_row
 from sparsetir.schedules.suit import usual
 from sparsetir.schedules.sums import tile_sum
+from sparsetir.walks import structural_walk
 
 __all__ = [
     "DROPPED",
@@ -60,11 +60,11 @@ def leaves(func: tirx.PrimFunc) -> list[str]:
 
     def on_block(block: s_tir.SBlock) -> None:
         inner: list[Any] = []
-        tvm_ffi.structural_walk(block.body, (s_tir.SBlock, inner.append))
+        structural_walk(block.body, (s_tir.SBlock, inner.append))
         if not inner and block.iter_vars:
             found.append(str(block.name_hint))
 
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, on_block))
+    structural_walk(func.body, (s_tir.SBlock, on_block))
     return found
 
 

@@ -13,6 +13,7 @@ from tvm.ir import Var
 from sparsetir.ir import Axis, Entry, SparseBuffer, label
 from sparsetir.operands import leaves, operand_coordinates
 from sparsetir.rules import Access, Facts, Place, Problem, loads, merge_fault, stores
+from sparsetir.walks import structural_walk
 
 REMEDY = "T.sparse_variable(parent, (length, nnz), (indptr, indices))"
 
@@ -140,7 +141,7 @@ def _row_fault(access: Access, buffer: SparseBuffer, place: Place) -> str:
 
 def _variables(expr: ir.Expr) -> list[Var]:
     found: dict[Var, None] = {}
-    tvm_ffi.structural_walk(expr, (Var, lambda v: found.setdefault(v)))
+    structural_walk(expr, (Var, lambda v: found.setdefault(v)))
     return list(found)
 
 

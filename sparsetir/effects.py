@@ -7,12 +7,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir import Call, Var
 
 from sparsetir.ir import INIT, STORED, Axis, Program, SpIter, is_sp_iter
 from sparsetir.lower.rewriting import same
+from sparsetir.walks import structural_walk
 
 
 @dataclass
@@ -57,7 +57,7 @@ class _Order:
             if name not in self.effects.written:
                 self.effects.read_first.add(name)
 
-        tvm_ffi.structural_walk(node, (ir.TensorLoad, on_load))
+        structural_walk(node, (ir.TensorLoad, on_load))
 
     def stmt(self, node: Any) -> None:
         """Note what a statement reads, then what it writes."""

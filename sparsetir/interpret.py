@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 
 import ml_dtypes  # noqa: F401  makes numpy know bfloat16
 import numpy as np
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir import Call, Op, Var
 
@@ -26,6 +25,7 @@ from sparsetir.assembly import Assembly, Encounter, Fiber, Meetings, both, eithe
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, VerifyError
 from sparsetir.ir import INIT, STORED, Axis, Entry, Program, SparseBuffer, SpIter, decode, is_sp_iter
 from sparsetir.operands import Both, Coordinates, Stored, operand_coordinates
+from sparsetir.walks import structural_walk
 
 _REDUCE = 2
 
@@ -454,7 +454,7 @@ class _Machine:
     def iterated(self, expr: ir.Expr) -> list[Var]:
         """The iteration variables in an expression."""
         found: dict[Var, None] = {}
-        tvm_ffi.structural_walk(expr, (Var, lambda v: found.setdefault(v)))
+        structural_walk(expr, (Var, lambda v: found.setdefault(v)))
         return [v for it in self.program.iterations for v in it.vars if v in found]
 
     def parents(self, axis: Axis, attached_to: Axis | None) -> Sequence[_Point | None]:
@@ -539,7 +539,7 @@ def _split_init(init: Any, results: Collection[Var]) -> tuple[Any, list[tirx.Buf
 
 def _occurs(var: Var, node: Any) -> bool:
     found: set[Var] = set()
-    tvm_ffi.structural_walk(node, (Var, found.add))
+    structural_walk(node, (Var, found.add))
     return var in found
 
 
@@ -578,7 +578,7 @@ _EXPRESSIONS: dict[type, Callable[[_Machine, Any], Any]] = {
 def _unknowns(machine: _Machine, expr: ir.Expr) -> list[Var]:
     """The variables of `expr` that have no value yet."""
     found: dict[Var, None] = {}
-    tvm_ffi.structural_walk(expr, [(Var, lambda v: found.setdefault(v))])
+    structural_walk(expr, [(Var, lambda v: found.setdefault(v))])
     return [v for v in found if v not in machine.values]
 
 

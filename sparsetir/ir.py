@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir import Call, Var
 
 from sparsetir import op
 from sparsetir.errors import VerifyError
+from sparsetir.walks import structural_mutate, structural_walk
 
 SPARSE_ITER = "sparse_iter"
 SEARCH = "search"
@@ -50,7 +50,7 @@ def substitute_args(rule: ir.Expr, args: Sequence[ir.Expr]) -> ir.Expr:
             return cast(args[int(call.args[0])], str(call.ty.dtype))
         return mutator.default_mutate(call)
 
-    return tvm_ffi.structural_mutate(rule, [(Call, fill)])
+    return structural_mutate(rule, [(Call, fill)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ class Axis:
             return False
         used: set[int] = set()
         on_call = lambda c: used.add(int(c.args[0])) if op.is_call(c, "arg") else None  # noqa: E731
-        tvm_ffi.structural_walk(self.rule, (Call, on_call))
+        structural_walk(self.rule, (Call, on_call))
         position = len(self.ancestors) + 1
         return used.isdisjoint({self.ancestors.index(up), position})
 
@@ -434,7 +434,7 @@ def decode(func: tirx.PrimFunc) -> Program:
         (tirx.Evaluate, on_evaluate),
         (s_tir.SBlockRealize, on_realize),
     ]
-    tvm_ffi.structural_walk(func, callbacks)
+    structural_walk(func, callbacks)
     return program
 
 
@@ -445,5 +445,5 @@ def accesses(node: Any) -> Iterator[tuple[Var, list[ir.Expr], bool]]:
         (tirx.BufferStore, lambda s: found.append((s.buffer, list(s.indices), True))),
         (ir.TensorLoad, lambda x: found.append((x.source, list(x.indices), False))),
     ]
-    tvm_ffi.structural_walk(node, callbacks)
+    structural_walk(node, callbacks)
     yield from found

@@ -19,6 +19,7 @@ from tvm.ir import Call, Var
 
 from sparsetir.errors import VerifyError
 from sparsetir.ir import SPARSE_ITER, Axis, Entry, Program, SparseBuffer, SpIter, cast, decode
+from sparsetir.walks import structural_walk
 
 INDEX_DTYPES = ("int32", "int64")
 VALUE_DTYPES = (
@@ -76,7 +77,7 @@ class Facts:
             if isinstance(node.data, Call) and node.data.args and tirx.is_buffer_var(node.data.args[0]):
                 found[node.buffer] = found.get(node.data.args[0], node.data.args[0])
 
-        tvm_ffi.structural_walk(self.func.body, (tirx.DeclBuffer, on_decl))
+        structural_walk(self.func.body, (tirx.DeclBuffer, on_decl))
         return found
 
     def storage(self, buffer: Var) -> Var:
@@ -104,7 +105,7 @@ def stores(node: Any) -> list[Access]:
     """Every store below `node`."""
     found: list[Access] = []
     on_store = lambda s: found.append(Access(s.buffer, list(s.indices), s))  # noqa: E731
-    tvm_ffi.structural_walk(node, (tirx.BufferStore, on_store), order="pre")
+    structural_walk(node, (tirx.BufferStore, on_store), order="pre")
     return found
 
 
@@ -112,7 +113,7 @@ def loads(node: Any) -> list[Access]:
     """Every load below `node`."""
     found: list[Access] = []
     on_load = lambda x: found.append(Access(x.source, list(x.indices), x))  # noqa: E731
-    tvm_ffi.structural_walk(node, (ir.TensorLoad, on_load), order="pre")
+    structural_walk(node, (ir.TensorLoad, on_load), order="pre")
     return found
 
 
@@ -124,7 +125,7 @@ def _parts(block: s_tir.SBlock) -> list[tirx.Stmt]:
 def _uses(node: Any, variables: Sequence[Var]) -> list[Var]:
     """Those of `variables` that occur in `node`."""
     found: dict[Var, None] = {}
-    tvm_ffi.structural_walk(node, (Var, lambda v: found.setdefault(v) if v in variables else None))
+    structural_walk(node, (Var, lambda v: found.setdefault(v) if v in variables else None))
     return list(found)
 
 

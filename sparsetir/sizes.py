@@ -12,6 +12,7 @@ from tvm.ir import Var
 
 from sparsetir import op
 from sparsetir.errors import LoweringError
+from sparsetir.walks import structural_walk
 
 _BINARY = {
     tirx.Add: "({} + {})",
@@ -118,8 +119,7 @@ class Size:
 
 def symbols(expr: ir.Expr) -> list[str]:
     """Names of the symbols of an expression."""
-    import tvm_ffi
 
     found: list[str] = []
-    tvm_ffi.structural_walk(expr, (Var, lambda v: found.append(str(v.name))))
+    structural_walk(expr, (Var, lambda v: found.append(str(v.name))))
     return list(dict.fromkeys(found))

@@ -15,6 +15,7 @@ from tvm.ir import Call, Var
 
 from sparsetir import op
 from sparsetir.rules import Facts, Problem
+from sparsetir.walks import structural_walk
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 FLOAT_FUNCTIONS = (
@@ -103,7 +104,7 @@ def nothing_is_returned(facts: Facts) -> Iterator[Problem]:
     message = "a program returns nothing: its results are the buffers that it stores to; leave the return out"
     found: list[Problem] = []
     on_return = lambda node: found.append(Problem(message, span=getattr(node, "span", None)))  # noqa: E731
-    tvm_ffi.structural_walk(facts.func.body, [(tirx.Return, on_return)])
+    structural_walk(facts.func.body, [(tirx.Return, on_return)])
     yield from found
 
 

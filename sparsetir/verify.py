@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir import Call, Var
 
@@ -19,6 +18,7 @@ from sparsetir import assembly_rules, op, rules, type_rules
 from sparsetir.errors import VerifyError
 from sparsetir.ir import is_sp_iter
 from sparsetir.rules import INDEX_DTYPES, SEARCHES, Facts, Problem, Rule, loads, stores
+from sparsetir.walks import structural_mutate, structural_walk
 
 # ---------------------------------------------------------------------------------------------- any stage
 
@@ -44,7 +44,7 @@ def _without_pragmas(func: tirx.PrimFunc) -> tirx.PrimFunc:
         inner = mutator.default_mutate(node)
         return inner.body if inner.attr_key.startswith("pragma_") else inner
 
-    body = tvm_ffi.structural_mutate(func.body, (tirx.AttrStmt, on_attr))
+    body = structural_mutate(func.body, (tirx.AttrStmt, on_attr))
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
 
@@ -76,13 +76,13 @@ def _with_counts(facts: Facts) -> tirx.PrimFunc:
 def _calls(func: tirx.PrimFunc) -> list[Call]:
     found: list[Call] = []
     on_call = lambda c: found.append(c) if op.is_call(c) else None  # noqa: E731
-    tvm_ffi.structural_walk(func.body, (Call, on_call), order="pre")
+    structural_walk(func.body, (Call, on_call), order="pre")
     return found
 
 
 def _blocks(func: tirx.PrimFunc) -> list[s_tir.SBlockRealize]:
     found: list[s_tir.SBlockRealize] = []
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlockRealize, found.append), order="pre")
+    structural_walk(func.body, (s_tir.SBlockRealize, found.append), order="pre")
     return found
 
 
@@ -110,7 +110,7 @@ def searches_fit(func: tirx.PrimFunc) -> Iterator[Problem]:
         if name == "arg" and call not in inside:
             yield Problem("T.sp.arg stands outside of a T.sp.find_rule")
         for rule in call.args[:1] if name == "find_rule" else call.args[2:] if name == "find_union" else []:
-            tvm_ffi.structural_walk(rule, (Call, inside.add))
+            structural_walk(rule, (Call, inside.add))
         fault = _search_fault(name, list(call.args))
         if fault:
             yield Problem(f"T.sp.{name}: {fault}")

@@ -28,6 +28,7 @@ from sparsetir.ir import cast
 from sparsetir.lower.host.promote_halves import widened
 from sparsetir.lower.nests import parallel, serial
 from sparsetir.lower.rewriting import alloc, cell, collect, get, product, put, renewed, seq, substitute
+from sparsetir.walks import structural_mutate
 
 SMALL = 24  # entries up to which a row is sorted by insertion
 ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
@@ -281,7 +282,7 @@ class Functions:
             entered = seq(*stmts) if passes is None else tirx.IfThenElse(passes, seq(*stmts), None)
             return seq(tirx.Bind(key, scatter.key), entered)
 
-        return tvm_ffi.structural_mutate(self.rows.body, [(tirx.BufferStore, on_store)])
+        return structural_mutate(self.rows.body, [(tirx.BufferStore, on_store)])
 
     def at_row(self, row: Var, stmt: tirx.Stmt) -> tirx.Stmt:
         """A statement of the row loop for a row of 64 bits."""

@@ -16,6 +16,7 @@ from sparsetir.ir import Axis, cast, const
 from sparsetir.lower.nest.replace_bools import as_logic
 from sparsetir.lower.nests import serial
 from sparsetir.lower.rewriting import alloc, cell, get, product, put, seq
+from sparsetir.walks import structural_mutate
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ class _Emitter:
                 return cast(self.row, str(var.ty.dtype))
             return cast(key, str(var.ty.dtype)) if var.same_as(self.merge.var) else var
 
-        found = tvm_ffi.structural_mutate(value, [(ir.TensorLoad, on_load)])
+        found = structural_mutate(value, [(ir.TensorLoad, on_load)])
         return as_logic(tvm_ffi.structural_map(found, with_def_region_kind=(Var, on_var)))
 
 

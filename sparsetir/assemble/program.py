@@ -22,6 +22,7 @@ from sparsetir.errors import LoweringError
 from sparsetir.ir import Axis, Program, SparseBuffer, SpIter, cast, decode
 from sparsetir.lower.host.promote_halves import HALVES
 from sparsetir.lower.rewriting import collect, mentions, seq
+from sparsetir.walks import structural_mutate
 
 LARGEST_INT32 = 2**31 - 1
 
@@ -235,7 +236,7 @@ class _Rewriter:
             inner = mutator.default_mutate(node)
             return inner if found is None else self.iteration(found, inner)
 
-        body = tvm_ffi.structural_mutate(program.func.body, [(tirx.Bind, on_bind), (s_tir.SBlockRealize, on_realize)])
+        body = structural_mutate(program.func.body, [(tirx.Bind, on_bind), (s_tir.SBlockRealize, on_realize)])
         params = [stand_ins.get(p, p) for p in program.func.params]
         return tirx.PrimFunc(params, _with_buffers(body, stand_ins), program.func.ret_type, program.func.attrs)
 

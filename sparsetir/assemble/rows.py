@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
@@ -19,6 +18,7 @@ from sparsetir.errors import LoweringError
 from sparsetir.ir import cast, const
 from sparsetir.lower import TO_LOOPS, as_module, run
 from sparsetir.lower.rewriting import all_same, collect, mentions, same, seq, substitute
+from sparsetir.walks import structural_mutate
 
 
 @dataclass(frozen=True)
@@ -123,4 +123,4 @@ def with_own(scatter: Scatter, value: ir.Expr) -> ir.Expr:
     """What a scatter stores, its own element being `value` before."""
     store = scatter.store
     on_load = lambda x, m: value if x.source.same_as(store.buffer) else m.default_mutate(x)  # noqa: E731
-    return tvm_ffi.structural_mutate(store.value, [(ir.TensorLoad, on_load)])
+    return structural_mutate(store.value, [(ir.TensorLoad, on_load)])

@@ -11,11 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import LoweringError
+from sparsetir.walks import structural_walk
 
 RUNTIME = Path(__file__).with_name("export_runtime.c")
 
@@ -146,7 +146,7 @@ class Interface:
 
         for parameter in self.given:
             for extent in parameter.shape or ():
-                tvm_ffi.structural_walk(extent, (Var, note))
+                structural_walk(extent, (Var, note))
         known = {p.symbol for p in self.given}
         return [var for name, var in found.items() if name not in known]
 

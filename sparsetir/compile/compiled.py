@@ -16,6 +16,7 @@ from sparsetir import op
 from sparsetir.compile import disk_cache
 from sparsetir.compile.pipeline import lowered, machine_code, scheduled, to_stage_2, to_stage_3
 from sparsetir.errors import ScheduleError, VerifyError
+from sparsetir.walks import structural_walk
 
 # Crossing TVM, where Ctrl-C mostly comes upon a build, it would become a RuntimeError that is taken for a failed one.
 tvm_ffi.register_error(KeyboardInterrupt)
@@ -120,9 +121,9 @@ def searched_arrays(func: tirx.PrimFunc) -> set[str]:
         if op.is_call(call, "find"):
             found.add(str(call.args[0].source.name))
         for part in call.args[2:] if op.is_call(call, "find_union") else []:
-            tvm_ffi.structural_walk(part, (ir.TensorLoad, lambda x: found.add(str(x.source.name))))
+            structural_walk(part, (ir.TensorLoad, lambda x: found.add(str(x.source.name))))
 
-    tvm_ffi.structural_walk(func, (ir.Call, on_call))
+    structural_walk(func, (ir.Call, on_call))
     return found
 
 

@@ -7,12 +7,12 @@ from functools import cache
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 
 from sparsetir.errors import ArgumentError
 from sparsetir.ir import decode
 from sparsetir.lower.marks import FREE_SUMS
+from sparsetir.walks import structural_walk
 
 SLOW_GATHERS = "znver"  # how the names of processors begin whose gathers are slow
 REASSOCIATE = "fast-math-reassoc"
@@ -82,12 +82,12 @@ def may_reassociate(func: tirx.PrimFunc) -> bool:
             if str(store.buffer.ty.dtype).startswith(("float", "bfloat")) and _has_sum(term):
                 free[0] = False
 
-    tvm_ffi.structural_walk(func.body, (tirx.BufferStore, on_store))
+    structural_walk(func.body, (tirx.BufferStore, on_store))
     return free[0]
 
 
 def _has_sum(term: Any) -> bool:
     found: list[Any] = []
     check = lambda x: found.append(x) if str(x.ty.dtype).startswith(("float", "bfloat")) else None  # noqa: E731
-    tvm_ffi.structural_walk(term, [(tirx.Add, check), (tirx.Sub, check)])
+    structural_walk(term, [(tirx.Add, check), (tirx.Sub, check)])
     return bool(found)

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.lower.marks import CARRY, CHUNKS, PREFETCH
 from sparsetir.lower.nests import with_
 from sparsetir.lower.rewriting import collect
+from sparsetir.walks import structural_mutate
 
 LATE = {"chunks": CHUNKS, "prefetch": PREFETCH}  # by the names of choices
 
@@ -56,7 +56,7 @@ def with_late_choices(mod: ir.IRModule) -> tuple[ir.IRModule, tuple[str, ...]]:
         changed = mutator.default_mutate(loop)
         return with_(changed, notes={k: params.get(k, v) for k, v in changed.annotations.items()})
 
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
+    body = structural_mutate(func.body, [(tirx.For, on_for)])
     late = tirx.PrimFunc([*params.values(), *func.params], body, func.ret_type, func.attrs)
     return ir.IRModule({where: late}), tuple(marks)
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
 from sparsetir.lower.rewriting import all_same, collect, get, put, substitute
+from sparsetir.walks import structural_mutate
 
 SERIAL, PARALLEL = tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL
 UNROLLED, VECTORIZED = tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED
@@ -96,7 +96,7 @@ def each_loop(func: tirx.PrimFunc, *, outer: Change | None = None, inner: Change
         found = None if inner is None else inner(changed)
         return changed if found is None else found
 
-    return with_body(func, tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)]))
+    return with_body(func, structural_mutate(func.body, [(tirx.For, on_for)]))
 
 
 @dataclass(frozen=True)

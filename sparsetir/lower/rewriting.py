@@ -12,6 +12,7 @@ from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import cast, const
+from sparsetir.walks import structural_walk
 
 
 def substitute(node: Any, mapping: dict[Var, Any]) -> Any:
@@ -23,14 +24,14 @@ def substitute(node: Any, mapping: dict[Var, Any]) -> Any:
 def mentions(node: Any, variables: Sequence[Var]) -> bool:
     """Whether any of `variables` occurs in `node`."""
     wanted, hit = set(variables), []
-    tvm_ffi.structural_walk(node, (Var, lambda v: hit.append(v) if v in wanted else None))
+    structural_walk(node, (Var, lambda v: hit.append(v) if v in wanted else None))
     return bool(hit)
 
 
 def collect(node: Any, kind: type) -> list[Any]:
     """Every node of type `kind` below `node`, outermost first."""
     found: list[Any] = []
-    tvm_ffi.structural_walk(node, (kind, found.append), order="pre")
+    structural_walk(node, (kind, found.append), order="pre")
     return found
 
 
@@ -122,7 +123,7 @@ def renewed(node: Any) -> Any:
         (tirx.Bind, lambda b: defined.append(b.var)),
         (tirx.Let, lambda x: defined.append(x.var)),
     ]
-    tvm_ffi.structural_walk(node, callbacks)
+    structural_walk(node, callbacks)
     fresh = {v: Var(str(v.name), v.ty) for v in defined}
     return tvm_ffi.structural_map(node, with_def_region_kind=(Var, lambda v, _: fresh.get(v, v)))
 

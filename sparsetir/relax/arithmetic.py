@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.lower.rewriting import collect
 from sparsetir.lower.vector.vector_math import FORMATS, expand
 from sparsetir.relax.epilogues import ERF_TERMS
+from sparsetir.walks import structural_mutate
 
 
 def _number(x: ir.Expr, value: float) -> ir.Expr:
@@ -68,7 +68,7 @@ def in_arithmetic(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return inner
         return FUNCTIONS[name](inner.args[0])
 
-    body = expand(tvm_ffi.structural_mutate(func.body, [(ir.Call, on_call)]))
+    body = expand(structural_mutate(func.body, [(ir.Call, on_call)]))
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
 

@@ -15,7 +15,6 @@ from pickle import PicklingError
 from typing import Any, TypeAlias
 
 import tvm
-import tvm_ffi
 from tvm import ir, relax
 from tvm.support.cc import get_cc
 
@@ -26,6 +25,7 @@ from sparsetir.relax.build import bind, build, cpu_target
 from sparsetir.relax.nesting import Nesting
 from sparsetir.relax.signature import ATTACHED, Signature, attached
 from sparsetir.threads import get_num_threads
+from sparsetir.walks import structural_walk
 
 SUFFIXES = (".so", ".dylib", ".dll")
 Passes: TypeAlias = "tvm.transform.Pass | Sequence[tvm.transform.Pass] | None"
@@ -260,7 +260,7 @@ def constant_bytes(mod: ir.IRModule | None) -> int:
     """How much memory the constants of a module take."""
     sizes: list[int] = []
     for func in [] if mod is None else mod.functions.values():
-        tvm_ffi.structural_walk(func, (ir.GenericConst, lambda const: sizes.append(const.value.numpy().nbytes)))
+        structural_walk(func, (ir.GenericConst, lambda const: sizes.append(const.value.numpy().nbytes)))
     return sum(sizes)
 
 

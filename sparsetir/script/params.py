@@ -16,13 +16,13 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import Axis, const
 from sparsetir.script import builder, trees
 from sparsetir.script.sugar import Body, same_type, told_width
+from sparsetir.walks import structural_walk
 
 
 class Signature:
@@ -126,7 +126,7 @@ def _variables(param: Var) -> list[Var]:
     """The variables in the shape of an array parameter."""
     found: dict[Var, None] = {}
     for extent in param.ty.shape:
-        tvm_ffi.structural_walk(extent, (Var, lambda v: found.setdefault(v)))
+        structural_walk(extent, (Var, lambda v: found.setdefault(v)))
     return list(found)
 
 

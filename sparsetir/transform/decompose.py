@@ -27,7 +27,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Var
 
@@ -38,6 +37,7 @@ from sparsetir.lower.rewriting import mentions, seq
 from sparsetir.transform.pieces import Pieces
 from sparsetir.transform.structure import Structure
 from sparsetir.transform.tidy import declares, with_declarations, without_unused
+from sparsetir.walks import structural_mutate
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +95,7 @@ class Rewriter:
             iteration = next((it for it in self.program.iterations if it.node.same_as(node)), None)
             return self.iteration(iteration) if iteration is not None else node
 
-        body = tvm_ffi.structural_mutate(
-            self.program.func.body, [(tirx.SeqStmt, on_seq), (s_tir.SBlockRealize, on_realize)]
-        )
+        body = structural_mutate(self.program.func.body, [(tirx.SeqStmt, on_seq), (s_tir.SBlockRealize, on_realize)])
         lost = [v for v in dropped if mentions(body, [v])]
         if lost:
             fault = f"{lost[0].name} is used outside of an iteration over its axes"

@@ -29,6 +29,7 @@ from sparsetir.ir import (
 )
 from sparsetir.rules import Place, facts_of
 from sparsetir.scalars import as_whole
+from sparsetir.walks import structural_mutate, structural_walk
 
 REDUCE = 2
 MERGED = {"union": "a union", "intersect": "an intersection"}
@@ -235,7 +236,7 @@ class Editor:
         """The call that declares `axis`."""
         found: list[Call] = []
         on_bind = lambda b: found.append(b.value) if b.var.same_as(axis.var) else None  # noqa: E731
-        tvm_ffi.structural_walk(self.func.body, (tirx.Bind, on_bind))
+        structural_walk(self.func.body, (tirx.Bind, on_bind))
         return found[0]
 
     # ------------------------------------------------------------------ what is added
@@ -293,7 +294,7 @@ class Editor:
     def finish(self, result: Any = None) -> Edit:
         """The function with every change in place."""
         callbacks = [(tirx.SeqStmt, self._seq), (s_tir.SBlockRealize, self._realize)]
-        body = tvm_ffi.structural_mutate(self.func.body, callbacks)
+        body = structural_mutate(self.func.body, callbacks)
         return Edit(tirx.PrimFunc(self.func.params, body, self.func.ret_type, self.func.attrs), result)
 
     def _swapped(self, node: tirx.Stmt) -> list[tirx.Stmt] | None:
@@ -318,7 +319,7 @@ class Editor:
 def _names(func: tirx.PrimFunc) -> set[str]:
     found: set[str] = set()
     on_block = lambda b: found.add(str(b.name_hint))  # noqa: E731
-    tvm_ffi.structural_walk(func, [(Var, lambda v: found.add(str(v.name))), (s_tir.SBlock, on_block)])
+    structural_walk(func, [(Var, lambda v: found.add(str(v.name))), (s_tir.SBlock, on_block)])
     return found
 
 
@@ -370,7 +371,7 @@ def rehost_nested(body: Any, old: Axis, new: Axis, program: Any) -> Any:
             target = op.call("attach", [target, new.var], str(target.ty.dtype))
         return op.call("coord", [target, member], str(call.ty.dtype))
 
-    return tvm_ffi.structural_mutate(body, [(Call, on_coord)])
+    return structural_mutate(body, [(Call, on_coord)])
 
 
 def _is(attach: Call, host: Axis) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Var
 
@@ -28,6 +27,7 @@ from sparsetir.transform.editing import (
     visits_stored,
     without_promise,
 )
+from sparsetir.walks import structural_walk
 
 
 def fuse_iterations(
@@ -112,7 +112,7 @@ def _between(editor: Editor, left: SpIter, right: SpIter) -> list[tirx.Stmt]:
     """What stands between two iterations and may as well stand before both: declarations, and what needs neither."""
     wanted = f"sp_iter {left.name!r} and sp_iter {right.name!r}"
     sequences: list[tirx.SeqStmt] = []
-    tvm_ffi.structural_walk(editor.func.body, (tirx.SeqStmt, sequences.append))
+    structural_walk(editor.func.body, (tirx.SeqStmt, sequences.append))
     for found in sequences:
         at = [[n for n, s in enumerate(found.seq) if s.same_as(it.node)] for it in (left, right)]
         if not at[0] or not at[1]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
@@ -18,6 +17,7 @@ from sparsetir.transform.linear import Linear
 from sparsetir.transform.neutral import is_neutral, multiplies, still_clean
 from sparsetir.transform.structure import MASK_DTYPE, Made, Structure
 from sparsetir.transform.tidy import replaced_vars
+from sparsetir.walks import structural_mutate
 
 
 class Pieces:
@@ -224,7 +224,7 @@ class Pieces:
 
         on_var = lambda v, _mutator: mapping.get(v, v)  # noqa: E731
         callbacks = [(ir.TensorLoad, on_load), (tirx.BufferStore, on_store), (Var, on_var)]
-        return tvm_ffi.structural_mutate(node, callbacks)
+        return structural_mutate(node, callbacks)
 
 
 def _stores(part: tirx.Stmt | None) -> list[tirx.BufferStore]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
@@ -14,6 +13,7 @@ from sparsetir import op
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.ir import Axis, SparseBuffer, cast, decode_axis
 from sparsetir.lower.rewriting import substitute
+from sparsetir.walks import structural_walk
 
 Rename = Callable[[str], str]
 
@@ -89,7 +89,7 @@ def splice(rule: FormatRewriteRule, old: Sequence[Axis], rename: Rename) -> Spli
 def _binding(rule: FormatRewriteRule, var: Var) -> ir.Expr:
     found: list[ir.Expr] = []
     on_bind = lambda b: found.append(b.value) if b.var.same_as(var) else None  # noqa: E731
-    tvm_ffi.structural_walk(rule.description, (tirx.Bind, on_bind))
+    structural_walk(rule.description, (tirx.Bind, on_bind))
     return found[0]
 
 

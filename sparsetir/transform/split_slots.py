@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Call, Var
 
@@ -38,6 +37,7 @@ from sparsetir.transform.editing import (
     visits_stored,
 )
 from sparsetir.transform.guard import below
+from sparsetir.walks import structural_mutate
 
 
 def position_of(axis: Axis, coords: Sequence[ir.Expr]) -> ir.Expr | None:
@@ -164,7 +164,7 @@ class Slots:
                 return self._slot(dtype)
             return _arg(k + extra if k >= own else k, dtype)
 
-        return tvm_ffi.structural_mutate(operand, [(Call, renumber)])
+        return structural_mutate(operand, [(Call, renumber)])
 
     # ------------------------------------------------------------------ buffers
 
@@ -231,7 +231,7 @@ class Slots:
     def rewrite(self, node: Any) -> Any:
         """A body or an initialisation in terms of the new axes, but for the old coordinate."""
         callbacks = [(ir.TensorLoad, self._load), (tirx.BufferStore, self._store), (Call, self._coord)]
-        return tvm_ffi.structural_mutate(node, callbacks)
+        return structural_mutate(node, callbacks)
 
     def _indices(self, view: Var, indices: Sequence[ir.Expr], mutator: Any) -> list[ir.Expr]:
         buffer = self.editor.program.buffers[view]

@@ -6,17 +6,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Var
 
 from sparsetir import op
 from sparsetir.lower.rewriting import collect, seq
+from sparsetir.walks import structural_mutate, structural_walk
 
 
 def replaced_vars(node: Any, mapping: Mapping[Var, Any]) -> Any:
     """`node` with expressions in place of variables."""
-    return tvm_ffi.structural_mutate(node, [(Var, lambda v, _mutator: mapping.get(v, v))])
+    return structural_mutate(node, [(Var, lambda v, _mutator: mapping.get(v, v))])
 
 
 def declares(stmt: tirx.Stmt, dropped: set[Var]) -> bool:
@@ -52,7 +52,7 @@ def _without_unused_axes(body: tirx.Stmt) -> tirx.Stmt:
 
 def _unused_axes(body: tirx.Stmt) -> list[Var]:
     uses: dict[Var, int] = {}
-    tvm_ffi.structural_walk(body, (Var, lambda v: uses.update({v: uses.get(v, 0) + 1})))
+    structural_walk(body, (Var, lambda v: uses.update({v: uses.get(v, 0) + 1})))
     binds = [b for b in collect(body, tirx.Bind) if op.is_call(b.value, *op.AXIS_NAMES)]
     return [b.var for b in binds if uses.get(b.var, 0) <= 1]
 
@@ -61,25 +61,25 @@ def _without_bindings(body: tirx.Stmt, dead: list[Var]) -> tirx.Stmt:
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
         return seq(*(mutator.mutate(s) for s in node.seq if not (isinstance(s, tirx.Bind) and s.var in dead)))
 
-    return tvm_ffi.structural_mutate(body, [(tirx.SeqStmt, on_seq)])
+    return structural_mutate(body, [(tirx.SeqStmt, on_seq)])
 
 
 def _used(body: tirx.Stmt, params: Sequence[Var]) -> set[Var]:
     """Parameters that occur in the body or in the shape of one that does."""
     used: set[Var] = set()
-    tvm_ffi.structural_walk(body, (Var, used.add))
+    structural_walk(body, (Var, used.add))
     known = [p for p in params if p in used]
     for param in known:
         if tirx.is_buffer_var(param):
             for extent in param.ty.shape:
-                tvm_ffi.structural_walk(extent, (Var, used.add))
+                structural_walk(extent, (Var, used.add))
     return used
 
 
 def names_of(func: tirx.PrimFunc) -> set[str]:
     """Every name in the function."""
     found: set[str] = set()
-    tvm_ffi.structural_walk(func, (Var, lambda v: found.add(str(v.name))))
+    structural_walk(func, (Var, lambda v: found.add(str(v.name))))
     return found | {str(p.name) for p in func.params}
 
 

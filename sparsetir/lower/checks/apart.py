@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Call, Var
 
@@ -23,6 +22,7 @@ from sparsetir import op
 from sparsetir.ir import const
 from sparsetir.lower.checks.steps import uncast
 from sparsetir.lower.rewriting import collect, conjuncts, mentions, same, substitute, without_zeros
+from sparsetir.walks import structural_mutate
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class _Walk:
             (ir.TensorLoad, self._load),
             (Call, self._call),
         ]
-        tvm_ffi.structural_mutate(node, callbacks)
+        structural_mutate(node, callbacks)
 
     def _note(self, buffer: Var, indices: Sequence[ir.Expr] | None) -> None:
         held = None if indices is None else list(indices)

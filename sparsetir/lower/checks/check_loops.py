@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, sym, tirx
 
 from sparsetir.errors import ScheduleError
 from sparsetir.lower.marks import CHUNKS, from_dialect
 from sparsetir.lower.nests import PARALLEL, UNROLLED, VECTORIZED
+from sparsetir.walks import structural_mutate
 
 CONSTANT = {VECTORIZED: "vectorize", UNROLLED: "unroll"}
 
@@ -58,5 +58,5 @@ class _Loops:
 def CheckLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Check every loop of a scheduled stage-II function."""
     if from_dialect(func):
-        tvm_ffi.structural_mutate(func.body, [(tirx.For, _Loops().on_for)])
+        structural_mutate(func.body, [(tirx.For, _Loops().on_for)])
     return func

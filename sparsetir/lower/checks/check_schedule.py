@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir import Var
 
@@ -20,6 +19,7 @@ from sparsetir.lower.checks.apart import Facts, is_one_to_one, shared_array
 from sparsetir.lower.marks import CHUNKS, DISTINCT, INDPTR, PARALLEL_MARK, from_dialect, names_in
 from sparsetir.lower.nests import PARALLEL, SERIAL, VECTORIZED, each_loop, with_, with_body
 from sparsetir.lower.rewriting import collect
+from sparsetir.walks import structural_mutate
 
 
 def proven(loop: tirx.For, facts: Facts) -> tirx.For:
@@ -87,7 +87,7 @@ class _Blocks:
             hit.append(1)
             return store
 
-        tvm_ffi.structural_mutate(loop.body, [(s_tir.SBlock, on_block), (tirx.BufferStore, on_store)])
+        structural_mutate(loop.body, [(s_tir.SBlock, on_block), (tirx.BufferStore, on_store)])
         return not hit
 
 
@@ -95,7 +95,7 @@ class _Blocks:
 def MarkIndependent(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Move a block's note of independent steps to the loops that are bound to the variable it names."""
     blocks = _Blocks()
-    tvm_ffi.structural_mutate(func.body, [(tirx.For, blocks.on_for), (s_tir.SBlockRealize, blocks.on_realize)])
+    structural_mutate(func.body, [(tirx.For, blocks.on_for), (s_tir.SBlockRealize, blocks.on_realize)])
     if not blocks.of:
         return func
 
@@ -105,5 +105,5 @@ def MarkIndependent(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.P
             return inner
         return with_(inner, notes={**inner.annotations, PARALLEL_MARK: True})
 
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
+    body = structural_mutate(func.body, [(tirx.For, on_for)])
     return with_body(func, body)

@@ -20,6 +20,7 @@ from sparsetir.ir import Axis, Entry, cast, const, is_sp_iter
 from sparsetir.lower.checks.independence import differ
 from sparsetir.lower.rewriting import all_same, collect, same
 from sparsetir.rules import Facts
+from sparsetir.walks import structural_walk
 
 _OPERATORS: dict[type, str] = {
     tirx.Add: "+",
@@ -219,7 +220,7 @@ def _local(nodes: Sequence[Any]) -> set[Var]:
         (tirx.AllocBuffer, lambda a: found.add(a.buffer)),
     ]
     for node in nodes:
-        tvm_ffi.structural_walk(node, callbacks)
+        structural_walk(node, callbacks)
     return found
 
 
@@ -256,7 +257,7 @@ class Steps:
         if isinstance(index, Var):
             return {index} if index in self.axes else set()
         found: dict[Var, None] = {}
-        tvm_ffi.structural_walk(index, (Var, lambda v: found.setdefault(v)))
+        structural_walk(index, (Var, lambda v: found.setdefault(v)))
         if not found or any(v not in self.axes for v in found) or collect(index, ir.TensorLoad):
             return set()
         ranges = {v: _range(self.axes[v]) for v in found}
@@ -292,7 +293,7 @@ def is_constant_store(group: Sequence[Touch], fixed: set[Var], free: set[Var], s
     for touch in group:
         reads = {facts.storage(x.source) for x in collect(touch.value, ir.TensorLoad)}
         used: set[Var] = set()
-        tvm_ffi.structural_walk(touch.value, (Var, used.add))
+        structural_walk(touch.value, (Var, used.add))
         if reads & stored or (used & free) - fixed:
             return False
     return all(same(t.value, group[0].value) for t in group)

@@ -37,6 +37,7 @@ from sparsetir.lower.checks.steps import Atoms, equal, row_length, uncast
 from sparsetir.lower.marks import from_dialect
 from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect, mentions, same, substitute
+from sparsetir.walks import structural_mutate
 
 
 class _Range:
@@ -210,7 +211,7 @@ def guard_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
     ]
     if not any(wanted.values()):
         return func
-    return with_body(func, tvm_ffi.structural_mutate(func.body, callbacks))
+    return with_body(func, structural_mutate(func.body, callbacks))
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.GuardCopies")

@@ -23,7 +23,6 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
 
@@ -34,6 +33,7 @@ from sparsetir.lower.checks.steps import Atoms
 from sparsetir.lower.marks import from_dialect
 from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect, conjunction, conjuncts, mentions
+from sparsetir.walks import structural_mutate
 
 # A fused loop has as many steps as its parts together; the primitive that makes a subscript load guards it too.
 BEYOND = (tirx.FloorDiv, tirx.FloorMod, ir.TensorLoad)
@@ -110,4 +110,4 @@ def GuardDomains(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
     check_domains(func)
     walk = _Walk()
     callbacks = [(tirx.For, walk.on_for), (s_tir.SBlockRealize, walk.on_realize)]
-    return with_body(func, tvm_ffi.structural_mutate(func.body, callbacks))
+    return with_body(func, structural_mutate(func.body, callbacks))

@@ -24,13 +24,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Call, Var
 
 from sparsetir.ir import INDEPENDENT, Axis, Entry, Program, SpIter, cast, const, substitute_args
 from sparsetir.lower.checks.apart import is_one_to_one
 from sparsetir.lower.rewriting import all_same, collect, mentions
+from sparsetir.walks import structural_walk
 
 PURE = 1  # the effect of an operator that only computes
 ARRAY_NAMES = ("tirx.address_of", "tirx.tvm_access_ptr", "tirx.call_pure_extern", "tirx.call_pure_packed")
@@ -141,7 +141,7 @@ def _accesses(parts: list[Any], iteration: SpIter, program: Program) -> Iterable
         (ir.TensorLoad, lambda x: found.append((x.source, list(x.indices), False))),
     ]
     for part in parts:
-        tvm_ffi.structural_walk(part, callbacks)
+        structural_walk(part, callbacks)
     for view, indices, is_store in found:
         buffer = program.buffers.get(view)
         array = view if buffer is None else buffer.storage
@@ -174,7 +174,7 @@ def _defined_inside(parts: list[Any]) -> list[Var]:
         (tirx.Let, lambda x: found.append(x.var)),
     ]
     for part in parts:
-        tvm_ffi.structural_walk(part, callbacks)
+        structural_walk(part, callbacks)
     return found
 
 
@@ -186,7 +186,7 @@ def _may_act(node: Any) -> bool:
         if not isinstance(call.op, ir.Op) or str(call.op.name) in ARRAY_NAMES or _effect(call.op) > PURE:
             hit.append(1)
 
-    tvm_ffi.structural_walk(node, (Call, on_call))
+    structural_walk(node, (Call, on_call))
     return bool(hit)
 
 
@@ -209,5 +209,5 @@ def _allocated_inside(block: s_tir.SBlock) -> set[Var]:
         (tirx.AllocBuffer, lambda a: found.add(a.buffer)),
         (tirx.DeclBuffer, on_decl),
     ]
-    tvm_ffi.structural_walk(block.body, callbacks)
+    structural_walk(block.body, callbacks)
     return found | {v for v, s in views.items() if s in found}

@@ -16,6 +16,7 @@ from sparsetir import op
 from sparsetir.ir import const
 from sparsetir.lower.marks import SCRATCH, names_in
 from sparsetir.lower.rewriting import collect, conjuncts, same, substitute
+from sparsetir.walks import structural_mutate
 
 Node: TypeAlias = "tirx.For | s_tir.SBlockRealize | tirx.IfThenElse"
 
@@ -123,7 +124,7 @@ class _Walk:
             (tirx.BufferStore, self._store),
             (ir.TensorLoad, self._load),
         ]
-        tvm_ffi.structural_mutate(node, callbacks)
+        structural_mutate(node, callbacks)
 
     def _under(self, node: Node | None, conditions: Sequence[ir.Expr], *inner: Any, is_bound: bool = False) -> None:
         """Visit what stands below a node, or below conditions."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
 from sparsetir.lower.rewriting import mentions, same, substitute
+from sparsetir.walks import structural_mutate
 
 LONGEST = 1 << 30
 
@@ -24,7 +24,7 @@ class Atoms:
     def replace(self, expr: ir.Expr) -> ir.Expr:
         """`expr` with its atoms as variables."""
         callbacks = [(ir.TensorLoad, self._on_atom), (tirx.Cast, self._on_atom)]
-        return tvm_ffi.structural_mutate(expr, callbacks)
+        return structural_mutate(expr, callbacks)
 
     def of(self, expr: ir.Expr) -> list[Var]:
         """The variables that stand for `expr`, of whatever width."""

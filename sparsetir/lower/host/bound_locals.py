@@ -19,7 +19,6 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
@@ -27,6 +26,7 @@ from sparsetir.errors import LoweringError
 from sparsetir.ir import accesses, const
 from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect, mentions, substitute
+from sparsetir.walks import structural_mutate
 
 LARGEST = 1 << 24
 
@@ -52,7 +52,7 @@ def _outer_loops(body: tirx.Stmt) -> dict[Var, list[tirx.For]]:
             found[node.buffer] = list(stack)
         return node
 
-    tvm_ffi.structural_mutate(body, [(tirx.For, on_for), (tirx.AllocBuffer, on_alloc)])
+    structural_mutate(body, [(tirx.For, on_for), (tirx.AllocBuffer, on_alloc)])
     return found
 
 
@@ -139,5 +139,5 @@ def BoundLocals(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
         return tirx.BufferStore(buffer, mutator.mutate(node.value), indices)
 
     callbacks = [(tirx.AllocBuffer, on_alloc), (ir.TensorLoad, on_load), (tirx.BufferStore, on_store)]
-    body = tvm_ffi.structural_mutate(func.body, callbacks)
+    body = structural_mutate(func.body, callbacks)
     return with_body(func, body)

@@ -29,7 +29,6 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.ir import Var
 
@@ -37,6 +36,7 @@ from sparsetir.errors import ScheduleError
 from sparsetir.lower.nest.declare_regions import with_regions
 from sparsetir.lower.nests import with_, with_body
 from sparsetir.lower.rewriting import all_same, conjunction, conjuncts, mentions, seq, substitute
+from sparsetir.walks import structural_mutate
 
 REDUCE = 2
 
@@ -152,5 +152,5 @@ def DecomposeInit(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
     """Decompose every reduction of a function."""
     walk = _Decomposer()
     callbacks = [(tirx.For, walk.on_for), (s_tir.SBlockRealize, walk.on_realize)]
-    body = tvm_ffi.structural_mutate(func.body, callbacks)
+    body = structural_mutate(func.body, callbacks)
     return with_body(func, body)

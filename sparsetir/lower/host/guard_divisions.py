@@ -17,12 +17,12 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, sym, tirx
 
 from sparsetir.ir import const
 from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect
+from sparsetir.walks import structural_mutate
 
 DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 
@@ -48,5 +48,5 @@ def GuardDivisions(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
         divisor = _divisor(inner.b, params)
         return inner if divisor is inner.b or divisor.same_as(inner.b) else type(inner)(inner.a, divisor)
 
-    body = tvm_ffi.structural_mutate(func.body, [(kind, on_division) for kind in DIVISIONS])
+    body = structural_mutate(func.body, [(kind, on_division) for kind in DIVISIONS])
     return with_body(func, body)

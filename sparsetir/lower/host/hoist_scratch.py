@@ -24,12 +24,12 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.lower.nests import PARALLEL, VECTORIZED, with_, with_body
 from sparsetir.lower.rewriting import collect, mentions, seq
+from sparsetir.walks import structural_mutate
 
 APART = (PARALLEL, VECTORIZED)
 
@@ -69,5 +69,5 @@ def HoistScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
     if not any(_may_move(a) for a in collect(func.body, tirx.AllocBuffer)):
         return func
     walk = _Hoister()
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.AllocBuffer, walk.on_alloc), (tirx.For, walk.on_for)])
+    body = structural_mutate(func.body, [(tirx.AllocBuffer, walk.on_alloc), (tirx.For, walk.on_for)])
     return with_body(func, seq(*walk.waiting, body))

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir import Call, Var
 
@@ -36,6 +35,7 @@ from sparsetir.ir import Entry, SpIter
 from sparsetir.lower.nest.access import Scope
 from sparsetir.lower.nest.nest import SPATIAL, Level, extend, place, realize, where_present, wrap
 from sparsetir.lower.rewriting import collect, mentions, same, substitute
+from sparsetir.walks import structural_mutate
 
 
 class Hoister:
@@ -80,7 +80,7 @@ class Hoister:
             (tirx.For, on_loop),
             (s_tir.SBlockRealize, lambda node, _m: node),
         ]
-        return tvm_ffi.structural_mutate(body, callbacks)
+        return structural_mutate(body, callbacks)
 
     def _below_condition(self, mutator: Any, node: Any) -> Any:
         """Rewrite what does not always run: a search that is only done there stays, its operands may not exist."""

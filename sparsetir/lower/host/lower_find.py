@@ -31,7 +31,6 @@ from functools import cached_property
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Call, Var
 
@@ -52,6 +51,7 @@ from sparsetir.lower.rewriting import (
     same,
     seq,
 )
+from sparsetir.walks import structural_mutate, structural_walk
 
 
 @dataclass
@@ -197,7 +197,7 @@ class FindLowerer:
                 return tirx.if_then_else(test, yes, no)
             return mutator.default_mutate(call)
 
-        return tvm_ffi.structural_mutate(node, [(Call, on_call)])
+        return structural_mutate(node, [(Call, on_call)])
 
     def place(self, call: Call, conditions: list[ir.Expr]) -> ir.Expr:
         """Put a search before the outermost statement that allows it; returns its result."""
@@ -334,19 +334,19 @@ def _is_loop(node: tirx.Stmt, kind: tirx.ForKind) -> bool:
 
 def _loaded(node: Any) -> list[Var]:
     found: list[Var] = []
-    tvm_ffi.structural_walk(node, (ir.TensorLoad, lambda x: found.append(x.source)))
+    structural_walk(node, (ir.TensorLoad, lambda x: found.append(x.source)))
     return found
 
 
 def _has_while(body: tirx.Stmt) -> bool:
     hit: list[int] = []
-    tvm_ffi.structural_walk(body, (tirx.While, lambda _: hit.append(1)))
+    structural_walk(body, (tirx.While, lambda _: hit.append(1)))
     return bool(hit)
 
 
 def _searches(node: Any) -> bool:
     hit: list[int] = []
-    tvm_ffi.structural_walk(node, (Call, lambda c: hit.append(1) if op.is_call(c, *op.FIND) else None))
+    structural_walk(node, (Call, lambda c: hit.append(1) if op.is_call(c, *op.FIND) else None))
     return bool(hit)
 
 

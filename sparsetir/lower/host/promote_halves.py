@@ -21,7 +21,6 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
@@ -29,6 +28,7 @@ from sparsetir import op
 from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect
 from sparsetir.type_rules import FLOAT_FUNCTIONS
+from sparsetir.walks import structural_mutate
 
 HALVES = ("float16", "bfloat16")
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.Min, tirx.Max)
@@ -86,7 +86,7 @@ class _Promoter:
 
         callbacks: list[Any] = [(ir.TensorLoad, on_load), (ir.Call, on_call)]
         callbacks += [(kind, on_arithmetic) for kind in ARITHMETIC]
-        return tvm_ffi.structural_mutate(node, callbacks)
+        return structural_mutate(node, callbacks)
 
     def store(self, node: tirx.BufferStore, _mutator: Any) -> tirx.Stmt:
         """A store whose value is computed wide."""
@@ -121,5 +121,5 @@ def PromoteHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
     }
     promoter = _Promoter(local)
     callbacks = [(tirx.BufferStore, promoter.store), (tirx.AllocBuffer, promoter.alloc)]
-    body = tvm_ffi.structural_mutate(func.body, callbacks)
+    body = structural_mutate(func.body, callbacks)
     return with_body(func, body)

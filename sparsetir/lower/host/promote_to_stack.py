@@ -25,6 +25,7 @@ from tvm.ir import Var
 from tvm.runtime import DataType
 
 from sparsetir.lower.nests import with_body
+from sparsetir.walks import structural_walk
 
 MOST_BYTES = 1024  # TVM takes larger arrays from its runtime
 
@@ -55,7 +56,7 @@ def PromoteToStack(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
         if str(node.buffer.ty.storage_scope) == "local" and size is not None and size < MOST_BYTES:
             moved[node.buffer] = _on_stack(node.buffer)
 
-    tvm_ffi.structural_walk(func.body, (tirx.AllocBuffer, on_alloc))
+    structural_walk(func.body, (tirx.AllocBuffer, on_alloc))
     if not moved:
         return func
     body = tvm_ffi.structural_map(func.body, with_def_region_kind=(Var, lambda v, _: moved.get(v, v)))

@@ -30,7 +30,6 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
@@ -38,6 +37,7 @@ from sparsetir.ir import const
 from sparsetir.lower.host.promote_to_stack import MOST_BYTES, bytes_of
 from sparsetir.lower.nests import UNROLLED, VECTORIZED, with_body
 from sparsetir.lower.rewriting import alloc, collect, mentions, renewed, same, seq, substitute
+from sparsetir.walks import structural_mutate
 
 
 def _unrolled(stmt: tirx.Stmt, buffer: Var) -> tirx.Stmt:
@@ -51,7 +51,7 @@ def _unrolled(stmt: tirx.Stmt, buffer: Var) -> tirx.Stmt:
         steps = [{inner.loop_var: inner.min + const(n, dtype)} for n in range(int(inner.extent))]
         return seq(*(renewed(substitute(inner.body, step)) for step in steps))
 
-    return tvm_ffi.structural_mutate(stmt, [(tirx.For, on_for)])
+    return structural_mutate(stmt, [(tirx.For, on_for)])
 
 
 class _Parts:
@@ -107,7 +107,7 @@ def split(buffer: Var, uses: list[tirx.Stmt]) -> list[tirx.Stmt] | None:
             array, indices = parts.at(node.indices)
         return tirx.BufferStore(array, value, indices)
 
-    body = tvm_ffi.structural_mutate(body, [(ir.TensorLoad, on_load), (tirx.BufferStore, on_store)])
+    body = structural_mutate(body, [(ir.TensorLoad, on_load), (tirx.BufferStore, on_store)])
     if not parts.fits or any(_is_large(a) for a in alloc(*parts.arrays.values())):
         return None
     return [*alloc(*parts.arrays.values()), body]
@@ -133,7 +133,7 @@ def ReplaceAggregates(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx
             out = out if found is None else [*out[:at], *found]
         return seq(*out)
 
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.SeqStmt, on_seq)])
+    body = structural_mutate(func.body, [(tirx.SeqStmt, on_seq)])
     return with_body(func, body)
 
 

@@ -30,6 +30,7 @@ from tvm.ir import Call
 from sparsetir import op
 from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect, conjunction, conjuncts, mentions, renewed, same
+from sparsetir.walks import structural_mutate
 
 
 def _loads(condition: ir.Expr) -> list[ir.TensorLoad]:
@@ -101,5 +102,5 @@ def _apart(value: ir.Expr, otherwise: ir.Expr) -> ir.Expr:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.SplitGuards")
 def SplitGuards(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Nest the conditions of a function."""
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.IfThenElse, _on_if), (Call, _on_call)])
+    body = structural_mutate(func.body, [(tirx.IfThenElse, _on_if), (Call, _on_call)])
     return with_body(func, body)

@@ -26,7 +26,6 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Call, Var
 
@@ -48,11 +47,12 @@ from sparsetir.lower.rewriting import (
     seq,
     substitute,
 )
+from sparsetir.walks import structural_mutate
 
 
 def walk_intersections(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Rewrite every loop of that kind, outer ones first."""
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, _on_loop)])
+    body = structural_mutate(func.body, [(tirx.For, _on_loop)])
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
 
@@ -123,7 +123,7 @@ def _where_equal(node: tirx.For, call: Call, places: list[Var], heads: list[Var]
     on_call = lambda c, m: places[1] if same(c, call) else m.default_mutate(c)  # noqa: E731
     others = [c for c in conjuncts(node.body.condition) if not _is_found(c, call)]
     body = node.body.then_case if not others else tirx.IfThenElse(conjunction(others), node.body.then_case, None)
-    found = tvm_ffi.structural_mutate(body, [(Call, on_call)])
+    found = structural_mutate(body, [(Call, on_call)])
     return tirx.IfThenElse(heads[0].equal(heads[1]), substitute(found, {node.loop_var: places[0]}), None)
 
 

@@ -32,7 +32,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Call, Var
 
@@ -53,6 +52,7 @@ from sparsetir.lower.rewriting import (
     same,
     seq,
 )
+from sparsetir.walks import structural_mutate, structural_walk
 
 ARITHMETIC = (
     tirx.Add,
@@ -91,7 +91,7 @@ class _Step:
 
 def walk_unions(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Rewrite every loop that goes over the steps of a union, outer ones first."""
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, _on_loop)])
+    body = structural_mutate(func.body, [(tirx.For, _on_loop)])
     return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
 
 
@@ -120,7 +120,7 @@ def _walked(node: tirx.For) -> Call | None:
 def _without_calls(body: tirx.Stmt, call: Call) -> tirx.Stmt:
     zero = const(0, str(call.ty.dtype))
     on_call = lambda c, m: zero if _asks(c, call) else m.default_mutate(c)  # noqa: E731
-    return tvm_ffi.structural_mutate(body, [(Call, on_call)])
+    return structural_mutate(body, [(Call, on_call)])
 
 
 def _asks(call: Call, of: Call) -> bool:
@@ -154,7 +154,7 @@ def _with_named_searches(members: list[Member]) -> tuple[list[Member], list[tirx
             named.append((c, known))
         return known
 
-    without = lambda x: tvm_ffi.structural_mutate(x, [(Call, on_call)])  # noqa: E731
+    without = lambda x: structural_mutate(x, [(Call, on_call)])  # noqa: E731
     out = [Member(without(m.own), without(m.count), m.kind) for m in members]
     return out, [tirx.Bind(v, c) for c, v in named]
 
@@ -208,7 +208,7 @@ def _body(node: tirx.For, call: Call, members: list[Member], step: _Step) -> tir
             return mutator.default_mutate(c)
         return tirx.const(True, "bool") if k == 2 else step.here[k]
 
-    body = tvm_ffi.structural_mutate(node.body, [(Call, on_call), (tirx.GE, on_comparison), (tirx.LE, on_comparison)])
+    body = structural_mutate(node.body, [(Call, on_call), (tirx.GE, on_comparison), (tirx.LE, on_comparison)])
     return renewed(seq(*step.chosen, body))
 
 
@@ -246,13 +246,13 @@ def _select(here: ir.Expr, value: ir.Expr, other: ir.Expr) -> ir.Expr:
 def _at_place(value: ir.Expr, call: Call, k: int, place: Var) -> ir.Expr:
     """`value` where member `k` holds the coordinate."""
     on_call = lambda c, m: place if _asks(c, call) and int(c.args[0]) == k else m.default_mutate(c)  # noqa: E731
-    return tvm_ffi.structural_mutate(value, [(Call, on_call)])
+    return structural_mutate(value, [(Call, on_call)])
 
 
 def _may_be_read(value: ir.Expr, place: Var) -> bool:
     """Whether `value` may be computed also where the member does not hold the coordinate."""
     kinds: list[bool] = []
-    tvm_ffi.structural_walk(value, (ir.Expr, lambda x: kinds.append(isinstance(x, ARITHMETIC))))
+    structural_walk(value, (ir.Expr, lambda x: kinds.append(isinstance(x, ARITHMETIC))))
     loads = [x for x in collect(value, ir.TensorLoad) if mentions(x.indices, [place])]
     return all(kinds) and all(len(x.indices) == 1 and moves_by_one(x.indices[0], place) for x in loads)
 

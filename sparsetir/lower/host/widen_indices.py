@@ -19,11 +19,11 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 
 from sparsetir.ir import cast
 from sparsetir.lower.nests import with_body
+from sparsetir.walks import structural_mutate
 
 WIDE = "int64"
 
@@ -51,7 +51,7 @@ def WidenIndices(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
         inner = mutator.default_mutate(load)
         return tirx.BufferLoad(inner.source, [_widened(index) for index in inner.indices])
 
-    body = tvm_ffi.structural_mutate(func.body, [(ir.TensorLoad, on_load)])
+    body = structural_mutate(func.body, [(ir.TensorLoad, on_load)])
     return with_body(func, body)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Call, Var
 
@@ -19,6 +18,7 @@ from sparsetir import op
 from sparsetir.errors import LoweringError
 from sparsetir.ir import Axis, SparseBuffer, cast, const, load, substitute_args
 from sparsetir.lower.rewriting import conjunction, conjuncts, same, without_zeros
+from sparsetir.walks import structural_mutate
 
 Conditions = list[ir.Expr]
 
@@ -107,7 +107,7 @@ def assuming(conditions: Conditions, node: ir.Expr) -> ir.Expr:
         left = [c for c in conjuncts(inner.args[0]) if not any(same(c, known) for known in conditions)]
         return guarded(left, inner.args[1], inner.args[2])
 
-    return tvm_ffi.structural_mutate(node, [(Call, on_call)])
+    return structural_mutate(node, [(Call, on_call)])
 
 
 def _same_place(a: ir.Expr | None, b: ir.Expr | None) -> bool:
@@ -124,7 +124,7 @@ def _inlined(position: ir.Expr) -> ir.Expr:
             return inner
         return op.call("find", [*inner.args[:-1], ir.StringImm("inline")], str(inner.ty.dtype))
 
-    return tvm_ffi.structural_mutate(position, [(Call, on_call)])
+    return structural_mutate(position, [(Call, on_call)])
 
 
 NOTHING = (False, False)

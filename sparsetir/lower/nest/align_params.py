@@ -18,12 +18,12 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import Axis, decode
 from sparsetir.lower.marks import ASCENDING, DISTINCT, INDPTR, STRUCTURE
+from sparsetir.walks import structural_mutate
 
 NOALIAS = "tirx.noalias"
 
@@ -59,7 +59,7 @@ def realign(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def on_var(var: Var, _mutator: Any) -> Var:
         return fresh.get(var, var)
 
-    body = tvm_ffi.structural_mutate(func.body, [(Var, on_var)])
+    body = structural_mutate(func.body, [(Var, on_var)])
     params = [fresh.get(p, p) for p in func.params]
     return tirx.PrimFunc(params, body, func.ret_type, func.attrs)
 

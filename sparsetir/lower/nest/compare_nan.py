@@ -19,12 +19,12 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 
 from sparsetir.ir import decode
 from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect, same
+from sparsetir.walks import structural_mutate
 
 COMPARISONS = (tirx.EQ, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 FLOATS = ("float", "bfloat")
@@ -66,7 +66,7 @@ def CompareNaN(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFu
     """Replace the negated comparisons of floats in a stage-I function."""
     if not decode(func).axes:
         return func
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.NE, _differs), (tirx.EQ, _equals), (tirx.Not, _negated)])
+    body = structural_mutate(func.body, [(tirx.NE, _differs), (tirx.EQ, _equals), (tirx.Not, _negated)])
     return with_body(func, body)
 
 

@@ -34,6 +34,7 @@ from sparsetir import op
 from sparsetir.ir import const
 from sparsetir.lower.marks import INIT_MARK, SCRATCH, STRUCTURE
 from sparsetir.lower.rewriting import collect
+from sparsetir.walks import structural_mutate, structural_walk
 
 
 def _bound_inside(body: tirx.Stmt) -> list[Var]:
@@ -45,7 +46,7 @@ def _bound_inside(body: tirx.Stmt) -> list[Var]:
         (tirx.Bind, lambda b: found.append(b.var)),
         (tirx.Let, lambda x: found.append(x.var)),
     ]
-    tvm_ffi.structural_walk(body, callbacks)
+    structural_walk(body, callbacks)
     return found
 
 
@@ -55,7 +56,7 @@ def _local_buffers(block: s_tir.SBlock) -> list[Var]:
         (s_tir.SBlock, lambda b: found.extend(b.alloc_buffers)),
         (tirx.AllocBuffer, lambda b: found.append(b.buffer)),
     ]
-    tvm_ffi.structural_walk(block.body, callbacks)
+    structural_walk(block.body, callbacks)
     return found
 
 
@@ -65,13 +66,13 @@ def _initialised(block: s_tir.SBlock) -> list[Var]:
 
     def on_block(inner: s_tir.SBlock) -> None:
         if inner.init is not None:
-            tvm_ffi.structural_walk(inner.init, (tirx.BufferStore, lambda s: found.append(s.buffer)))
+            structural_walk(inner.init, (tirx.BufferStore, lambda s: found.append(s.buffer)))
         if INIT_MARK in inner.annotations:
-            tvm_ffi.structural_walk(inner.body, (tirx.BufferStore, lambda s: found.append(s.buffer)))
+            structural_walk(inner.body, (tirx.BufferStore, lambda s: found.append(s.buffer)))
 
-    tvm_ffi.structural_walk(block.body, (s_tir.SBlock, on_block))
+    structural_walk(block.body, (s_tir.SBlock, on_block))
     if block.init is not None:
-        tvm_ffi.structural_walk(block.init, (tirx.BufferStore, lambda s: found.append(s.buffer)))
+        structural_walk(block.init, (tirx.BufferStore, lambda s: found.append(s.buffer)))
     return found
 
 
@@ -102,7 +103,7 @@ class _Regions:
             (Var, lambda v: hit.append(1) if v in self.inner else None),
             (Call, lambda c: hit.append(1) if op.is_call(c) else None),
         ]
-        tvm_ffi.structural_walk(index, check)
+        structural_walk(index, check)
         return bool(hit)
 
     def regions(self, without: list[Var]) -> list[tirx.BufferRegion]:
@@ -138,9 +139,9 @@ def with_regions(block: s_tir.SBlock, structure: list[Var]) -> s_tir.SBlock:
         (tirx.BufferStore, lambda s: writes.add(s.buffer, s.indices)),
         (ir.TensorLoad, lambda x: reads.add(x.source, x.indices)),
     ]
-    tvm_ffi.structural_walk(block.body, callbacks)
+    structural_walk(block.body, callbacks)
     if block.init is not None:
-        tvm_ffi.structural_walk(block.init, callbacks)
+        structural_walk(block.init, callbacks)
     local = _local_buffers(block)
     hidden = [] if collect(block.body, s_tir.SBlock) else structure
     return s_tir.SBlock(
@@ -169,7 +170,7 @@ def declare_regions(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return inner
         return s_tir.SBlockRealize(inner.iter_values, inner.predicate, with_regions(inner.block, structure))
 
-    body = tvm_ffi.structural_mutate(func.body, [(s_tir.SBlockRealize, on_realize)])
+    body = structural_mutate(func.body, [(s_tir.SBlockRealize, on_realize)])
     out = tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
     own = [str(b.name) for block in collect(body, s_tir.SBlock) for b in block.alloc_buffers]
     return out.with_attr(SCRATCH, own) if is_lowered and own else out

@@ -31,7 +31,6 @@ from itertools import chain, count
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.ir import Var
 
@@ -80,6 +79,7 @@ from sparsetir.lower.nest.nest import (
 from sparsetir.lower.nests import serial, with_body
 from sparsetir.lower.rewriting import conjunction, mentions, seq, without_zeros
 from sparsetir.rules import Facts
+from sparsetir.walks import structural_mutate
 
 OWN_NOTES = (SPARSE_ITER, SEARCH, INIT, INDEPENDENT)
 
@@ -109,7 +109,7 @@ class NestEmitter:
             (tirx.SeqStmt, self._seq),
             (Var, self._var),
         ]
-        return tvm_ffi.structural_mutate(node, callbacks)
+        return structural_mutate(node, callbacks)
 
     def initial(self, iteration: SpIter) -> tirx.Stmt:
         """The rewritten initialisation of an iteration."""

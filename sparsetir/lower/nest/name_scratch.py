@@ -17,12 +17,12 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import decode
 from sparsetir.lower.nests import with_body
+from sparsetir.walks import structural_mutate
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.NameScratch")
@@ -34,7 +34,7 @@ def NameScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
             fresh[buffer.storage] = _named(buffer.storage, buffer.name)
     if not fresh:
         return func
-    body = tvm_ffi.structural_mutate(func.body, [(Var, lambda var, _mutator: fresh.get(var, var))])
+    body = structural_mutate(func.body, [(Var, lambda var, _mutator: fresh.get(var, var))])
     return with_body(func, body)
 
 

@@ -23,13 +23,13 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const, decode
 from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect
+from sparsetir.walks import structural_mutate
 
 LOGIC = {tirx.Add: tirx.Or, tirx.Max: tirx.Or, tirx.Mul: tirx.And, tirx.Min: tirx.And}
 COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
@@ -63,7 +63,7 @@ def ReplaceBools(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Prim
 def as_logic(node: Any) -> Any:
     """A statement or an expression without arithmetic of bools."""
     callbacks = [*((kind, _replaced) for kind in (*LOGIC, *COMPARISONS)), (tirx.Cast, _truth)]
-    return tvm_ffi.structural_mutate(node, callbacks)
+    return structural_mutate(node, callbacks)
 
 
 __all__ = ["ReplaceBools", "as_logic"]

@@ -26,7 +26,6 @@ from collections.abc import Callable
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
@@ -34,6 +33,7 @@ from sparsetir.ir import SWEEP, cast, const
 from sparsetir.lower.marks import CHUNKS, INDPTR, PARALLEL_MARK, amount, names_in, refused
 from sparsetir.lower.nests import binary_search, each_loop, parallel, serial, with_, without
 from sparsetir.lower.rewriting import alloc, cell, collect, get, mentions, put, seq, substitute
+from sparsetir.walks import structural_mutate
 
 
 def _is_prefix(expr: ir.Expr, row: Var, pointers: set[str]) -> bool:
@@ -90,7 +90,7 @@ def _walk_outside_in(node: Any, on_for: Any) -> None:
         mutator.default_mutate(loop)
         return loop
 
-    tvm_ffi.structural_mutate(node, [(tirx.For, visit)])
+    structural_mutate(node, [(tirx.For, visit)])
 
 
 def _at(work: ir.Expr, row: Var, index: ir.Expr, rows: ir.Expr) -> ir.Expr:
@@ -103,7 +103,7 @@ def _at(work: ir.Expr, row: Var, index: ir.Expr, rows: ir.Expr) -> ir.Expr:
         return substitute(work, {row: index})
     nearest = tirx.min(substitute(place, {row: index}), last)
     on_load = lambda x, m: tirx.BufferLoad(x.source, [nearest]) if x.same_as(pointers) else m.default_mutate(x)  # noqa: E731
-    return substitute(tvm_ffi.structural_mutate(work, [(ir.TensorLoad, on_load)]), {row: index})
+    return substitute(structural_mutate(work, [(ir.TensorLoad, on_load)]), {row: index})
 
 
 def work_before_step(loop: tirx.For, pointers: set[str]) -> Callable[[ir.Expr], ir.Expr]:

@@ -33,7 +33,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
@@ -52,6 +51,7 @@ from sparsetir.lower.marks import (
 from sparsetir.lower.nests import SERIAL, binary_search, parallel, serial, with_body, without
 from sparsetir.lower.rewriting import alloc, cell, collect, get, mentions, put, same, seq, substitute
 from sparsetir.lower.rows.balance_nonzeros import work_before_step
+from sparsetir.walks import structural_mutate
 
 PART = 64  # rows: their results stay in the second-level cache up to a thousand columns
 WIDE = "int64"
@@ -107,7 +107,7 @@ def _rows_of(index: ir.Expr, loop: tirx.For, ascending: set[str], pointers: set[
             return None
         step = Var("listed", listed.ty)
         on_load = lambda x, _m: step if same(x, listed) else x  # noqa: E731
-        index = tvm_ffi.structural_mutate(index, [(ir.TensorLoad, on_load)])
+        index = structural_mutate(index, [(ir.TensorLoad, on_load)])
         if mentions(index, [loop.loop_var]) or collect(index, ir.TensorLoad):
             return None
     analyzer, one = sym.Analyzer(), const(1, str(step.ty.dtype))
@@ -339,7 +339,7 @@ def FuseLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFun
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
         return seq(*fuse([mutator.mutate(s) for s in node.seq], ascending, pointers))
 
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.SeqStmt, on_seq)])
+    body = structural_mutate(func.body, [(tirx.SeqStmt, on_seq)])
     return with_body(func, body)
 
 

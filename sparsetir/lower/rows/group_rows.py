@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 from tvm.runtime import DataType
@@ -34,6 +33,7 @@ from sparsetir.lower.rewriting import alloc, collect, mentions, seq, substitute
 from sparsetir.lower.rows.columns import Columns
 from sparsetir.lower.rows.copy_panel import counted
 from sparsetir.machine import LINE
+from sparsetir.walks import structural_mutate
 
 
 def staged_results(columns: Columns) -> dict[Var, int]:
@@ -97,7 +97,7 @@ def group(rows: tirx.For, columns: Columns, results: dict[Var, int], first: ir.E
         column = sym.Analyzer().simplify(store.indices[results[store.buffer]] - first)
         return tirx.BufferStore(held[store.buffer], mutator.mutate(store.value), [row, column])
 
-    body = tvm_ffi.structural_mutate(rows.body, [(tirx.BufferStore, on_store)])
+    body = structural_mutate(rows.body, [(tirx.BufferStore, on_store)])
     body = substitute(body, {index: index * size + row})
     inner = serial(row, tirx.min(size, left), body)
     targets = {s.buffer: s for s in collect(rows.body, tirx.BufferStore) if s.buffer in held}

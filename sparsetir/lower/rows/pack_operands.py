@@ -35,7 +35,6 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
@@ -46,6 +45,7 @@ from sparsetir.lower.rewriting import alloc, collect, seq, substitute
 from sparsetir.lower.rows.columns import ColumnLoop, Columns
 from sparsetir.lower.rows.copy_panel import Copy
 from sparsetir.lower.rows.group_rows import group, staged_results
+from sparsetir.walks import structural_mutate
 
 
 def _is_start(x: ir.Expr, column: ColumnLoop) -> bool:
@@ -110,7 +110,7 @@ class Panel:
             column = columns.get(node)
             return mutator.default_mutate(node) if column is None else self._column_loop(column)
 
-        return tvm_ffi.structural_mutate(self.columns.rows, [(tirx.For, on_for)])
+        return structural_mutate(self.columns.rows, [(tirx.For, on_for)])
 
     def _column_loop(self, column: ColumnLoop) -> tirx.For:
         """A column loop for the columns of the panel."""
@@ -132,7 +132,7 @@ class Panel:
             return x + self.first if _is_start(x, column) else mutator.default_mutate(x)
 
         callbacks = [(ir.TensorLoad, on_load), (tirx.LT, on_check), (tirx.Mul, on_mul)]
-        body = tvm_ffi.structural_mutate(node.body, callbacks)
+        body = structural_mutate(node.body, callbacks)
         if not column.lanes:
             body = substitute(node.body, {step: step + self.first})
         steps = tirx.floordiv(self.count + (tile - const(1, self.dtype)), tile)

@@ -25,7 +25,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
@@ -33,6 +32,7 @@ from sparsetir.ir import cast, const
 from sparsetir.lower.checks.steps import uncast
 from sparsetir.lower.nests import Update, loop
 from sparsetir.lower.rewriting import all_same, collect, mentions, same, substitute
+from sparsetir.walks import structural_mutate
 
 WIDE = "int64"
 
@@ -122,7 +122,7 @@ class RowParts:
             arrays.append(array)
             return node
 
-        tvm_ffi.structural_mutate(self.loop.body, [(tirx.For, on_for)])
+        structural_mutate(self.loop.body, [(tirx.For, on_for)])
         if not found or any(not array.same_as(arrays[0]) for array in arrays):
             raise Unfit("the entries of a row are not those between two row pointers")
         return found, arrays[0]
@@ -226,7 +226,7 @@ class RowParts:
             count = cast(stop - start, str(entry.ty.dtype))
             return loop(node.kind, entry, count, self._moved(node, start, entry), node.annotations)
 
-        return substitute(tvm_ffi.structural_mutate(self.loop.body, [(tirx.For, on_for)]), {self.row: row})
+        return substitute(structural_mutate(self.loop.body, [(tirx.For, on_for)]), {self.row: row})
 
     def _moved(self, ragged: tirx.For, start: ir.Expr, entry: Var) -> tirx.Stmt:
         """The body of a loop over entries, counted from `start`."""
@@ -236,7 +236,7 @@ class RowParts:
         def on_add(node: tirx.Add, mutator: Any) -> ir.Expr:
             return cast(start, dtype) + entry if same(node, position) else mutator.default_mutate(node)
 
-        body = tvm_ffi.structural_mutate(ragged.body, [(tirx.Add, on_add)])
+        body = structural_mutate(ragged.body, [(tirx.Add, on_add)])
         begin = tirx.BufferLoad(self.pointer, [self.row])
         return substitute(body, {ragged.loop_var: cast(start - begin, str(entry.ty.dtype)) + entry})
 
@@ -260,7 +260,7 @@ class RowParts:
             others = results[load.source].without_row([mutator.mutate(i) for i in load.indices])
             return tirx.BufferLoad(carries[load.source], [chunk, *others])
 
-        return tvm_ffi.structural_mutate(body, [(tirx.BufferStore, on_store), (ir.TensorLoad, on_load)])
+        return structural_mutate(body, [(tirx.BufferStore, on_store), (ir.TensorLoad, on_load)])
 
     def _is_copy(self, store: tirx.BufferStore) -> bool:
         value = store.value

@@ -20,7 +20,6 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
@@ -29,6 +28,7 @@ from sparsetir.lower.marks import PREFETCH, amount, asks, refused
 from sparsetir.lower.nests import each_loop, with_, without
 from sparsetir.lower.rewriting import all_same, collect, mentions, seq, substitute
 from sparsetir.machine import LINE
+from sparsetir.walks import structural_mutate
 
 MOST_LINES = 16
 
@@ -56,7 +56,7 @@ def ahead(load: ir.TensorLoad, loop: tirx.For) -> list[ir.Expr]:
     further = {step: step + amount(loop, PREFETCH, str(step.ty.dtype))}
     moved = [substitute(i, further) for i in load.indices]
     # Also those that do not move: the body may load them under a condition that does not hold here.
-    return [tvm_ffi.structural_mutate(i, [(ir.TensorLoad, on_load)]) for i in moved]
+    return [structural_mutate(i, [(ir.TensorLoad, on_load)]) for i in moved]
 
 
 def _clamp(index: ir.Expr, extent: ir.Expr) -> ir.Expr:

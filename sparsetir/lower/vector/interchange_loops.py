@@ -33,13 +33,13 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
 from sparsetir.lower.nests import SERIAL, VECTORIZED, Update, with_, with_body
 from sparsetir.lower.rewriting import all_same, collect, mentions, renewed, same, seq, substitute
+from sparsetir.walks import structural_mutate
 
 
 def _update(body: tirx.Stmt) -> tirx.BufferStore | None:
@@ -132,7 +132,7 @@ def InterchangeLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.
                 out[-1] = both
         return seq(*out)
 
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
+    body = structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
     return with_body(func, body) if lifted else func
 
 

@@ -29,13 +29,13 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
 from sparsetir.lower.nests import SERIAL, UNROLLED, VECTORIZED, each_loop, with_
 from sparsetir.lower.rewriting import mentions, renewed, same
+from sparsetir.walks import structural_mutate, structural_walk
 
 NARROWEST = 4
 
@@ -48,14 +48,14 @@ def _checks(body: tirx.Stmt, outer: Var) -> list[tirx.IfThenElse]:
         if isinstance(node.condition, tirx.LT) and mentions(node.condition.a, [outer]) and node.else_case is None:
             found.append(node)
 
-    tvm_ffi.structural_walk(body, (tirx.IfThenElse, on_if))
+    structural_walk(body, (tirx.IfThenElse, on_if))
     return found
 
 
 def vector_loops(body: tirx.Stmt) -> list[tirx.For]:
     found: list[tirx.For] = []
     on_for = lambda f: found.append(f) if f.kind == VECTORIZED else None  # noqa: E731
-    tvm_ffi.structural_walk(body, (tirx.For, on_for))
+    structural_walk(body, (tirx.For, on_for))
     return found
 
 
@@ -112,7 +112,7 @@ class _Tile:
             return mutator.default_mutate(node)
 
         callbacks = [(tirx.IfThenElse, on_if), (tirx.For, on_for), (tirx.Mul, on_mul)]
-        out = tvm_ffi.structural_mutate(self.loop.body, callbacks)
+        out = structural_mutate(self.loop.body, callbacks)
         return None if base is not None and mentions(out, [outer]) else renewed(out)
 
 

@@ -33,13 +33,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
 from sparsetir.lower.nests import PARALLEL, SERIAL, each_lane, most, place_of, with_body
 from sparsetir.lower.rewriting import all_same, alloc, collect, conjunction, conjuncts, mentions, same, seq, substitute
+from sparsetir.walks import structural_mutate
 
 MOST_LANES = 1024
 
@@ -211,9 +211,9 @@ def keep(loop: tirx.For, before: tirx.Stmt | None = None) -> tirx.Stmt | None:
         site = next(s for s in sites if s.store.same_as(store))
         at = [place_of(site.lanes)]
         on_load = lambda x, m: tirx.BufferLoad(acc, at) if x.source.same_as(target) else m.default_mutate(x)  # noqa: E731
-        return tirx.BufferStore(acc, tvm_ffi.structural_mutate(store.value, [(ir.TensorLoad, on_load)]), at)
+        return tirx.BufferStore(acc, structural_mutate(store.value, [(ir.TensorLoad, on_load)]), at)
 
-    inner = tvm_ffi.structural_mutate(loop, [(tirx.BufferStore, on_store)])
+    inner = structural_mutate(loop, [(tirx.BufferStore, on_store)])
     at, indices = [place_of(lanes)], list(first.store.indices)
     end = _around(lanes, tirx.BufferStore(target, tirx.BufferLoad(acc, at), indices), first.guards)
     if start is not None:
@@ -249,5 +249,5 @@ def PromoteRegisters(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
         return seq(*(mutator.mutate(s) for s in _keep_pairs(list(node.seq))))
 
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
+    body = structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
     return with_body(func, body)

@@ -25,7 +25,6 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
@@ -33,6 +32,7 @@ from sparsetir import op
 from sparsetir.ir import cast, const
 from sparsetir.lower.nests import VECTORIZED, each_loop, unrolled, with_
 from sparsetir.lower.rewriting import alloc, collect, is_along, mentions, renewed, same, seq, substitute
+from sparsetir.walks import structural_mutate
 
 WORD = 64  # bits of the registers that subscripts are computed in
 
@@ -67,7 +67,7 @@ def gather(loop: tirx.For) -> tirx.Stmt | None:
         parts.append(taken(load, index, got, loop, each))
         return tirx.BufferLoad(got, [lane])
 
-    value = tvm_ffi.structural_mutate(store.value, [(ir.TensorLoad, on_load)])
+    value = structural_mutate(store.value, [(ir.TensorLoad, on_load)])
     if not parts:
         return None
     rest = with_(loop, body=tirx.BufferStore(store.buffer, value, store.indices), notes={})
@@ -98,9 +98,7 @@ def taken(load: ir.TensorLoad, index: ir.TensorLoad, got: Var, loop: tirx.For, e
 def with_index(load: ir.TensorLoad, index: ir.TensorLoad, value: ir.Expr) -> ir.Expr:
     """A load with a value in the place of its index."""
     on_load = lambda x, m: value if same(x, index) else m.default_mutate(x)  # noqa: E731
-    return tirx.BufferLoad(
-        load.source, [tvm_ffi.structural_mutate(i, [(ir.TensorLoad, on_load)]) for i in load.indices]
-    )
+    return tirx.BufferLoad(load.source, [structural_mutate(i, [(ir.TensorLoad, on_load)]) for i in load.indices])
 
 
 def split_word(index: ir.TensorLoad, lane: Var, first: ir.Expr, each: int) -> list[ir.Expr]:

@@ -22,12 +22,12 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.lower.nests import SERIAL, VECTORIZED, with_, with_body
 from sparsetir.lower.rewriting import collect, mentions
+from sparsetir.walks import structural_mutate
 
 
 def _differ(lanes: tirx.For) -> bool:
@@ -55,5 +55,5 @@ def ScalarizeLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
             return inner
         return with_(inner, kind=SERIAL)
 
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
+    body = structural_mutate(func.body, [(tirx.For, on_for)])
     return with_body(func, body)

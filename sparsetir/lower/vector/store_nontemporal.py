@@ -30,7 +30,6 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 from tvm.runtime import DataType
@@ -39,6 +38,7 @@ from sparsetir.ir import const
 from sparsetir.lower.marks import STREAM, refused
 from sparsetir.lower.nests import VECTORIZED, with_, with_body, without
 from sparsetir.lower.rewriting import collect, mentions, seq, substitute
+from sparsetir.walks import structural_mutate
 
 IMPORT = "pragma_import_llvm"
 FENCE = "sparsetir_fence"
@@ -164,14 +164,14 @@ def StoreNontemporal(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.
         if STREAM not in node.annotations:
             return mutator.default_mutate(node)
         streamer = _Streamer(read)
-        body = tvm_ffi.structural_mutate(node.body, [(tirx.For, streamer.on_for)])
+        body = structural_mutate(node.body, [(tirx.For, streamer.on_for)])
         if not streamer.tiles:
             return refused(node, STREAM, "it copies no whole vectors to an array that nothing reads")
         tiles.update(streamer.tiles)
         loop = with_(node, body=body, notes=without(node, STREAM))
         return seq(loop, tirx.Evaluate(tirx.call_extern("void", FENCE)))
 
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for)])
+    body = structural_mutate(func.body, [(tirx.For, on_for)])
     if tiles:
         body = tirx.AttrStmt(const(0), IMPORT, ir.StringImm(definitions(tiles)), body)
     return with_body(func, body)

@@ -34,7 +34,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
@@ -46,6 +45,7 @@ from sparsetir.lower.nests import SERIAL, UNROLLED, VECTORIZED, Update, each_loo
 from sparsetir.lower.rewriting import collect, conjunction, mentions, renewed, same, seq, substitute
 from sparsetir.lower.vector.vectorize_dots import reduced
 from sparsetir.lower.vector.version_loops import hull
+from sparsetir.walks import structural_mutate
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _inside(block: Block) -> tuple[list[ir.Expr], ir.Expr] | None:
             hulls.append(found)
         return mutator.mutate(node.args[1])
 
-    term = tvm_ffi.structural_mutate(block.store.value.b, [(ir.Call, on_call)])
+    term = structural_mutate(block.store.value.b, [(ir.Call, on_call)])
     left = [c for c in collect(term, ir.Call) if op.is_if_then_else(c)]
     return None if left else (hulls, term)
 

@@ -36,7 +36,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
@@ -58,6 +57,7 @@ from sparsetir.lower.rewriting import (
 )
 from sparsetir.lower.vector.vectorize_dots import Dot, match, reduced
 from sparsetir.op import is_if_then_else
+from sparsetir.walks import structural_mutate
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _is_computed(load: ir.TensorLoad, var: Var) -> bool:
     """Whether every subscript that moves with `var` does so through elements along the row alone."""
     inner = [x for x in collect(list(load.indices), ir.TensorLoad) if mentions(x, [var])]
     on_load = lambda x, _m: const(0, str(x.ty.dtype))  # noqa: E731
-    fixed = [tvm_ffi.structural_mutate(index, [(ir.TensorLoad, on_load)]) for index in load.indices]
+    fixed = [structural_mutate(index, [(ir.TensorLoad, on_load)]) for index in load.indices]
     return all(is_along(x, var) for x in inner) and not mentions(fixed, [var])
 
 
@@ -126,7 +126,7 @@ def _clamp(term: ir.Expr, loads: list[ir.TensorLoad], var: Var) -> ir.Expr:
         indices = [inside(i, extent) if mentions(i, [var]) else i for i, extent in pairs]
         return tirx.BufferLoad(load.source, indices)
 
-    return tvm_ffi.structural_mutate(term, [(ir.TensorLoad, on_load)])
+    return structural_mutate(term, [(ir.TensorLoad, on_load)])
 
 
 class _Sum:
@@ -224,7 +224,7 @@ def _replaced(value: ir.Expr, pairs: list[tuple[ir.TensorLoad, ir.Expr]]) -> ir.
         found = next((other for own, other in pairs if same(load, own)), None)
         return mutator.default_mutate(load) if found is None else found
 
-    return tvm_ffi.structural_mutate(value, [(ir.TensorLoad, on_load)])
+    return structural_mutate(value, [(ir.TensorLoad, on_load)])
 
 
 def _moving_sizes(load: ir.TensorLoad, var: Var) -> list[ir.Expr]:
@@ -271,7 +271,7 @@ def SumRagged(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFun
                 out[-1] = both
         return seq(*out)
 
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
+    body = structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
     return with_body(func, body)
 
 

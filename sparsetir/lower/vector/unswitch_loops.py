@@ -23,12 +23,12 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 
 from sparsetir import op
 from sparsetir.lower.nests import SERIAL, UNROLLED, VECTORIZED, Update, with_, with_body
 from sparsetir.lower.rewriting import collect, conjunction, conjuncts, mentions
+from sparsetir.walks import structural_mutate
 
 KEPT = (SERIAL, UNROLLED, VECTORIZED)
 
@@ -89,5 +89,5 @@ def UnswitchLoops(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
         return _lifted(inner) if isinstance(inner, tirx.For) else inner
 
     callbacks = [(tirx.BufferStore, lambda s, _m: _guarded(s)), (tirx.For, on_for)]
-    body = tvm_ffi.structural_mutate(func.body, callbacks)
+    body = structural_mutate(func.body, callbacks)
     return with_body(func, body)

@@ -23,11 +23,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
+from sparsetir.walks import structural_mutate
 
 EXP = "tirx.exp"
 
@@ -111,7 +111,7 @@ def expand(node: Any) -> Any:
         inner = mutator.default_mutate(call)
         return exp(inner.args[0]) if is_exp(inner) else inner
 
-    return tvm_ffi.structural_mutate(node, [(ir.Call, on_call)])
+    return structural_mutate(node, [(ir.Call, on_call)])
 
 
 __all__ = ["FORMATS", "exp", "expand", "is_exp"]

@@ -36,7 +36,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 from tvm.runtime import DataType
@@ -59,6 +58,7 @@ from sparsetir.lower.rewriting import (
     substitute,
 )
 from sparsetir.lower.vector.insert_prefetch import ahead, fetch, gathers, line_starts
+from sparsetir.walks import structural_mutate
 
 GROUP = 4  # results at once
 VECTORS = 2  # of each sum: with four sums they hide the latency of the multiply-add units
@@ -273,7 +273,7 @@ def VectorizeDots(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
         return seq(*(mutator.mutate(s) for s in _joined(list(node.seq))))
 
-    body = tvm_ffi.structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
+    body = structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
     return with_body(func, body)
 
 

@@ -32,6 +32,7 @@ from sparsetir.lower.marks import MAP, refused
 from sparsetir.lower.nests import SERIAL, each_loop, serial, vectorized
 from sparsetir.lower.rewriting import renewed, seq, substitute
 from sparsetir.lower.vector.vector_math import expand
+from sparsetir.walks import structural_mutate
 
 
 def vectorize(loop: tirx.For) -> tirx.Stmt:
@@ -80,7 +81,7 @@ def _expanded(store: tirx.BufferStore, lane: Var, width: int) -> tuple[list[tirx
         known = next((n for n, (value, _) in enumerate(before) if tvm_ffi.structural_equal(value, node)), None)
         return place(node) if known is None else tirx.BufferLoad(arrays[known], [lane])
 
-    value = tvm_ffi.structural_mutate(store.value, [(tirx.Cast, on_cast)])
+    value = structural_mutate(store.value, [(tirx.Cast, on_cast)])
     if _is_bfloat16(value) and isinstance(value, tirx.Cast):
         value = tirx.Cast("bfloat16", place(expand(value.value)))
     last = tirx.BufferStore(store.buffer, expand(value), store.indices)

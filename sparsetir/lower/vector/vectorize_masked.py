@@ -36,7 +36,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
@@ -58,6 +57,7 @@ from sparsetir.lower.rewriting import (
     seq,
     substitute,
 )
+from sparsetir.walks import structural_mutate
 
 FEWEST, MOST = 4, 64
 KINDS = (SERIAL, UNROLLED)
@@ -76,7 +76,7 @@ OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 def _is_of_slot(condition: ir.Expr, lane: Var) -> bool:
     """Whether a condition asks what a slot holds; others say which slots there are, and must not be passed over."""
     on_load = lambda x, _m: const(0, str(x.ty.dtype))  # noqa: E731
-    return not mentions(tvm_ffi.structural_mutate(condition, [(ir.TensorLoad, on_load)]), [lane])
+    return not mentions(structural_mutate(condition, [(ir.TensorLoad, on_load)]), [lane])
 
 
 class _Clamp:
@@ -143,7 +143,7 @@ def mask(loop: tirx.For) -> tirx.Stmt | None:
     if update is None or not update.is_alone or len(indices) != 1 or not moves_by_one(indices[0], lane):
         return None
     clamp = _Clamp(lane)
-    term = tvm_ffi.structural_mutate(update.term, [(ir.TensorLoad, clamp.on_load)])
+    term = structural_mutate(update.term, [(ir.TensorLoad, clamp.on_load)])
     if not clamp.is_known or any(clamp._gathers(x) for c in masks for x in collect(c, ir.TensorLoad)):
         return None
     dtype = update.dtype
@@ -172,7 +172,7 @@ def _whole(loop: tirx.For, store: tirx.BufferStore) -> tirx.Stmt:
             return mutator.default_mutate(load)
         return tirx.BufferLoad(load.source, _reloaded(load.indices, load.source, lane))
 
-    value = tvm_ffi.structural_mutate(store.value, [(ir.TensorLoad, on_load)])
+    value = structural_mutate(store.value, [(ir.TensorLoad, on_load)])
     moved = tirx.BufferStore(store.buffer, value, store.indices)
     return renewed(with_(loop, kind=VECTORIZED, body=moved, notes={}))
 
@@ -193,7 +193,7 @@ def _reloaded(indices: Sequence[ir.Expr], array: Var, lane: Var) -> list[ir.Expr
         *others, last = load.indices
         return tirx.BufferLoad(load.source, [*others, last + cast(sign, str(last.ty.dtype))])
 
-    return [tvm_ffi.structural_mutate(i, [(ir.TensorLoad, on_load)]) for i in indices]
+    return [structural_mutate(i, [(ir.TensorLoad, on_load)]) for i in indices]
 
 
 def unguarded(loop: tirx.For) -> tirx.Stmt | None:

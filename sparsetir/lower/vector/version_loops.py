@@ -27,13 +27,13 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
 from sparsetir.lower.nests import SERIAL, VECTORIZED, each_loop, with_
 from sparsetir.lower.rewriting import collect, conjunction, conjuncts, mentions, renewed, same, substitute
+from sparsetir.walks import structural_mutate
 
 
 def _lanes(loop: tirx.For) -> dict[Var, int]:
@@ -91,7 +91,7 @@ def _without(body: tirx.Stmt, bounds: list[ir.Expr]) -> tirx.Stmt:
         other = None if node.else_case is None else mutator.mutate(node.else_case)
         return tirx.IfThenElse(conjunction(left), mutator.mutate(node.then_case), other)
 
-    return tvm_ffi.structural_mutate(body, [(tirx.IfThenElse, on_if)])
+    return structural_mutate(body, [(tirx.IfThenElse, on_if)])
 
 
 def _plain(body: tirx.Stmt) -> tirx.Stmt:
@@ -100,7 +100,7 @@ def _plain(body: tirx.Stmt) -> tirx.Stmt:
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
         return with_(node, kind=SERIAL, body=mutator.mutate(node.body), notes={})
 
-    return tvm_ffi.structural_mutate(body, [(tirx.For, on_for)])
+    return structural_mutate(body, [(tirx.For, on_for)])
 
 
 def version(loop: tirx.For) -> tirx.For:
