@@ -22,7 +22,7 @@ from sparsetir.relax.transposition import transposed
 
 STEP = 1e-6
 ZEROS = np.zeros(3, "int32")
-INDICES = {"indptr", "indices", "kinds", "left", "right"}
+INDICES = {"count", "indptr", "indices", "kinds", "left", "right"}
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -130,6 +130,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, np.ndarray]]] = {
         {**KINDS, "kinds": rng().choice([0, 1, 3], NNZ).astype("int32")},
     ),
     "attention": (partial(srelax.attention, scale=0.7), BLOCKS),
+    "dropout": (lambda x, count: call("dropout", x, count, 0.4, 1), {"x": dense(4, 5), "count": np.array(3)}),
     "segment_expand": (lambda x, indptr: srelax.segment_expand(x, indptr, NNZ), {"x": dense(7, 3), **S}),
 }
 

@@ -30,17 +30,21 @@ if TYPE_CHECKING:
     from sparsetir.relax import nn
     from sparsetir.relax.torch_models import from_torch
     from sparsetir.relax.torch_ops import register_torch_ops
+    from sparsetir.relax.trainer import TrainStep
+    from sparsetir.relax.training import train_step
 
 operators.register()
 legalize.register()
 gradients.register()
 dense_gradients.register()
 
-# Names of front ends -> where they live, imported when first used; a module stands for itself.
+# Names of front ends and of training -> where they live, imported when first used; a module stands for itself.
 _LAZY = {
+    "TrainStep": "sparsetir.relax.trainer",
     "from_torch": "sparsetir.relax.torch_models",
     "nn": "sparsetir.relax.nn",
     "register_torch_ops": "sparsetir.relax.torch_ops",
+    "train_step": "sparsetir.relax.training",
 }
 
 
@@ -57,6 +61,7 @@ __all__ = [
     "Layer",
     "LowerSparse",
     "SparsifyWeights",
+    "TrainStep",
     "attention",
     "build",
     "compile_model",
@@ -74,5 +79,6 @@ __all__ = [
     "softmax",
     "spmm",
     "spmv",
+    "train_step",
     "transpose",
 ]

@@ -208,6 +208,10 @@ def _segment_expand(b: Backward) -> Gradients:
     return {"x": calls.segment_reduce(b.g, b["indptr"])}
 
 
+def _dropout(b: Backward) -> Gradients:
+    return {"x": call("dropout", b.g, b["count"], b.a.number("rate"), b["seed"])}
+
+
 def _transpose(_b: Backward) -> Gradients:
     return {}
 
@@ -232,6 +236,7 @@ GRADIENTS: dict[str, Callable[[Backward], Gradients]] = {
     "attention": _attention,
     "segment_expand": _segment_expand,
     "transpose": _transpose,
+    "dropout": _dropout,
     "gather_outer": _refused,
     "attention_lse": _refused,
     **{f"attention_backward_{operand}": _refused for operand in ATTENTION_OPERANDS},

@@ -95,7 +95,8 @@ def lower_call(
     builder: relax.BlockBuilder, head: Head, epilogue: Epilogue | None = None, seen: dict[Any, Any] | None = None
 ) -> Any:
     """The call of a head's program; with `seen`, structures that come at run time are checked, each once."""
-    indptr = None if head.arguments is None else _checked(builder, head.arguments, seen)
+    a = head.arguments
+    indptr = _checked(builder, a, seen) if a is not None and "indptr" in a.names else None
     lowered = head.make(epilogue)
     if indptr is not None and "indptr" in lowered.given:
         lowered.given["indptr"] = indptr

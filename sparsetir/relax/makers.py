@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.runtime import DataType
 
 from sparsetir.compile.target import native_target
-from sparsetir.relax import backward, dense, programs, transposition
+from sparsetir.relax import backward, dense, dropout, programs, transposition
 from sparsetir.relax.arguments import Arguments
 from sparsetir.relax.attention import attention
 from sparsetir.relax.constants import Options, chosen, csr_of
@@ -141,6 +141,13 @@ def _gather_outer(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue 
     return Lowered(program, given, out, out, dtype)
 
 
+def _dropout(a: Arguments, out: list[Any], dtype: str, _epilogue: Epilogue | None, _options: Options) -> Lowered:
+    size = product(out)
+    program = dropout.program(size, dtype, a.number("rate"), int(a.size("seed")))
+    given = {"count_data": relax.op.reshape(a["count"], [1]), "x_data": _reshaped(a["x"], [size])}
+    return Lowered(program, given, [size], out, dtype)
+
+
 def _of_blocks(write: Callable[..., Program], names: tuple[str, ...]) -> Maker:
     """Of an attention under a block-sparse mask, what `write` writes; its operands are split into blocks."""
 
@@ -180,6 +187,7 @@ MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
     "transpose": (_transpose, ()),
     "segment_expand": (_segment_expand, ("E", "K")),
     "gather_outer": (_gather_outer, ()),
+    "dropout": (_dropout, ()),
     "attention_lse": (_of_blocks(backward.attention_lse, ("Q", "K")), ()),
     **{f"attention_backward_{operand}": (_attention_backward(operand), ()) for operand in ATTENTION_OPERANDS},
 }

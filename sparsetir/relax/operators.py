@@ -109,6 +109,12 @@ def _gather_outer(a: Arguments) -> relax.TensorType:
     return relax.TensorType([a.rows("left", "right"), a.shape("X")[1], a.shape("Y")[1]], a.dtype("X"))
 
 
+def _dropout(a: Arguments) -> relax.TensorType:
+    a.check("x", tuple(range(1, 7)), FLOATS)
+    a.check("count", (0,), ("int64",))
+    return relax.TensorType(a.shape("x"), a.dtype("x"))
+
+
 def _attention_lse(a: Arguments) -> relax.TensorType:
     _blocks(a, "Q", "K")
     return relax.TensorType(a.shape("Q")[:2], "float64" if a.dtype("Q") == "float64" else "float32")
@@ -199,6 +205,7 @@ OPERATORS = {
         Operator("transpose", ("indptr", "indices"), _transpose, sizes=("n",)),
         Operator("segment_expand", ("x", "indptr"), _segment_expand, sizes=("nnz",)),
         Operator("gather_outer", ("X", "Y", "indptr", "left", "right"), _gather_outer),
+        Operator("dropout", ("x", "count"), _dropout, ("rate",), ("seed",)),
         Operator("attention_lse", ("Q", "K", "indptr", "indices"), _attention_lse, ("scale",)),
         *(
             Operator(f"attention_backward_{name}", ATTENTION_BACKWARD, _attention_backward(like), ("scale",))
@@ -264,7 +271,7 @@ def _size(value: Any) -> Any:
 def constant(array: Any) -> ir.GenericConst:
     """An array as a constant of its own dtype: ``relax.const`` makes float32 of float64."""
     return (
-        relax.const(np.ascontiguousarray(array), str(array.dtype))
+        relax.const(np.asarray(array, order="C"), str(array.dtype))
         if isinstance(array, np.ndarray)
         else relax.const(array)
     )

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of training as one executable: losses and parameters are those of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+import tvm
+from torch.nn import functional as F
+from tvm import relax
+from tvm.relax.frontend import nn
+from tvm.relax.training import optimizer as tvm_optimizers
+
+import sparsetir.relax as srelax
+from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, LoweringError, MissingFileError
+
+NODES, FEATURES, HIDDEN, CLASSES = 40, 12, 8, 3
+op = relax.op
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def dense(*shape: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
+    return rng(seed).standard_normal(shape).astype(dtype)
+
+
+def module(make: Callable[..., Any], **shapes: tuple[int, ...]) -> Any:
+    """A module whose main makes one expression of its parameters."""
+    builder = relax.BlockBuilder()
+    params = {name: relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()}
+    with builder.function("main", list(params.values())):
+        with builder.dataflow():
+            found = builder.emit_output(make(builder.emit, **params))
+        builder.emit_func_output(found)
+    return builder.get()
+
+
+def adjacency() -> sp.csr_array:
+    """A graph with an isolated node, rows normalised."""
+    found = sp.random_array((NODES, NODES), density=0.1, format="lil", dtype="float32", rng=rng(1))
+    found[5], found[:, 5] = 0, 0
+    csr = found.tocsr()
+    csr.data[:] = 1 / np.repeat(np.maximum(np.diff(csr.indptr), 1), np.diff(csr.indptr))
+    return csr
+
+
+def gcn(matrix: sp.csr_array) -> tuple[Any, dict[str, np.ndarray]]:
+    """Two layers over a constant graph, and their weights."""
+    arrays = srelax.csr_constants(matrix)
+
+    def make(emit: Any, x: Any, w1: Any, b1: Any, w2: Any) -> Any:
+        h = emit(op.nn.relu(emit(srelax.spmm(*arrays, emit(op.matmul(x, w1)))) + b1))
+        return srelax.spmm(*arrays, emit(op.matmul(h, w2)))
+
+    shapes = {"w1": (FEATURES, HIDDEN), "b1": (HIDDEN,), "w2": (HIDDEN, CLASSES)}
+    mod = module(make, x=(NODES, FEATURES), **shapes)
+    return mod, {name: 0.5 * dense(*shape, seed=n) for n, (name, shape) in enumerate(shapes.items())}
+
+
+def labels() -> np.ndarray:
+    found = rng(3).integers(0, CLASSES, NODES)
+    found[::4] = -100
+    return found
+
+
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any], Callable[..., Any]]] = {
+    "sgd": ("sgd", {"lr": 0.5}, lambda p: torch.optim.SGD(p, 0.5)),
+    "adam": ("adam", {"lr": 0.05}, lambda p: torch.optim.Adam(p, 0.05)),
+    "momentum": (
+        "momentum",
+        {"lr": 0.1, "weight_decay": 0.01, "nesterov": True},
+        lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.01, nesterov=True),
+    ),
+    "adam with decay": ("adam", {"weight_decay": 0.1}, lambda p: torch.optim.Adam(p, weight_decay=0.1)),
+    "adamw": ("adamw", {"lr": 0.02, "betas": (0.8, 0.9)}, lambda p: torch.optim.AdamW(p, 0.02, (0.8, 0.9))),
+    "tvm": (tvm_optimizers.Adam(0.05, (0.8, 0.99)), {}, lambda p: torch.optim.Adam(p, 0.05, (0.8, 0.99))),
+}
+
+
+def torch_losses(
+    model: Callable[..., Any], params: dict[str, np.ndarray], loss: Any, make: Callable[..., Any], steps: int = 20
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    held = {name: torch.tensor(value, requires_grad=True) for name, value in params.items()}
+    optimizer, losses = make(held.values()), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        found = loss(model(**held))
+        found.backward()
+        optimizer.step()
+        losses.append(float(found.detach()))
+    return losses, {name: value.detach().numpy() for name, value in held.items()}
+
+
+@pytest.mark.parametrize(
+    "name", ["adam", *(pytest.param(n, marks=pytest.mark.slow) for n in OPTIMIZERS if n != "adam")]
+)
+def test_a_gcn_learns_as_in_torch(name: str) -> None:
+    optimizer, options, reference = OPTIMIZERS[name]
+    matrix, x, y = adjacency(), dense(NODES, FEATURES, seed=7), labels()
+    mod, params = gcn(matrix)
+    step = srelax.train_step(mod, "cross_entropy", optimizer, params=params, **options)
+    A = torch.tensor(matrix.toarray())
+    model = lambda w1, b1, w2: A @ F.relu(A @ (torch.tensor(x) @ w1) + b1) @ w2  # noqa: E731
+    loss = lambda scores: F.cross_entropy(scores, torch.tensor(y))  # noqa: E731
+    want, after = torch_losses(model, params, loss, reference)
+    np.testing.assert_allclose([step(x, y) for _ in range(20)], want, rtol=1e-4, atol=1e-5)
+    for key, value in step.params.items():
+        np.testing.assert_allclose(value, after[key], rtol=1e-3, atol=1e-4)
+    scores = model(**{k: torch.tensor(v) for k, v in after.items()})
+    np.testing.assert_allclose(step.predict(x), scores.numpy(), rtol=1e-3, atol=1e-3)
+
+
+class Pruned(nn.Module):
+    """A network with a sparse weight, its values trained."""
+
+    def __init__(self, weight: sp.csr_array) -> None:
+        super().__init__()
+        self.first = srelax.nn.SparseLinear.from_scipy(weight, dense(weight.shape[0], seed=2))
+        self.last = nn.Linear(weight.shape[0], 1)
+        self.last.weight.data, self.last.bias.data = dense(1, weight.shape[0], seed=4), dense(1, seed=5)
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        return self.last(nn.op.gelu(self.first(x)))
+
+
+@pytest.mark.parametrize("name", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
+def test_a_pruned_network_learns_as_in_torch(name: str) -> None:
+    weight = sp.random_array((16, FEATURES), density=0.2, format="csr", dtype="float32", rng=rng(2))
+    mod, found = Pruned(weight).export_tvm({"forward": {"x": nn.spec.Tensor([30, FEATURES], "float32")}})
+    rate = {"sgd": 0.05, "adam": 0.01}[name]
+    step = srelax.train_step(mod, "mse", name, params=dict(found), lr=rate)
+    x, y = dense(30, FEATURES, seed=7), dense(30, 1, seed=8)
+    rows, columns = weight.nonzero()
+    names = {"first.data": "data", "first.bias": "b1", "last.weight": "w2", "last.bias": "b2"}
+    assert set(step.params) == set(names)
+
+    def model(data: Any, b1: Any, w2: Any, b2: Any) -> Any:
+        w1 = torch.zeros(16, FEATURES).index_put((torch.tensor(rows), torch.tensor(columns)), data)
+        return F.gelu(torch.tensor(x) @ w1.T + b1) @ w2.T + b2
+
+    params = {names[key]: value for key, value in step.params.items()}
+    reference = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[name]
+    want, after = torch_losses(model, params, lambda p: F.mse_loss(p, torch.tensor(y)), lambda p: reference(p, rate))
+    np.testing.assert_allclose([step(x, y) for _ in range(20)], want, rtol=1e-4)
+    for key, value in step.params.items():
+        np.testing.assert_allclose(value, after[names[key]], rtol=1e-3, atol=1e-4)
+
+
+LOSSES = {
+    "l1": F.l1_loss,
+    "mse": F.mse_loss,
+    "binary_cross_entropy": F.binary_cross_entropy_with_logits,
+    "own": lambda a, b: ((a - b) ** 4).sum(),
+}
+
+
+def scaled(loss: Any = "mse", optimizer: Any = "sgd", dtype: str = "float32", **options: Any) -> Any:
+    """A step of a model with one row of weights."""
+    builder = relax.BlockBuilder()
+    x, w = (relax.Var(n, relax.TensorType(s, dtype)) for n, s in (("x", [4, 3]), ("w", [3])))
+    with builder.function("main", [x, w]):
+        builder.emit_func_output(builder.emit(x * w))
+    options = {"params": {"w": np.array([1, -2, 0.5], dtype)}, "lr": 0.1, **options}
+    return srelax.train_step(builder.get(), loss, optimizer, **options)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_are_those_of_torch(name: str) -> None:
+    loss = name if name != "own" else lambda a, b: op.sum(op.power(a - b, relax.const(4.0, "float64")))
+    step = scaled(loss, dtype="float64", lr=0.01)
+    x, y = dense(4, 3, seed=1, dtype="float64"), rng(2).random((4, 3))
+    model = lambda w: torch.tensor(x) * w  # noqa: E731
+    want, _ = torch_losses(
+        model, step.params, lambda p: LOSSES[name](p, torch.tensor(y)), lambda p: torch.optim.SGD(p, 0.01), 3
+    )
+    np.testing.assert_allclose([step(x, y) for _ in range(3)], want, rtol=1e-7)
+
+
+# ------------------------------------------------------------------ the object
+
+
+def test_training_goes_on_from_a_file(tmp_path: Path) -> None:
+    x, y = dense(4, 3), np.ones((4, 3), "float32")
+    step = scaled(optimizer="adam")
+    for _ in range(3):
+        step.step(x, y)
+    step.lr = 0.05
+    path = step.save(tmp_path / "state.npz")
+    want = [step(x, y) for _ in range(3)]
+    other = scaled(optimizer="adam")
+    other.load(path)
+    assert (other.count, other.lr) == (3, 0.05)
+    assert [other(x, y) for _ in range(3)] == want
+    assert str(other) == "TrainStep (x: float32[4, 3], target: float32[4, 3]): 6 steps"
+    assert set(other.state) == {"count", "lr", "w_first", "w_second"}
+
+
+def test_wrong_files_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    step, other = scaled(), scaled(optimizer="momentum")
+    with pytest.raises(ArgumentError, match=r"expected a name ending in \.npz"):
+        step.save(tmp_path / "state.so")
+    with pytest.raises(ArgumentError, match="no folder"):
+        step.save(tmp_path / "none" / "state.npz")
+    with pytest.raises(MissingFileError, match="no state of training"):
+        step.load(tmp_path / "none.npz")
+    damaged = tmp_path / "damaged.npz"
+    damaged.write_bytes(step.save(tmp_path / "state.npz").read_bytes()[:100])
+    with pytest.raises(FileFormatError, match=r"damaged\.npz is no state of training"):
+        step.load(damaged)
+    with pytest.raises(ArgumentError, match="has no w_velocity: it is of another model or optimizer"):
+        other.load(tmp_path / "state.npz")
+    other.save(tmp_path / "other.npz")
+    with pytest.raises(ArgumentError, match="there is no state w_velocity"):
+        step.load(tmp_path / "other.npz")
+    with pytest.raises(ArgumentError, match=r"parameter w has shape \(2,\); expected \(3,\)"):
+        step.set({"w": np.zeros(2, "float32")})
+    with pytest.raises(ArgumentTypeError, match="parameter w has dtype float64; expected float32"):
+        step.set({"w": np.zeros(3)})
+    np.testing.assert_array_equal(step.params["w"], np.array([1, -2, 0.5], "float32"))
+
+
+def test_rates_change_between_steps_and_inputs_come_from_torch() -> None:
+    step = scaled()
+    x, y = torch.tensor(dense(4, 3)), torch.zeros(4, 3)
+    step.lr = 0
+    assert step(x, y) == step(x, target=y) == step(x=x, target=y)
+    assert isinstance(step.predict(x), torch.Tensor)
+    with pytest.raises(ArgumentError, match=r"x has shape \(3, 3\); expected x: float32\[4, 3\]"):
+        step(x[:3], y)
+    with pytest.raises(ArgumentTypeError, match=r"takes \(x: float32\[4, 3\], target: float32\[4, 3\]\); found 1"):
+        step(x)
+
+
+def test_labels_are_looked_at_in_each_step() -> None:
+    mod = module(lambda emit, x, w: x * w, x=(4, 3), w=(3,))
+    step = srelax.train_step(mod, params={"w": np.ones(3, "float32")}, lr=0.1)
+    x = dense(4, 3)
+    assert step(x, np.full(4, -100)) == 0
+    assert step(x, np.zeros(4, "uint8")) > 0
+    for wrong in ([0, 1, 2, 3], [0, 1, 2, -1]):
+        with pytest.raises(ArgumentError, match=r"label -?\d; expected classes from 0 to 2, or -100"):
+            step(x, np.array(wrong))
+    with pytest.raises(ArgumentTypeError, match="cross_entropy takes a class for each row, as integers"):
+        step(x, np.zeros(4))
+
+
+def test_frozen_parameters_and_others_stay() -> None:
+    make = lambda emit, x, w, v: emit(x * w) + v  # noqa: E731
+    params = {name: dense(3, seed=n) for n, name in enumerate("wv")}
+    mod = module(make, x=(4, 3), w=(3,), v=(3,))
+    step = srelax.train_step(mod, "mse", "sgd", params=params, frozen=["v"], lr=0.1)
+    assert set(step.params) == {"w"}
+    x, y = dense(4, 3), np.zeros((4, 3), "float32")
+    assert step(x, y) == pytest.approx(float(((x * params["w"] + params["v"]) ** 2).mean()), rel=1e-5)
+
+
+# ------------------------------------------------------------------ dropout
+
+
+def test_dropout_drops_other_elements_in_each_step_and_none_in_predictions() -> None:
+    def make(emit: Any, x: Any, w: Any) -> Any:
+        return emit(relax.TupleGetItem(emit(op.nn.dropout(emit(x * w), 0.25)), 0))
+
+    mod = module(make, x=(100, 50), w=(50,))
+    params = {"w": np.ones(50, "float32")}
+    x, y = np.ones((100, 50), "float32"), np.zeros((100, 50), "float32")
+    steps = [srelax.train_step(mod, "mse", "sgd", params=params, lr=0.0, seed=seed) for seed in (0, 0, 1)]
+    losses = [[step(x, y) for _ in range(3)] for step in steps]
+    assert losses[0] == losses[1] != losses[2]
+    assert len({*losses[0], *losses[2]}) == 6
+    # a share of 3/4 is left, each element 4/3 of what it was
+    np.testing.assert_allclose(losses, 16 / 9 * 0.75, rtol=0.05)
+    np.testing.assert_array_equal(steps[0].predict(x), x)
+    steps[0].lr = 1.0
+    left = losses[0][0] * 9 / 16  # of the elements of this step, all of whose gradients are alike
+    steps[0].set(state={"count": 0})
+    assert steps[0](x, y) == losses[0][0]
+    change = 1 - steps[0].params["w"].mean()
+    assert change == pytest.approx(2 * 16 / 9 * left / 50, rel=1e-4)
+
+
+def test_the_mask_of_dropout_is_not_kept() -> None:
+    def make(emit: Any, x: Any, w: Any) -> Any:
+        return emit(relax.TupleGetItem(emit(op.nn.dropout(emit(x * w), 0.25)), 1))
+
+    with pytest.raises(LoweringError, match=r"mask of R\.nn\.dropout is not kept"):
+        srelax.train_step(module(make, x=(4, 3), w=(3,)), "mse", params={"w": np.ones(3, "float32")})
+
+
+# ------------------------------------------------------------------ what is refused
+
+ONE = {"w": np.ones(3, "float32")}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"loss": "huber"}, ArgumentTypeError, "loss is one of cross_entropy, binary_cross_entropy, mse, l1, or"),
+        ({"optimizer": "lion"}, ArgumentError, "optimizer is one of sgd, momentum, adam, adamw; found 'lion'"),
+        ({"optimizer": 3}, ArgumentTypeError, "optimizer is one of .* of tvm.relax.training; found int"),
+        ({"betas": (0.9, 0.9)}, ArgumentTypeError, "sgd takes lr, momentum, nesterov, weight_decay; found .* betas"),
+        ({"params": {"v": np.ones(3, "float32")}}, ArgumentError, "no parameter v: it has x, w"),
+        ({"params": {}}, ArgumentError, "nothing to train"),
+        ({"params": ONE, "frozen": ["w"]}, ArgumentError, "nothing to train"),
+        ({"params": ONE, "frozen": ["x"]}, ArgumentError, "frozen has x, which has no value"),
+        ({"params": {"w": np.ones(4, "float32")}}, ArgumentError, r"params has w of shape \(4,\); the model takes"),
+        ({"params": {"w": np.ones(3)}}, ArgumentTypeError, "params has w of float64; the model takes"),
+        ({"dtype": "float16"}, ArgumentTypeError, "trained in float32 or in float64; found float16"),
+        ({"target": "cuda"}, ArgumentError, "expected an llvm target"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        scaled(**options)
+
+
+def test_models_that_do_not_fit_are_refused() -> None:
+    make = lambda emit, x, w: emit(op.tile(emit(x * w), [2, 1]))  # noqa: E731
+    with pytest.raises(LoweringError, match=r"R\.tile has no gradient, and trained parameters come before it"):
+        srelax.train_step(module(make, x=(4, 3), w=(3,)), "mse", params=ONE)
+    with pytest.raises(ArgumentError, match=r"known sizes; found R\.Tensor\(\(n, 3\)"):
+        srelax.train_step(module(lambda emit, x, w: x * w, x=(tvm.tirx.Var("n", "int64"), 3), w=(3,)), params=ONE)
+    with pytest.raises(ArgumentError, match="a model that returns one tensor"):
+        srelax.train_step(module(lambda emit, x, w: relax.Tuple([x, w]), x=(4, 3), w=(3,)), params=ONE)
+    with pytest.raises(ArgumentError, match="a row of scores for each sample"):
+        srelax.train_step(module(lambda emit, x, w: x * w, x=(3,), w=(3,)), params=ONE)
+    normed = lambda emit, x, w: relax.TupleGetItem(emit(op.nn.batch_norm(x, w, w, w, w, axis=1)), 0)  # noqa: E731
+    with pytest.raises(LoweringError, match="batch_norm keeps averages from step to step"):
+        srelax.train_step(module(normed, x=(4, 3), w=(3,)), "mse", params=ONE)
+    with pytest.raises(ArgumentTypeError, match="expected an IRModule"):
+        srelax.train_step(3, params=ONE)
+    with pytest.raises(ArgumentError, match="one Relax function; found none"):
+        srelax.train_step(tvm.ir.IRModule(), params=ONE)
