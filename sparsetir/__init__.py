@@ -18,7 +18,7 @@ products    `matmul`, `matmul_plan`, `add`, `subtract`, `multiply`, `maximum`, `
             `triangles` of a graph; `linear_operator` for scipy's solvers
 formats     `formats`, `format` of an encoding as text, `SparseTensor`, `CooTensor`, `decompose_format`, `pattern`
 schedules   `Schedule` (stage I), `Choices` and `template` (loops)
-searching   `tune_sparse`, `autotune`
+searching   `tune_sparse`, `autotune`; `tune_many` kernels under one budget
 models      `relax`; `import sparsetir.torch` for training with torch
 files       `read` of matrices and tensors, `load` of saved kernels
 threads     `set_num_threads`, `get_num_threads`; checks of indices are left out under `unchecked`
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from sparsetir.threads import get_num_threads, set_num_threads
     from sparsetir.transform import FormatRewriteRule, Schedule
     from sparsetir.transform.decompose import Decomposition, decompose_format
-    from sparsetir.tuning import TuneResult, autotune, tune_sparse
+    from sparsetir.tuning import TuneManyResult, TuneResult, TuneTask, autotune, tune_many, tune_sparse
     from sparsetir.tuning.templates import template
     from sparsetir.verify import verify
 
@@ -84,7 +84,9 @@ _PUBLIC = {
     "SparseTIRError": "sparsetir.errors",
     "SparseTensor": "sparsetir.formats.tensor",
     "T": "sparsetir.tvmscript",
+    "TuneManyResult": "sparsetir.tuning",
     "TuneResult": "sparsetir.tuning",
+    "TuneTask": "sparsetir.tuning",
     "add": "sparsetir.products",
     "aligned": "sparsetir.alignment",
     "autotune": "sparsetir.tuning",
@@ -122,6 +124,7 @@ _PUBLIC = {
     "subtract": "sparsetir.products",
     "template": "sparsetir.tuning.templates",
     "triangles": "sparsetir.counting",
+    "tune_many": "sparsetir.tuning",
     "tune_sparse": "sparsetir.tuning",
     "unchecked": "sparsetir.call.arguments",
     "verify": "sparsetir.verify",
@@ -139,7 +142,9 @@ __all__ = [
     "SparseTIRError",
     "SparseTensor",
     "T",
+    "TuneManyResult",
     "TuneResult",
+    "TuneTask",
     "add",
     "aligned",
     "autotune",
@@ -177,6 +182,7 @@ __all__ = [
     "subtract",
     "template",
     "triangles",
+    "tune_many",
     "tune_sparse",
     "unchecked",
     "verify",

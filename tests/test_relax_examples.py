@@ -13,7 +13,8 @@ import pytest
 from sparsetir.harness.timing import Timing
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "relax"
-NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "common")
+OTHERS = ("common", "tune_models")
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in OTHERS)
 
 
 @pytest.fixture
@@ -34,6 +35,27 @@ def test_a_table_of_checked_results(name: str, example: Any, capsys: pytest.Capt
     assert "difference" in printed
     assert all(f"| {line.name} " in printed for line in lines)
     assert all(line.times["ours"] > 0 and np.isfinite(line.difference) for line in lines)
+
+
+@pytest.mark.slow
+def test_models_are_tuned_by_either_policy(
+    example: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = example("tune_models")
+    monkeypatch.setattr(module, "EXAMPLES", ("gcn", "sparse_attention"))
+    called = []
+    timing = Timing.of([1e-3])
+    monkeypatch.setattr(
+        module,
+        "interleave",
+        lambda calls, **_: called.extend(c() for c in calls.values()) or dict.fromkeys(calls, timing),
+    )
+    (line,) = module.main(["--small", "--seconds", "0.5", "--rounds", "1"])
+    printed = capsys.readouterr().out
+    assert "sparse_attention: no product with a constant matrix" in printed
+    assert "| gcn " in printed
+    assert line.tasks >= 3
+    assert len(called) == 3 * line.tasks
 
 
 @pytest.mark.slow

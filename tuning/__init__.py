@@ -6,7 +6,19 @@ from __future__ import annotations
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database, Key, Record
 from sparsetir.tuning.listed import autotune
+from sparsetir.tuning.many import TuneManyResult, TuneTask, tune_many
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.tune import tune_sparse
 
-__all__ = ["Candidate", "Database", "Key", "Record", "TuneResult", "autotune", "tune_sparse"]
+__all__ = [
+    "Candidate",
+    "Database",
+    "Key",
+    "Record",
+    "TuneManyResult",
+    "TuneResult",
+    "TuneTask",
+    "autotune",
+    "tune_many",
+    "tune_sparse",
+]

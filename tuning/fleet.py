@@ -251,6 +251,9 @@ class Fleet:
             return Pool([LocalWorker(self.evaluator)]).compare(candidates)
         return {c: self.times[c] for c in (None, *candidates) if c in self.times}
 
+    def rest(self) -> None:
+        """Nothing: workers of an executor let go of what they did not use for longest."""
+
     def close(self) -> None:
         """Let the workers' evaluators go."""
         with suppress(Exception):  # there may be no executor any more

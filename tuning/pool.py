@@ -228,6 +228,10 @@ class Pool:
         cases.update({c: worker for c, worker in workers.items() if not isinstance(worker, str)})
         return duel({candidate: partial(_typical, worker, candidate) for candidate, worker in cases.items()})
 
+    def rest(self) -> None:
+        """Let the worker processes go; they begin again with the next job."""
+        self.close()
+
     def close(self) -> None:
         for worker in self.workers:
             worker.close()

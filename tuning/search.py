@@ -259,6 +259,13 @@ class Search:
         if candidate in self.space:
             self.told.setdefault(candidate, float("inf") if seconds is None else seconds)
 
+    def hint(self, candidate: Candidate) -> bool:
+        """Try a candidate soon, such as one that was best for a similar matrix; whether it is new."""
+        if candidate in self.told or candidate in self.hints:
+            return False
+        self.hints.append(candidate)
+        return True
+
     def importance(self, names: Sequence[str]) -> dict[str, float]:
         """Which features the model of the trials uses, the most important first; before that, of the prior one."""
         model = self._fitted(self.told) or self.prior

@@ -126,7 +126,22 @@ def explore(
     conversion: Callable[[Any], float] = lambda _format: 0.0,
     cost: Cost | None = None,
 ) -> None:
-    """Ask, measure and tell until the budget is spent or the space is exhausted.
+    """Ask, measure and tell until the budget is spent or the space is exhausted; see `step`."""
+    how: dict[str, Any] = {"fixed": fixed, "conversion": conversion, "cost": cost}
+    while not log.budget.is_spent(log.history) and step(search, measure, log, **how):
+        pass
+
+
+def step(
+    search: Asks,
+    measure: Measure,
+    log: Log,
+    *,
+    fixed: dict[str, int],
+    conversion: Callable[[Any], float] = lambda _format: 0.0,
+    cost: Cost | None = None,
+) -> bool:
+    """Ask for a batch, measure and tell; whether there was any.
 
     Parameters
     ----------
@@ -143,14 +158,12 @@ def explore(
         What is searched for the least of; by default the seconds of a call.
     """
     budget = log.budget
-    while not budget.is_spent(log.history):
-        batch = search.ask()[: max(1, budget.trials - len(log.history))]
-        if not batch:
-            return
-        predicted = dict(zip(batch, search.predicted(batch), strict=True))
-        for candidate, found in measure(batch):
-            seconds = conversion(candidate.format) if found.error is None else 0.0
-            log.add(candidate, fixed, found, predicted=predicted.get(candidate), conversion=seconds)
-            search.tell(candidate, found.seconds if cost is None else cost(log.history[-1]))
-            if budget.is_spent(log.history):
-                return
+    batch = search.ask()[: max(1, budget.trials - len(log.history))]
+    predicted = dict(zip(batch, search.predicted(batch), strict=True))
+    for candidate, found in measure(batch) if batch else ():
+        seconds = conversion(candidate.format) if found.error is None else 0.0
+        log.add(candidate, fixed, found, predicted=predicted.get(candidate), conversion=seconds)
+        search.tell(candidate, found.seconds if cost is None else cost(log.history[-1]))
+        if budget.is_spent(log.history):
+            break
+    return bool(batch)

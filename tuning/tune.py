@@ -212,6 +212,31 @@ def trials(
 ) -> tuple[list[Record], bool]:
     """Trials of a session, those in the database first, and whether Ctrl-C ended them."""
     history: list[Record] = []
+    try:
+        log = begun(session, search, budget, records, history, cost=cost, bar=bar)
+        explore(search, session.pool.measure, log, fixed=session.fixed, conversion=session.conversion, cost=cost)
+    except (KeyboardInterrupt, ExecutorLostError) as error:
+        if not any(is_untuned(record) for record in history):
+            raise
+        if isinstance(error, ExecutorLostError):
+            warnings.warn(f"the search ended early, after {len(history)} trials: {error}", stacklevel=3)
+        return history, True
+    finally:
+        records.close()
+    return history, False
+
+
+def begun(
+    session: Session,
+    search: Asks,
+    budget: Budget,
+    records: Database,
+    history: list[Record],
+    *,
+    cost: Cost,
+    bar: Progress | None = None,
+) -> Log:
+    """The log of a search that was told what the database has, with the untuned kernel as its first trial."""
     for record in records.load(session.key)[: budget.trials]:
         history.append(with_best(record, history))
         if record.fixed == session.fixed and not is_untuned(record):
@@ -225,22 +250,12 @@ def trials(
             records.append(key, noted, features=session.seen(noted))
         bar.update(len(history), record, reused=reused)
 
-    try:
-        log = Log(budget, search.seed, history, note)
-        # What is measured now must be comparable with what was recorded.
-        session.pool.keep_pace(next((r.seconds for r in history if is_untuned(r)), None))
-        if not any(is_untuned(record) for record in history):
-            log.add(Candidate(), {}, session.pool.time(None))
-        explore(search, session.pool.measure, log, fixed=session.fixed, conversion=session.conversion, cost=cost)
-    except (KeyboardInterrupt, ExecutorLostError) as error:
-        if not any(is_untuned(record) for record in history):
-            raise
-        if isinstance(error, ExecutorLostError):
-            warnings.warn(f"the search ended early, after {len(history)} trials: {error}", stacklevel=3)
-        return history, True
-    finally:
-        records.close()
-    return history, False
+    log = Log(budget, search.seed, history, note)
+    # What is measured now must be comparable with what was recorded.
+    session.pool.keep_pace(next((r.seconds for r in history if is_untuned(r)), None))
+    if not any(is_untuned(record) for record in history):
+        log.add(Candidate(), {}, session.pool.time(None))
+    return log
 
 
 def finish(
@@ -252,6 +267,7 @@ def finish(
     amortize_over: float | None = None,
     *,
     interrupted: bool = False,
+    most: int = FINALISTS,
 ) -> TuneResult:
     """Compare the fastest candidates once more, and let the winner prove itself in runs that did not choose it.
 
@@ -259,7 +275,7 @@ def finish(
     """
     cost = partial(full_cost, amortize_over=amortize_over)
     mine = [r for r in history if r.fixed == session.fixed and not is_untuned(r)]
-    close = finalists(mine, cost)
+    close = finalists(mine, cost)[:most]
     extra = {r.candidate: cost(r) - (r.seconds or 0.0) for r in mine if r.seconds is not None}
     times = session.pool.compare(close[:1] if interrupted else close)
     best, kernel = winner(added(times, extra)), session.kernel

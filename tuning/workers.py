@@ -99,7 +99,7 @@ class Worker(Protocol):
         """Let a job take at least so long."""
 
     def close(self) -> None:
-        """Forget everything."""
+        """Forget everything; the next job begins anew."""
 
 
 class LocalWorker:
@@ -219,9 +219,9 @@ class RemoteWorker:
         self.payload, self.timeout, self.threads = payload, timeout, threads
         self.jobs: deque[tuple[Job, tuple[Any, ...]]] = deque()
         self.process: Process | None = None
-        self._start()
+        self.start()
 
-    def _start(self) -> None:
+    def start(self) -> None:
         """Send the evaluator to a process, then every job that waits; its answer is awaited with the first result."""
         self.process = Process.take(self.threads)
         self.has_begun = False
@@ -237,6 +237,8 @@ class RemoteWorker:
         return len(self.jobs)
 
     def post(self, job: Job, *args: Any) -> None:
+        if self.process is None:
+            self.start()
         assert self.process is not None
         self.jobs.append((job, args))
         try:
@@ -255,7 +257,7 @@ class RemoteWorker:
             found = lost
         self.jobs.popleft()
         if isinstance(found, Lost):
-            self._start()
+            self.start()
         return job, args, found
 
     def allow(self, seconds: float) -> None:

@@ -35,11 +35,13 @@ Torch = Callable[[], Mapping[str, Callable[[], Any]]]
 # ------------------------------------------------------------------ data
 
 
-def options(about: str, argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line of an example."""
+def options(about: str, argv: Sequence[str] | None, **numbers: tuple[float, str]) -> argparse.Namespace:
+    """The command line of an example; `numbers` are more options, each with its default and what it is."""
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="small generated inputs, for a quick check")
     parser.add_argument("--rounds", type=int, default=5, help="bursts of calls for each contender (default: 5)")
+    for name, (usual, text) in numbers.items():
+        parser.add_argument(f"--{name}", type=float, default=usual, help=text)
     return parser.parse_args(argv)
 
 

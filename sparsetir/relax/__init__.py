@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from sparsetir.relax import dense_gradients, gradients, legalize, operators
-from sparsetir.relax.build import build
+from sparsetir.relax.build import build, tasks
 from sparsetir.relax.calls import (
     attention,
     gather_matmul_scatter,
@@ -79,6 +79,7 @@ __all__ = [
     "softmax",
     "spmm",
     "spmv",
+    "tasks",
     "train_step",
     "transpose",
 ]

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,13 @@ from tvm.relax.frontend.nn import Parameter
 
 from sparsetir.compile.target import make_target, may_reassociate, native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, own_errors
+from sparsetir.formats.fingerprint import hash_arrays
+from sparsetir.relax.constants import task_of
 from sparsetir.relax.dense import ScheduleDense, is_ours
 from sparsetir.relax.legalize import LowerSparse
 from sparsetir.relax.programs import OPAQUE
 from sparsetir.threads import get_num_threads
+from sparsetir.tuning import TuneTask, tune_many
 
 
 @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.MarkOpaque")
@@ -56,6 +61,7 @@ def build(
     *,
     params: Mapping[str, Any] | None = None,
     database: str | Path | None = None,
+    tune_seconds: float | None = None,
     checked: bool = True,
     finite: bool = False,
 ) -> relax.VMExecutable:
@@ -71,7 +77,8 @@ def build(
         Values of parameters, which become constants; parameters of ``tvm.relax.frontend.nn`` stand for their values.
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`: a constant matrix is stored and computed with as the best of them says.
-
+    tune_seconds : float, optional
+        First run `sparsetir.tune_many` for so long on the products with constant matrices, and add to these records.
     checked : bool
         Whether a structure passed at run time is validated in each call, at the cost of a pass over its index
         arrays: a wrong one raises, where it would else be followed to anywhere in memory. Constants are checked here.
@@ -92,9 +99,48 @@ def build(
     get_num_threads()
     chosen = cpu_target(target)
     records = None if database is None else Path(database)
-    with own_errors():
+    with ExitStack() as stack, own_errors():
+        if tune_seconds is not None:
+            folder = stack.enter_context(TemporaryDirectory(prefix="sparsetir-"))
+            records = Path(folder, "tuning.jsonl") if records is None else records
+            if found := tasks(mod, chosen, params=params):
+                tune_many(found, seconds=tune_seconds, database=records, target=target, finite=finite)
         ready = lowered(mod, chosen, params, records, checked=checked, finite=finite)
         return relax.build(ready, _free(chosen, ready), tir_pipeline="sparsetir")
+
+
+def tasks(mod: ir.IRModule, target: Any = None, *, params: Mapping[str, Any] | None = None) -> list[TuneTask]:
+    """The products of a model with constant matrices, and how often each is in it, for `sparsetir.tune_many`.
+
+    Give the database of that call to `build`. Products with dense operands of sizes that are not known are left out.
+
+    Parameters
+    ----------
+    mod, target, params
+        As for `build`.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir.relax
+    >>> from tvm import relax
+    >>> A = sp.csr_array(np.eye(4, dtype="float32"))
+    >>> builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType([4, 2], "float32"))
+    >>> with builder.function("main", [x]):
+    ...     out = builder.emit(sparsetir.relax.spmm(*sparsetir.relax.csr_constants(A), x))
+    ...     _ = builder.emit_func_output(builder.emit(sparsetir.relax.spmm(*sparsetir.relax.csr_constants(A), out)))
+    >>> [(task.inputs["B"].shape, task.calls) for task in sparsetir.relax.tasks(builder.get())]
+    [((4, 2), 2)]
+    """
+    chosen, asked = cpu_target(target), list[Any]()
+    steps = [MarkOpaque, relax.transform.DecomposeOpsForInference(), LowerSparse(chosen, asked=asked)]
+    with own_errors(), chosen:
+        tvm.transform.Sequential(steps)(bind(mod, params or {}))
+    found: dict[Any, tuple[Any, int]] = {}
+    for name, matrix, shapes in asked:
+        arrays = [matrix.indptr, matrix.indices, matrix.data]
+        key = hash_arrays(f"{name} {matrix.shape} {sorted(shapes.items())}", arrays)
+        found[key] = ((name, matrix, shapes), found[key][1] + 1 if key in found else 1)
+    return [task_of(*each, calls) for each, calls in found.values()]
 
 
 def _free(target: Any, mod: ir.IRModule) -> Any:
@@ -152,4 +198,4 @@ def _tensor(value: Any) -> tvm.runtime.Tensor | None:
     return value if isinstance(value, tvm.runtime.Tensor) else tvm.runtime.tensor(np.asarray(value))
 
 
-__all__ = ["bind", "build", "cpu_target", "lowered", "lowering"]
+__all__ = ["bind", "build", "cpu_target", "lowered", "lowering", "tasks"]

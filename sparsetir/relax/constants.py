@@ -8,7 +8,7 @@ conversion for nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from sparsetir.lower.marks import CHOICES
 from sparsetir.relax.programs import Program
 from sparsetir.schedules import Choices, Registers, suit
 from sparsetir.transform.decompose import decompose_format
-from sparsetir.tuning import tune_sparse
+from sparsetir.tuning import TuneTask, tune_sparse
 from sparsetir.usage import Usage
 
 
@@ -55,12 +55,15 @@ class Options:
         Whether structures passed at run time are validated before they are used.
     finite : bool
         Whether operands are promised to hold neither infinities nor NaN.
+    asked : list, optional
+        Where products with constant matrices are noted, for `tasks_of`.
     """
 
     target: Any = None
     database: Path | None = None
     checked: bool = False
     finite: bool = False
+    asked: list[tuple[str, sp.csr_array, Mapping[str, Any]]] | None = field(default=None, compare=False)
 
 
 def csr_of(data: Any, indptr: Any, indices: Any, columns: int) -> sp.csr_array | None:
@@ -90,6 +93,8 @@ def chosen(name: str, program: Program, matrix: sp.csr_array, shapes: Mapping[st
         Of the dense arguments, by buffer; empty where some size is not known.
     options : Options
     """
+    if options.asked is not None and shapes:
+        options.asked.append((name, matrix, shapes))
     found = _recorded(name, matrix, shapes, options) if shapes and options.database is not None else None
     format, choices = found if found is not None else (_suited(program, matrix, shapes), None)
     func, given = program.func, _arrays(matrix)
@@ -170,6 +175,14 @@ def _recorded(
     return best.format, best.choices
 
 
+def task_of(name: str, matrix: sp.csr_array, shapes: Mapping[str, Any], calls: int = 1) -> TuneTask:
+    """A product with a constant matrix as `tune_many` takes it, on random numbers."""
+    rng, dtype = np.random.default_rng(0), matrix.data.dtype
+    dense = {n: rng.standard_normal(shape).astype(dtype) for n, shape in operands(name, shapes).items()}
+    program = tunable(name, str(dtype), str(matrix.indices.dtype))
+    return TuneTask(program, {"A": matrix, **dense}, calls)
+
+
 @lru_cache
 def tunable(name: str, dtype: str, idtype: str) -> tirx.PrimFunc:
     """The program whose records stand for an operator."""
@@ -181,4 +194,4 @@ def operands(name: str, shapes: Mapping[str, Any]) -> dict[str, Any]:
     return {("x" if name == "spmv" else n): shape for n, shape in shapes.items()}
 
 
-__all__ = ["Chosen", "Options", "chosen", "csr_of", "operands", "tunable", "with_choices"]
+__all__ = ["Chosen", "Options", "chosen", "csr_of", "operands", "task_of", "tunable", "with_choices"]

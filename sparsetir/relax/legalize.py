@@ -30,7 +30,7 @@ from sparsetir.relax import checks, dense
 from sparsetir.relax.arguments import Arguments
 from sparsetir.relax.constants import Options
 from sparsetir.relax.epilogues import Result, is_elementwise, written
-from sparsetir.relax.lowered import Head, Lowered, known, product
+from sparsetir.relax.lowered import Head, Lowered, emitted, known, product
 from sparsetir.relax.makers import MAKERS
 from sparsetir.relax.operators import OPERATORS, PREFIX, operator_of
 from sparsetir.relax.programs import Epilogue
@@ -199,9 +199,7 @@ class Lowerer(relax.PyExprMutator):
             return
         seen = self.seen if self.options.checked else None
         result = self.builder_.normalize(lower_call(self.builder_, head, epilogue, seen))
-        is_inner = isinstance(binding.var, relax.DataflowVar)
-        new = self.builder_.emit(result) if is_inner else self.builder_.emit_output(result)
-        self.set_var_remap(binding.var, new)
+        self.set_var_remap(binding.var, emitted(self.builder_, binding.var, result))
 
     def _value(self, var: Any) -> Any:
         found = self.lookup_binding(var) if isinstance(var, relax.Var) else None
@@ -215,7 +213,12 @@ class Lowerer(relax.PyExprMutator):
 
 
 def LowerSparse(
-    target: Any = None, database: Any = None, *, checked: bool = True, finite: bool = False
+    target: Any = None,
+    database: Any = None,
+    *,
+    checked: bool = True,
+    finite: bool = False,
+    asked: list[Any] | None = None,
 ) -> tvm.transform.Pass:
     """A pass that lowers the operators, with the elementwise operators that follow them.
 
@@ -229,9 +232,11 @@ def LowerSparse(
         Whether structures passed at run time are validated before they are used.
     finite : bool
         Whether operands are promised to hold neither infinities nor NaN.
+    asked : list, optional
+        Where products with constant matrices are noted.
     """
     chosen = native_target() if target is None else tvm.target.Target(target)
-    options = Options(chosen, None if database is None else Path(database), checked, finite)
+    options = Options(chosen, None if database is None else Path(database), checked, finite, asked)
 
     @tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.LowerSparse")
     def lower(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:

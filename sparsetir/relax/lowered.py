@@ -77,6 +77,12 @@ def _is_handle(param: Any) -> bool:
     return str(getattr(param.ty, "dtype", "handle")) == "handle"
 
 
+def emitted(builder: relax.BlockBuilder, var: Any, value: Any) -> Any:
+    """The variable that stands for another one: an output of its dataflow block if that one was."""
+    is_output = builder.current_block_is_dataflow() and not isinstance(var, relax.DataflowVar)
+    return builder.emit_output(value) if is_output else builder.emit(value)
+
+
 def _size_names(func: tirx.PrimFunc) -> list[str]:
     return [str(p.name) for p in func.params if not _is_handle(p) and not tirx.is_buffer_var(p)]
 
@@ -105,4 +111,4 @@ def product(size: Sequence[Any]) -> Any:
     return tvm.sym.Analyzer().simplify(total)
 
 
-__all__ = ["Head", "Lowered", "known", "product"]
+__all__ = ["Head", "Lowered", "emitted", "known", "product"]

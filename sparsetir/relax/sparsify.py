@@ -17,7 +17,6 @@ rounded to zero: results differ by the order of sums, and where an input is not 
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +33,12 @@ from sparsetir.errors import ArgumentError
 from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.formats.suit import most_dense
 from sparsetir.relax import dense, programs
-from sparsetir.relax.constants import tunable
+from sparsetir.relax.constants import task_of, tunable
 from sparsetir.relax.legalize import Uses
-from sparsetir.relax.lowered import known, product
+from sparsetir.relax.lowered import emitted, known, product
 from sparsetir.relax.operators import call as sparse_call
 from sparsetir.relax.operators import constant
-from sparsetir.tuning import tune_sparse
+from sparsetir.tuning import tune_many
 
 MOST_DENSE = 0.7  # of weights that are worth a look
 LEAST_SIZE = 1 << 12  # elements of a weight
@@ -244,9 +243,9 @@ class SparsifyWeights:
     most_dense : float
         Weights with a larger share of elements that are not zero are left alone.
     tune : bool
-        Also run `sparsetir.tune_sparse` for each distinct weight that becomes sparse, those that take longest first.
+        Also run `sparsetir.tune_many` on the distinct weights that become sparse.
     max_seconds : float
-        Of all tuning, shared out by run time.
+        Of all tuning; trials go where the whole model is expected to gain most.
     database : str or Path, optional
         Where tuning keeps its records; needed with `tune`. Give the same to `sparsetir.relax.build`.
     target : Target, optional
@@ -300,7 +299,7 @@ class SparsifyWeights:
         self.layers: list[Layer] = []
         self._known: dict[tuple[Any, ...], Layer] = {}
         self._matrices: dict[str, tuple[Any, Any, Any]] = {}
-        self._chosen: dict[tuple[Any, ...], tuple[sp.csr_array, Layer]] = {}
+        self._chosen: dict[tuple[Any, ...], tuple[sp.csr_array, Layer, int]] = {}  # and how many products have it
 
     def transform_module(self, mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
         """The module with sparse products where they win."""
@@ -333,7 +332,8 @@ class SparsifyWeights:
         self._note(layer)
         if not layer.is_sparse:
             return None
-        self._chosen.setdefault(key, (matrix, layer))
+        calls = self._chosen[key][2] if key in self._chosen else 0
+        self._chosen[key] = (matrix, layer, calls + 1)
         parts = (matrix.data, matrix.indptr, matrix.indices)
         return self._matrices.setdefault(hashed, tuple(constant(part) for part in parts))
 
@@ -355,28 +355,17 @@ class SparsifyWeights:
         return dataclasses.replace(held, is_sparse=times.sparse < times.dense, reason=ratio)
 
     def _tune(self) -> None:
-        """Tune what became sparse, in the order of its run time."""
-        todo = [(key, *held) for key, held in self._chosen.items()]
-        weights = {key: (layer.sparse or matrix.nnz * layer.rows * 1e-11) for key, matrix, layer in todo}
-        end, left = time.monotonic() + self.max_seconds, sum(weights.values())
-        for key, matrix, layer in sorted(todo, key=lambda item: -weights[item[0]]):
-            share = (end - time.monotonic()) * weights[key] / max(left, 1e-12)
-            left -= weights[key]
-            if share <= 0:
-                break
-            dtype = str(matrix.data.dtype)
-            x = np.random.default_rng(0).standard_normal((layer.rows, matrix.shape[1])).astype(dtype)
-            result = tune_sparse(
-                tunable(layer.operator, dtype, "int32"),
-                {"A": matrix, **arguments_of(layer.operator, x)},
-                max_seconds=share,
-                database=self.database,
-                progress=False,
-            )
-            if self.progress:
-                print(
-                    f"{layer.name}: tuned, {result.speedup:.2f} times faster with {result.best.candidate}", flush=True
-                )
+        """Tune what became sparse, where most is to be gained for the whole model."""
+        if not self._chosen:
+            return
+        tasks = []
+        for matrix, layer, calls in self._chosen.values():
+            given = arguments_of(layer.operator, np.zeros((layer.rows, matrix.shape[1])))
+            shapes = {name: x.shape for name, x in given.items()}
+            tasks.append(dataclasses.replace(task_of(layer.operator, matrix, shapes, calls), name=layer.name))
+        found = tune_many(tasks, seconds=self.max_seconds, database=self.database)
+        if self.progress:
+            print(found.report(), flush=True)
         self._chosen = {}
 
 
@@ -404,8 +393,7 @@ class Rewriter(relax.PyExprMutator):
             return
         self.changed = True
         result = self.builder_.normalize(found.rewrite(csr, self.visit_expr(found.x)))
-        is_inner = isinstance(binding.var, relax.DataflowVar)
-        self.set_var_remap(binding.var, self.builder_.emit(result) if is_inner else self.builder_.emit_output(result))
+        self.set_var_remap(binding.var, emitted(self.builder_, binding.var, result))
 
 
 __all__ = ["Found", "Layer", "SparsifyWeights", "found_in", "timed"]

@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tune_many`: several kernels, such as those of a model, under one budget."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from sparsetir.errors import ArgumentError, ArgumentTypeError, ExecutorLostError
+from sparsetir.harness.tables import aligned
+from sparsetir.tuning.database import Database, Key, Record
+from sparsetir.tuning.fleet import check_executor
+from sparsetir.tuning.nearest import RADIUS, distance
+from sparsetir.tuning.pool import TIMEOUT
+from sparsetir.tuning.report import TuneResult
+from sparsetir.tuning.search import Search
+from sparsetir.tuning.session import Session
+from sparsetir.tuning.shares import POLICIES, Curve
+from sparsetir.tuning.trials import Budget, Log, is_untuned, step
+from sparsetir.tuning.tune import begun, check_arguments, finish, full_cost
+
+SECONDS = 60.0
+MOST_TRIALS = 400  # of a task
+PATIENCE = 48  # trials of a task without a better one
+AWAKE = 2  # searches that have worker processes at a time
+FINISH_SHARE, FINISH_SECONDS = 0.2, 0.6  # of the budget at most, and of each task
+FINALISTS = 3
+MANY_SECONDS = 5.0  # of a budget for which worker processes are started
+
+
+@dataclass(frozen=True)
+class TuneTask:
+    """A kernel to be tuned with others.
+
+    Parameters
+    ----------
+    program : PrimFunc or IRModule with one PrimFunc
+        At stage I.
+    inputs : mapping of str to array
+        The arguments of a call by name.
+    calls : float
+        How often it is called where the others are called so often as they say: its weight.
+    name : str, optional
+        In the report; by default the program's.
+    """
+
+    program: Any
+    inputs: Mapping[str, Any]
+    calls: float = 1.0
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class TuneManyResult(Sequence[TuneResult]):
+    """What was found for each task, in their order: a sequence of `TuneResult`.
+
+    Parameters
+    ----------
+    results : tuple of TuneResult
+        Tasks with the same program and arguments have the same.
+    tasks : tuple of TuneTask
+    spent : tuple of float
+        Seconds of the search of each.
+    seconds : float
+        All took.
+    interrupted : bool
+        Whether Ctrl-C, or the loss of an executor, ended it.
+    """
+
+    results: tuple[TuneResult, ...]
+    tasks: tuple[TuneTask, ...] = field(repr=False)
+    spent: tuple[float, ...] = field(repr=False)
+    seconds: float
+    interrupted: bool = False
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.results[index]
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @property
+    def untuned(self) -> float:
+        """Seconds of all calls by the untuned kernels."""
+        return sum(task.calls * (r.untuned.seconds or 0.0) for task, r in zip(self.tasks, self.results, strict=True))
+
+    @property
+    def tuned(self) -> float:
+        """Seconds of all calls by the kernels that were found."""
+        return sum(task.calls * (r.best.seconds or 0.0) for task, r in zip(self.tasks, self.results, strict=True))
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster all calls are than with the untuned kernels."""
+        return self.untuned / self.tuned if self.tuned else 1.0
+
+    def report(self) -> str:
+        """A line for each task, and one for the whole."""
+        head = ["task", "calls", "trials", "search s", "untuned ms", "tuned ms", "speedup", "chosen"]
+        rows = [head, *map(_row, self.tasks, self.results, self.spent)]
+        total = [f"{self.untuned * 1e3:.4g}", f"{self.tuned * 1e3:.4g}", f"{self.speedup:.2f}", ""]
+        trials = sum(len(result.history) for result in {id(r): r for r in self.results}.values())
+        rows.append(["all calls", "", str(trials), f"{self.seconds:.1f}", *total])
+        return "\n".join([*aligned(rows), *(["ended early"] if self.interrupted else [])])
+
+
+def _row(task: TuneTask, result: TuneResult, spent: float) -> list[str]:
+    """A line of the report."""
+    chosen = "the untuned kernel" if result.best == result.untuned else str(result.best.candidate)
+    times = [f"{(record.seconds or 0.0) * 1e3:.4g}" for record in (result.untuned, result.best)]
+    trials = [str(len(result.history)), f"{spent:.1f}"]
+    return [task.name or result.key.name, f"{task.calls:g}", *trials, *times, f"{result.speedup:.2f}", chosen]
+
+
+class Run:
+    """The search of a task.
+
+    Parameters
+    ----------
+    session : Session
+    search : Search
+    records : Database
+    calls : float
+    patience : int
+        Trials without a better one after which it ends.
+    """
+
+    def __init__(self, session: Session, search: Search, records: Database, calls: float, patience: int) -> None:
+        self.session, self.search, self.records = session, search, records
+        self.budget = Budget(MOST_TRIALS, None, patience)
+        self.history: list[Record] = []
+        self.curve = Curve(calls)
+        self.log: Log | None = None
+
+    def begin(self) -> None:
+        """Read what is recorded, and time the untuned kernel if it is not."""
+        start = time.perf_counter()
+        how: dict[str, Any] = {"cost": full_cost}
+        self.log = begun(self.session, self.search, self.budget, self.records, self.history, **how)
+        self._note(start)
+        self.curve.batches.clear()  # what the beginning took says nothing of a batch
+
+    def advance(self) -> None:
+        """One batch more."""
+        assert self.log is not None
+        start, session = time.perf_counter(), self.session
+        how: dict[str, Any] = {"fixed": session.fixed, "conversion": session.conversion, "cost": full_cost}
+        has_more = step(self.search, session.pool.measure, self.log, **how)
+        self._note(start)
+        self.curve.is_open = has_more and not self.budget.is_spent(self.history)
+
+    def _note(self, start: float) -> None:
+        best = self.history[-1].best
+        self.curve.add(len(self.history), float("inf") if best is None else best, time.perf_counter() - start)
+        if best is None:  # the untuned kernel failed, and nothing has run
+            self.curve.is_open = False
+
+    @property
+    def untuned(self) -> float | None:
+        """Seconds of the untuned kernel."""
+        return next((record.seconds for record in self.history if is_untuned(record)), None)
+
+    @property
+    def leader(self) -> Record | None:
+        """The best trial of a candidate."""
+        ran = [r for r in self.history if r.seconds is not None and not is_untuned(r)]
+        return min(ran, key=full_cost, default=None)
+
+    @property
+    def spent(self) -> float:
+        """Seconds of the search."""
+        return sum(self.curve.batches)
+
+    def is_like(self, other: Run) -> bool:
+        """Whether what is best for another task may be for this one: the same program on a similar pattern."""
+        mine, theirs = self.session, other.session
+        if mine.key.program != theirs.key.program or mine.fixed.keys() != theirs.fixed.keys():
+            return False
+        return mine.key.pattern == theirs.key.pattern or distance(mine.facts, theirs.facts) <= RADIUS
+
+    def learn(self, other: Run) -> None:
+        """Try what another one found, if it gained more than this one did."""
+        found, before, mine = other.leader, other.untuned, self.untuned
+        if found is None or found.seconds is None or before is None or mine is None or not self.is_like(other):
+            return
+        expected = mine * found.seconds / before
+        if expected < self.curve.best and self.search.hint(found.candidate):
+            self.curve.hinted, self.curve.is_open = expected, True
+
+    def finish(self, *, interrupted: bool) -> TuneResult:
+        """Compare the best with the untuned kernel once more."""
+        how: dict[str, Any] = {"interrupted": interrupted, "most": FINALISTS}
+        return finish(self.session, self.search, self.history, self.budget, self.records, **how)
+
+
+def tune_many(
+    tasks: Sequence[Any],
+    *,
+    seconds: float = SECONDS,
+    policy: str = "gain",
+    strategy: str = "guided",
+    patience: int = PATIENCE,
+    seed: int = 0,
+    database: str | Path | Database | None = None,
+    target: Any = None,
+    isolate: bool | None = None,
+    timeout: float = TIMEOUT,
+    executor: Executor | None = None,
+    machines: str = "same",
+    finite: bool = False,
+) -> TuneManyResult:
+    """Tune several kernels, such as those of a model, under one budget: the next trials where most is to be gained.
+
+    A batch of trials goes to the search from which the time of all calls is expected to gain most a second: by how long
+    the kernel takes, how often it is called, how many trials it had and what the last ones brought. What is best for
+    one kernel is tried soon for those of the same program whose patterns are similar. A search ends where nothing gets
+    better any more, and all do when the budget is spent.
+
+    Parameters
+    ----------
+    tasks : sequence of TuneTask
+        Or of tuples: a program, its inputs as for `tune_sparse`, and how often it is called (1). Tasks of the same
+        program and arguments are tuned once.
+    seconds : float
+        Of everything. The untuned kernel of every task is timed all the same, and what was found compared once more.
+    policy : {"gain", "equal"}
+        Equal shares of time are there to compare with.
+    strategy, seed, database, target, isolate, timeout, executor, machines, finite
+        As for `tune_sparse`. Worker processes are started for a budget of more than 5 seconds.
+    patience : int
+        Trials without a better one after which a search ends.
+
+    Returns
+    -------
+    TuneManyResult
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        There is no task, a task is no pair of a program and inputs, or an option is not one of these.
+    TuningError
+        The untuned kernel of a task is wrong, or the database cannot be written.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, sparsetir
+    >>> A = sp.random_array((50, 40), density=0.1, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    >>> spmm, B = sparsetir.ops.spmm(), np.ones((40, 8), "float32")
+    >>> found = sparsetir.tune_many([(spmm, {"A": A, "B": B}), (spmm, {"A": A[:25], "B": B}, 10)], seconds=1)
+    >>> [bool(np.allclose(result.kernel(A=M, B=B), M @ B, rtol=1e-5)) for result, M in zip(found, [A, A[:25]])]
+    [True, True]
+    """
+    given = tuple(_task(task, n) for n, task in enumerate(tasks))
+    if not given:
+        raise ArgumentError("expected tasks, such as [(program, inputs), ...]; found none")
+    if policy not in POLICIES:
+        raise ArgumentError(f"policy is one of {', '.join(POLICIES)}; found {policy!r}")
+    if isinstance(seconds, (str, bool)) or not seconds > 0:
+        raise ArgumentError(f"seconds must be positive, found {seconds!r}")
+    for task in given:
+        check_arguments(task.inputs, max_trials=1, max_seconds=seconds, seed=seed, patience=patience)
+    check_executor(executor, machines)
+    records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
+    apart = seconds > MANY_SECONDS if isolate is None else isolate
+    how: dict[str, Any] = {"isolate": apart, "timeout": timeout, "finite": finite}
+    how |= {"executor": executor, "machines": machines}
+    begin = time.perf_counter()
+    with ExitStack() as stack, closing(records):
+        many = Many(records, policy, patience)
+        for task in given:
+            session = stack.enter_context(closing(Session(task.program, task.inputs, target, **how)))
+            many.add(task, session, lambda session: session.search(seed, strategy, records=records))
+        many.go(begin + seconds)
+        return many.result(given, begin)
+
+
+class Many:
+    """The searches of several tasks.
+
+    Parameters
+    ----------
+    records : Database
+    policy : str
+    patience : int
+    """
+
+    def __init__(self, records: Database, policy: str, patience: int) -> None:
+        self.records, self.policy, self.patience = records, POLICIES[policy], patience
+        self.runs: dict[str, Run] = {}
+        self.order: list[str] = []
+        self.awake: list[Run] = []
+        self.interrupted = False
+
+    def add(self, task: TuneTask, session: Session, search_in: Any) -> None:
+        """Another task, with those of the same key."""
+        name = _name(session.key)
+        self.order.append(name)
+        if name in self.runs:
+            self.runs[name].curve.calls += task.calls
+            session.pool.rest()
+            return
+        run = Run(session, search_in(session), self.records, task.calls, self.patience)
+        self.runs[name] = run
+        self._wake(run)
+        run.begin()
+
+    def _wake(self, run: Run) -> None:
+        """Let a search have worker processes, those that had none for longest go without."""
+        if run in self.awake:
+            self.awake.remove(run)
+        self.awake.append(run)
+        while len(self.awake) > AWAKE:
+            self.awake.pop(0).session.pool.rest()
+
+    def go(self, end: float) -> None:
+        """Batch after batch until a time, or until nothing is left."""
+        runs = list(self.runs.values())
+        kept = min(FINISH_SHARE * max(end - time.perf_counter(), 0.0), FINISH_SECONDS * len(runs))
+        try:
+            while time.perf_counter() < end - kept:
+                chosen = self.policy([run.curve for run in runs], [run in self.awake for run in runs])
+                if chosen is None:
+                    return
+                self._wake(runs[chosen])
+                runs[chosen].advance()
+                for other in self._others(runs[chosen]):
+                    other.learn(runs[chosen])
+        except KeyboardInterrupt:
+            self.interrupted = True
+        except ExecutorLostError as error:
+            self.interrupted = True
+            warnings.warn(f"the search ended early: {error}", stacklevel=4)
+
+    def _others(self, run: Run) -> Iterator[Run]:
+        """The searches that may learn from one, if it has got better just now."""
+        points = run.curve.points[-2:]
+        if points[-1][1] < points[0][1]:
+            yield from (other for other in self.runs.values() if other is not run)
+
+    def result(self, tasks: tuple[TuneTask, ...], begin: float) -> TuneManyResult:
+        """What was found."""
+        found = {}
+        for name, run in self.runs.items():
+            self._wake(run)
+            found[name] = run.finish(interrupted=self.interrupted)
+        results = tuple(found[name] for name in self.order)
+        spent = tuple(self.runs[name].spent for name in self.order)
+        return TuneManyResult(results, tasks, spent, time.perf_counter() - begin, self.interrupted)
+
+
+def _name(key: Key) -> str:
+    return repr((key.program, key.pattern, sorted(key.sizes.items()), key.dtype, key.target))
+
+
+def _task(task: Any, number: int) -> TuneTask:
+    """A task, from a tuple if it is one."""
+    if isinstance(task, tuple) and 2 <= len(task) <= 3:
+        task = TuneTask(*task)
+    if not isinstance(task, TuneTask):
+        found = f"task {number} is {type(task).__name__}"
+        raise ArgumentTypeError(f"tasks are TuneTask(program, inputs, calls) or tuples of these; {found}")
+    calls = task.calls
+    if isinstance(calls, (bool, str)) or not (calls > 0 and isfinite(calls)):
+        raise ArgumentError(f"the calls of a task must be a positive number; task {number} has {calls!r}")
+    return task
+
+
+__all__ = ["TuneManyResult", "TuneTask", "tune_many"]
