@@ -140,7 +140,7 @@ def tasks(mod: ir.IRModule, target: Any = None, *, params: Mapping[str, Any] | N
         arrays = [matrix.indptr, matrix.indices, matrix.data]
         key = hash_arrays(f"{name} {matrix.shape} {sorted(shapes.items())}", arrays)
         found[key] = ((name, matrix, shapes), found[key][1] + 1 if key in found else 1)
-    return [task_of(*each, calls) for each, calls in found.values()]
+    return [task_of(name, matrix, shapes, calls) for (name, matrix, shapes), calls in found.values()]
 
 
 def _free(target: Any, mod: ir.IRModule) -> Any:
