@@ -17,7 +17,7 @@ kernels     `build`, `Kernel`, `Kernel.bind`; `lower` for the stages between
 products    `matmul`, `matmul_plan`, `add`, `subtract`, `multiply`, `maximum`, `rap` of sparse matrices,
             `triangles` of a graph; `linear_operator` for scipy's solvers
 formats     `formats`, `format` of an encoding as text, `SparseTensor`, `CooTensor`, `decompose_format`, `pattern`
-schedules   `Schedule` (stage I), `Choices` and `template` (loops)
+schedules   `Schedule` (stage I), `Choices` and `template` (loops), `Accumulators` (computed patterns)
 searching   `tune_sparse`, `autotune`; `tune_many` kernels under one budget
 models      `relax`; `import sparsetir.torch` for training with torch
 files       `read` of matrices and tensors, `load` of saved kernels
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from sparsetir import errors, formats, ir, ops, relax
     from sparsetir import tvmscript as T
     from sparsetir.alignment import aligned
+    from sparsetir.assemble import Accumulators
     from sparsetir.build import build
     from sparsetir.call.arguments import unchecked
     from sparsetir.call.bound import BoundKernel
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
 
 # Public name -> where it lives; a module stands for itself.
 _PUBLIC = {
+    "Accumulators": "sparsetir.assemble",
     "BoundKernel": "sparsetir.call.bound",
     "Choices": "sparsetir.schedules",
     "CooTensor": "sparsetir.interop",
@@ -131,6 +133,7 @@ _PUBLIC = {
 }
 _MODULES = ("T", "errors", "formats", "ir", "ops", "relax")
 __all__ = [
+    "Accumulators",
     "BoundKernel",
     "Choices",
     "CooTensor",

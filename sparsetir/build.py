@@ -39,16 +39,18 @@ def build(
         The program at stage I; at stage II its buffers are called by parameter name.
     target : Target, str or dict, optional
         An LLVM target; this machine by default.
-    schedule : Choices, template, tvm.s_tir.Schedule or callable, optional
+    schedule : Choices, template, tvm.s_tir.Schedule, callable or Accumulators, optional
         How to order the loops: the row sketch's choices, a template with values, a stock schedule of the stage-II
-        module, or a function that is given one and changes it. By default the sketches decide.
+        module, or a function that is given one and changes it. By default the sketches decide. Of a program that
+        computes the pattern of its results: how its rows are collected.
     calls : int, optional
         About how often a bound kernel will be called. Given that, a bound matrix is converted to another format where
         this pays within that many calls; its values are copied then.
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`. The kernel takes for each call what the last search for such arguments ended
         with: of the same pattern and sizes, else of the same pattern over the format that was best for other sizes,
-        else the untuned kernel. `schedule` may be the template whose knobs were searched.
+        else the untuned kernel. `schedule` may be the template whose knobs were searched. A kernel that computes
+        patterns is that of the program's last search.
     finite : bool
         A promise that arguments hold neither infinities nor NaN. Without it, results over formats that `calls` or
         `database` chose and that store zeros between the entries are checked for NaN and infinities.
@@ -74,6 +76,7 @@ def build(
         from sparsetir.call.converting import bound_over_another
 
         return make_kernel(func, target, schedule=schedule, calls=calls, finite=finite, convert=bound_over_another)
+    from sparsetir.tuning.accumulators import computes_patterns, recorded_accumulators
     from sparsetir.tuning.recorded import recorded
 
     get_num_threads()
@@ -82,6 +85,11 @@ def build(
     if not isinstance(func, (tirx.PrimFunc, ir.IRModule)):
         found = type(func).__name__
         raise ArgumentTypeError(f"a database has records of programs as they were tuned, PrimFuncs; found {found}")
+    if computes_patterns(func):
+        if schedule is not None:
+            raise ArgumentError("the database decides how rows are collected: leave schedule out")
+        chosen: Any = recorded_accumulators(func, target, database)
+        return chosen
     tuned: Any = recorded(func, target, schedule, database, finite=finite)  # called like any other kernel
     return tuned
 

@@ -155,7 +155,7 @@ def form_of(func: tirx.PrimFunc, target: Any, template: Template | None = None) 
     return _forms[key]
 
 
-def with_knobs(template: Template | None, choices: Choices | Config) -> Choices | Template:
+def with_knobs(template: Any, choices: Choices | Config) -> Any:
     """A candidate's choices as `sparsetir.build` takes them."""
     if isinstance(choices, Choices):
         return choices

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV
 
+from sparsetir.assemble import Accumulators
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ScheduleError
 
 Value: TypeAlias = "int | float | str | tuple[Any, ...] | None"
@@ -62,6 +63,17 @@ class Config:
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value!r}" for name, value in self.pairs)
+
+
+class AccumulatorKnobs:
+    """The knobs of `Accumulators`: turns values into a schedule, as a template does."""
+
+    def __repr__(self) -> str:
+        return "accumulators of computed patterns"
+
+    def with_values(self, **values: Any) -> Accumulators:
+        """The schedule with these values."""
+        return Accumulators(**values)
 
 
 class Split(tuple[Any, ...]):

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 
 from tvm import tirx
 
-from sparsetir.assemble import refuse_assembled
 from sparsetir.call.make import make_kernel, single
 from sparsetir.call.timing import Timing
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.format import Format
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
+from sparsetir.tuning.accumulators import refuse_assembled
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database
 from sparsetir.tuning.progress import Progress

@@ -11,6 +11,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.kernel import Kernel
 from sparsetir.call.make import make_kernel, single
 from sparsetir.compile.cache import versions
@@ -26,7 +27,7 @@ from sparsetir.tuning.tuned import TunedKernel, Variant
 from sparsetir.version import __version__
 
 
-def circumstances(kernel: Kernel, template: Template | None = None) -> dict[str, Any]:
+def circumstances(kernel: Kernel | AssembledKernel, template: Template | None = None) -> dict[str, Any]:
     """What a record's key says of everything but the arguments."""
     texts = [script(kernel.func), *([template.text] if template is not None else [])]
     written = kernel.signature.effects.written

@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sparsetir.assemble import Accumulators
+from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.composed import ComposedKernel
 from sparsetir.call.kernel import Kernel
 from sparsetir.errors import ArgumentError
@@ -18,7 +20,7 @@ from sparsetir.schedules import Choices
 from sparsetir.tuning.comparison import Comparison
 from sparsetir.tuning.database import Key, Record
 from sparsetir.tuning.form import with_knobs
-from sparsetir.tuning.knobs import Config
+from sparsetir.tuning.knobs import AccumulatorKnobs, Config
 from sparsetir.tuning.space import Values, start
 from sparsetir.tuning.templates import Template
 from sparsetir.tuning.trials import is_untuned
@@ -36,7 +38,7 @@ class TuneResult:
 
     Parameters
     ----------
-    kernel : Kernel, ComposedKernel or TunedKernel
+    kernel : Kernel, ComposedKernel, TunedKernel or AssembledKernel
         Built with the best choices, for the sizes in ``best.fixed``; for others it takes the best kernel that fits.
         ``sparsetir.build(program, schedule=result.schedule)`` makes one for all sizes with the same choices.
     best, untuned : Record
@@ -63,7 +65,7 @@ class TuneResult:
         The features that the cost model used, by their share, the most important first.
     peers : dict of str to float
         Seconds of the libraries that were timed side by side with the kernel.
-    template : Template or None
+    template : Template, AccumulatorKnobs or None
         Whose knobs were searched.
     comparison : Comparison or None
         The last one, of the fastest candidates and the untuned kernel; None where nothing was ever compared.
@@ -71,7 +73,7 @@ class TuneResult:
         Whether nothing was searched: the kernel is that of the records or of the pretrained model.
     """
 
-    kernel: Kernel | ComposedKernel | TunedKernel
+    kernel: Kernel | ComposedKernel | TunedKernel | AssembledKernel
     best: Record
     untuned: Record
     history: list[Record] = field(repr=False)
@@ -85,7 +87,7 @@ class TuneResult:
     refused: dict[str, str] = field(default_factory=dict, repr=False)
     importance: dict[str, float] = field(default_factory=dict, repr=False)
     peers: dict[str, float] = field(default_factory=dict, repr=False)
-    template: Template | None = field(default=None, repr=False)
+    template: Template | AccumulatorKnobs | None = field(default=None, repr=False)
     comparison: Comparison | None = field(default=None, repr=False)
     is_recalled: bool = False
 
@@ -94,11 +96,12 @@ class TuneResult:
         return f"TuneResult {self.kernel!r}: {trials}; see report() and explain()"
 
     @property
-    def schedule(self) -> Choices | Template | None:
+    def schedule(self) -> Choices | Template | Accumulators | None:
         """For `sparsetir.build`: the best choices, or the template with the best values; None if nothing is faster."""
         if self.best == self.untuned:
             return None
-        return with_knobs(self.template, self.best.choices)
+        found: Choices | Template | Accumulators = with_knobs(self.template, self.best.choices)
+        return found
 
     @property
     def speedup(self) -> float:

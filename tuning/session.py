@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.assemble import refuse_assembled
 from sparsetir.call.finite import has_nan
 from sparsetir.call.kernel import Kernel
 from sparsetir.call.make import single
@@ -86,7 +85,6 @@ class Session:
         self.finite = finite
         if isolate and executor is None and can_send(inputs):
             Process.warm()
-        refuse_assembled(single(program))
         self.evaluator = Evaluator(single(program), inputs, target, template)
         self.func, self.kernel, self.workload = self.evaluator.func, self.evaluator.kernel, self.evaluator.workload
         sizes = self.sizes

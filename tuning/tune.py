@@ -15,6 +15,7 @@ from typing import Any
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ExecutorLostError, SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.scalars import as_whole
+from sparsetir.tuning.accumulators import computes_patterns, refuse_others, tune_accumulators
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.comparison import WORTH, Comparison, last_of, note, rescaled, winner
 from sparsetir.tuning.database import Database, Record
@@ -78,7 +79,7 @@ def tune_sparse(
     Parameters
     ----------
     program : PrimFunc or IRModule with one PrimFunc
-        At stage I.
+        At stage I. Of one that computes the pattern of its results, `Accumulators` are searched, in this process.
     inputs : mapping of str to array
         The arguments of a call by name; they are not changed. Where just one of them is sparse and the results are
         dense, other formats are tried for it.
@@ -182,12 +183,16 @@ def tune_sparse(
     kept = seconds_left - min(FINISH_SECONDS, FINISH_SHARE * seconds_left) if seconds_left is not None else None
     budget = Budget(trials_left, kept, patience)
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
+    if computes_patterns(program):
+        refuse_others(formats=formats, schedule=schedule, amortize_over=amortize_over, executor=executor)
+        how: dict[str, Any] = {"strategy": strategy, "seed": seed, "target": target, "progress": progress}
+        return tune_accumulators(program, inputs, budget, records, **how)
     apart = trials_left > ALONE if isolate is None else isolate
     cost = partial(full_cost, amortize_over=amortize_over)
     check_executor(executor, machines)
     with Progress(budget, shown=progress) as bar:
         bar.say("preparing the untuned kernel")
-        how: dict[str, Any] = {"isolate": apart, "timeout": timeout, "finite": finite}
+        how = {"isolate": apart, "timeout": timeout, "finite": finite}
         how |= {"executor": executor, "machines": machines}
         with closing(Session(program, inputs, target, formats, schedule, **how)) as session:
             peers, search = session.peers(against), session.search(seed, strategy, records=records)

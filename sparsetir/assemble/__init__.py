@@ -9,7 +9,7 @@ count, find and fill the pattern, by way of `accumulators`. `sparsetir.call.asse
 from __future__ import annotations
 
 from sparsetir.assemble.compiled import AssembledCompiled
-from sparsetir.assemble.functions import Options
-from sparsetir.assemble.program import Assembly, Result, is_assembled, refuse_assembled
+from sparsetir.assemble.options import Accumulators, Options
+from sparsetir.assemble.program import Assembly, Result, is_assembled
 
-__all__ = ["AssembledCompiled", "Assembly", "Options", "Result", "is_assembled", "refuse_assembled"]
+__all__ = ["Accumulators", "AssembledCompiled", "Assembly", "Options", "Result", "is_assembled"]

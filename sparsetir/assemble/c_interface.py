@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from tvm import ir, tirx
 
-from sparsetir.assemble.functions import Options
+from sparsetir.assemble.options import Options
 from sparsetir.assemble.program import Assembly, Result
 from sparsetir.compile.c_interface import TYPES, Exportable, Interface, identifier, machine_code, plain
 from sparsetir.errors import LoweringError
@@ -38,7 +38,7 @@ class AssembledInterface(Interface):
     least_rank = 2
 
     def __init__(self, kernel: Exportable, assembly: Assembly, options: Options) -> None:
-        if options.select or options.table:
+        if options.select or options.accumulators.is_table:
             raise LoweringError(f"{kernel.name} selects entries or uses hash tables, which exported kernels do not yet")
         self.assembly = assembly
         params = [p for p in assembly.func.params if not tirx.is_buffer_var(p) or assembly.result_of(p) is None]

@@ -10,7 +10,8 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.assemble.functions import Functions, Options
+from sparsetir.assemble.functions import Functions
+from sparsetir.assemble.options import Options
 from sparsetir.assemble.program import Assembly, assemble
 from sparsetir.assemble.rows import lower_rows
 from sparsetir.compile.compiled import Compiled

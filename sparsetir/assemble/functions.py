@@ -20,6 +20,7 @@ from tvm.ir import Var
 
 from sparsetir.assemble import merges
 from sparsetir.assemble.accumulators import LONG, WORD, Accumulator, Bits, Bytes, Insertion, Output, Table, add, long
+from sparsetir.assemble.options import Options
 from sparsetir.assemble.program import Assembly
 from sparsetir.assemble.rows import Rows, Scatter, with_own
 from sparsetir.assemble.selection import Selection, ordered
@@ -30,28 +31,8 @@ from sparsetir.lower.nests import parallel, serial
 from sparsetir.lower.rewriting import alloc, cell, collect, get, product, put, renewed, seq, substitute
 from sparsetir.walks import structural_mutate
 
-SMALL = 24  # entries up to which a row is sorted by insertion
 ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
 DENSE = 4  # entries in each block from which on they are marked in bytes
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the functions of a program do besides.
-
-    Parameters
-    ----------
-    complement : bool
-        Coordinates are entered where the filters store none.
-    select : bool
-        Of each row only the largest values are kept.
-    table : bool
-        Rows are collected in hash tables.
-    """
-
-    complement: bool = False
-    select: bool = False
-    table: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,7 +73,7 @@ class Functions:
             made["bound"] = self.bound()
             if not self.options.select:
                 made["symbolic"] = self.symbolic()
-            if not self.options.select and not self.options.table:
+            if not self.options.select and not self.options.accumulators.is_table:
                 made["values"] = self.values()
         attrs = dict(self.rows.func.attrs)
         named = {f"{self.assembly.name}_{name}": self.of_params(func) for name, func in made.items()}
@@ -210,7 +191,17 @@ class Functions:
         allowed = [array(f"{a.name}_allowed", LONG, split.chunks, mask_words) for a in self.assembly.filters]
         held = held if values else []
         return Workspace(
-            width, words, tops, held, bits, marks, top, values, mask_words, allowed, is_table=self.options.table
+            width,
+            words,
+            tops,
+            held,
+            bits,
+            marks,
+            top,
+            values,
+            mask_words,
+            allowed,
+            is_table=self.options.accumulators.is_table,
         )
 
     def ways(
@@ -219,23 +210,32 @@ class Functions:
         """What is done with a row: small ones by insertion, others in an array."""
 
         merge = self.assembly.merge
-        most = -1 if any(r.held_dtype != r.dtype for r in self.assembly.results) else SMALL
+        small = self.options.accumulators.insertion
+        most = -1 if any(r.held_dtype != r.dtype for r in self.assembly.results) else small
 
         def at(row: Var) -> list[tirx.Stmt]:
             if merge is not None:
                 return [*merges.row_of(self.assembly, merge, out, row), *done(row)]
-            small = self.collected(Insertion(out, SMALL, self.assembly.key_dtype), row, work, chunk)
             entered = tirx.BufferLoad(split.bound, [row])
-            if self.options.table:
-                larger = self.collected(Table(out, chunk, work.arrays, work.bits, entered), row, work, chunk)
-            else:
-                marks = ((Bits, work.bits), (Bytes, work.bytes))
-                wide = [kind(out, chunk, work.arrays, held, work.top) for kind, held in marks]
-                sparse, dense = (self.collected(accumulator, row, work, chunk) for accumulator in wide)
-                larger = tirx.IfThenElse(entered < work.words * long(DENSE), sparse, dense)
-            return [tirx.IfThenElse(entered <= long(most), small, larger), *done(row)]
+            larger = self.larger(out, work, chunk, row, entered)
+            if small == 0:
+                return [larger, *done(row)]
+            short = self.collected(Insertion(out, small, self.assembly.key_dtype), row, work, chunk)
+            return [tirx.IfThenElse(entered <= long(most), short, larger), *done(row)]
 
         return at
+
+    def larger(self, out: Output, work: Workspace, chunk: Var, row: Var, entered: ir.Expr) -> tirx.Stmt:
+        """A row in an array or a table."""
+        kind = self.options.accumulators.kind
+        if kind == "table":
+            return self.collected(Table(out, chunk, work.arrays, work.bits, entered), row, work, chunk)
+        bits = Bits(out, chunk, work.arrays, work.bits, work.top)
+        marked = Bytes(out, chunk, work.arrays, work.bytes, work.top)
+        if kind != "both":
+            return self.collected(bits if kind == "bits" else marked, row, work, chunk)
+        sparse, dense = (self.collected(accumulator, row, work, chunk) for accumulator in (bits, marked))
+        return tirx.IfThenElse(entered < work.words * long(DENSE), sparse, dense)
 
     def collected(self, accumulator: Accumulator, row: Var, work: Workspace, chunk: Var) -> tirx.Stmt:
         """A row in an accumulator, written out."""
@@ -398,4 +398,4 @@ def _per_step(stmt: tirx.Stmt, rows: Rows) -> int | None:
     return None
 
 
-__all__ = ["SMALL", "Functions", "Options"]
+__all__ = ["Functions"]

@@ -134,13 +134,6 @@ def is_assembled(program: Program) -> bool:
     return any(axis.is_assembled for axis in program.axes.values())
 
 
-def refuse_assembled(func: tirx.PrimFunc) -> None:
-    """Raise where a program computes patterns, of which no format and no schedule is searched."""
-    if is_assembled(decode(func)):
-        found = f"{func.attrs['global_symbol']} computes the pattern of its results"
-        raise LoweringError(f"{found}: how a row is collected depends on its size, with no search; build it instead")
-
-
 def assemble(func: tirx.PrimFunc) -> Assembly:
     """Rewrite a program.
 
@@ -329,4 +322,4 @@ def _sets(stmt: tirx.Stmt, held: list[SparseBuffer]) -> bool:
     return isinstance(stmt, tirx.BufferStore) and any(stmt.buffer.same_as(b.view) for b in held)
 
 
-__all__ = ["Assembly", "Merge", "Result", "assemble", "is_assembled", "refuse_assembled"]
+__all__ = ["Assembly", "Merge", "Result", "assemble", "is_assembled"]

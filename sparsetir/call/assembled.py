@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -168,7 +167,7 @@ class AssembledKernel(Saved):
 
     def is_wide(self, args: Arguments) -> bool:
         """Whether an element for every coordinate of a row takes too much memory."""
-        if self.options.table or self.assembly.merge is not None:
+        if self.options.accumulators.is_table or self.assembly.merge is not None:
             return False
         item = 1 + sum(numpy_dtype(r.held_dtype).itemsize for r in self.assembly.results)
         return self._width(args.sizes) * item * get_num_threads() > WIDE_BYTES
@@ -176,14 +175,15 @@ class AssembledKernel(Saved):
     @cached_property
     def tabled(self) -> AssembledKernel:
         """The same program with hash tables."""
-        options = replace(self.options, table=True)
-        made = compile_cached(self.func, self.compiled.target, options, AssembledCompiled)
+        made = compile_cached(self.func, self.compiled.target, self.options.tabled(), AssembledCompiled)
         return AssembledKernel(cast("AssembledCompiled", made))
 
     def is_roomy(self, call: Call) -> bool:
         """Whether the rows are written before their lengths are known."""
         if self.assembly.merge is not None or self.options.select:
             return True
+        if self.options.accumulators.counted:
+            return False
         item = sum(numpy_dtype(r.dtype).itemsize for r in self.assembly.results) + self._key_dtype().itemsize
         return call.bound is None or int(call.bound.sum()) * item <= ROOMY_BYTES
 
@@ -298,7 +298,7 @@ class AssembledKernel(Saved):
 
     def refill(self, args: Arguments, pattern: Pattern, call: Call) -> list[np.ndarray]:
         """The values for other values of the operands, of which the pattern is known; `call` was one with it."""
-        if self.assembly.merge is not None or self.is_wide(args):
+        if self.assembly.merge is not None or self.options.accumulators.is_table or self.is_wide(args):
             return self.assemble(args).values
         call.common = argument_list(self.signature, args, without=self._results)
         keys, values = pattern.keys, self.entries(len(pattern.keys))[1]
@@ -319,7 +319,7 @@ class AssembledKernel(Saved):
     def take(self, call: Call) -> Work:
         """Accumulators for as many chunks."""
         words = -(-call.width // WORD)
-        if self.options.table:
+        if self.options.accumulators.is_table:
             largest = 0 if call.bound is None else int(call.bound.max(initial=0))
             shapes = [(call.chunks, 2 << (largest | 1).bit_length())] * 2
         else:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.assemble import AssembledCompiled, Options, is_assembled
+from sparsetir.assemble import Accumulators, AssembledCompiled, Options, is_assembled
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.kernel import Convert, Kernel
 from sparsetir.compile.cache import compile_cached
@@ -93,10 +93,13 @@ def _composed(decomposition: Any, target: Any, schedule: Any) -> Any:
 
 
 def _assembled(program: tirx.PrimFunc, target: Any, schedule: Any) -> AssembledKernel:
-    if schedule is not None:
-        name = program.attrs["global_symbol"]
-        raise ArgumentTypeError(f"{name} computes the pattern of its results: it is built without a schedule")
-    return assembled_kernel(program, target)
+    if schedule is None:
+        return assembled_kernel(program, target)
+    if not isinstance(schedule, Accumulators):
+        name, found = program.attrs["global_symbol"], type(schedule).__name__
+        expected = "its schedule is a sparsetir.Accumulators"
+        raise ArgumentTypeError(f"{name} computes the pattern of its results: {expected}; found {found}")
+    return assembled_kernel(program, target, Options(accumulators=schedule))
 
 
 def assembled_kernel(program: tirx.PrimFunc, target: Any = None, options: Options | None = None) -> AssembledKernel:

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Search over how the rows of a computed pattern are collected.
+
+The space is small and the results are the same bit by bit, so candidates are built and timed in this process,
+interleaved with the untuned kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from sparsetir.assemble import Accumulators, Options, is_assembled
+from sparsetir.call.assembled import AssembledKernel
+from sparsetir.call.make import assembled_kernel, single
+from sparsetir.call.pattern_results import Pattern
+from sparsetir.errors import ArgumentError, LoweringError
+from sparsetir.ir import decode
+from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.comparison import Comparison, compared, note, rescaled, winner
+from sparsetir.tuning.database import Database, Key, Record, fingerprint
+from sparsetir.tuning.knobs import AccumulatorKnobs, Config
+from sparsetir.tuning.measure import BURST_SECONDS, Measurement, burst, duel, reason, summary, typical
+from sparsetir.tuning.progress import Progress
+from sparsetir.tuning.recorded import circumstances
+from sparsetir.tuning.report import TuneResult
+from sparsetir.tuning.search import Search
+from sparsetir.tuning.space import Space, Values
+from sparsetir.tuning.trials import Budget, Log, explore, is_untuned, with_best
+
+VALUES: Values = {
+    "insertion": (24, 0, 8, 64),
+    "kind": ("both", "bits", "bytes", "table"),
+    "counted": (False, True),
+}
+FINALISTS = 4
+
+
+def computes_patterns(program: Any) -> bool:
+    """Whether a program is searched here."""
+    return is_assembled(decode(single(program)))
+
+
+def refuse_assembled(func: tirx.PrimFunc) -> None:
+    """Raise where a program computes patterns, of which no listed configurations are compared."""
+    if is_assembled(decode(func)):
+        found = f"{func.attrs['global_symbol']} computes the pattern of its results"
+        raise LoweringError(f"{found}: autotune compares loops and formats; tune_sparse searches its accumulators")
+
+
+def refuse_others(**given: Any) -> None:
+    """Raise where a search was given what only other programs leave open."""
+    wrong = next((name for name, value in given.items() if value is not None), None)
+    if wrong is not None:
+        raise ArgumentError(f"{wrong} is not searched for computed patterns, only how their rows are collected")
+
+
+class Trials:
+    """Times candidates on one call.
+
+    Parameters
+    ----------
+    program : PrimFunc or IRModule with one PrimFunc
+    inputs : mapping of str to array
+    target : Target, str or dict, optional
+    """
+
+    def __init__(self, program: Any, inputs: Mapping[str, Any], target: Any = None) -> None:
+        self.func, self.target = single(program), target
+        self.kernel = assembled_kernel(self.func, target)
+        self.args = self.kernel.prepare((), dict(inputs))
+        self.expected = self.kernel.assemble(self.args)
+        self.built: dict[Candidate, AssembledKernel] = {}
+
+    def key(self) -> Key:
+        """What the times hold for."""
+        pattern = fingerprint(self.kernel.signature.program, self.args.arrays)
+        sizes = {name: int(value) for name, value in self.args.sizes.items()}
+        return Key(pattern=pattern, sizes=sizes, **circumstances(self.kernel))
+
+    @property
+    def values(self) -> Values:
+        """The knobs that make a difference."""
+        if self.kernel.assembly.merge is not None:  # cursors over sorted rows, with nothing to choose
+            return {}
+        is_counted = not self.kernel.is_roomy(self.kernel.begin(self.args))
+        kinds = ("table",) if self.kernel.is_wide(self.args) else VALUES["kind"]
+        return {**VALUES, "kind": kinds, "counted": (True,) if is_counted else VALUES["counted"]}
+
+    def call(self, kernel: AssembledKernel) -> Callable[[], Pattern]:
+        """A call of a kernel on the arguments."""
+        return lambda: kernel.assemble(self.args)
+
+    def of(self, candidate: Candidate) -> AssembledKernel:
+        """The kernel of a candidate."""
+        if candidate not in self.built:
+            schedule = Accumulators(**candidate.choices.as_dict())
+            self.built[candidate] = assembled_kernel(self.func, self.target, Options(accumulators=schedule))
+        return self.built[candidate]
+
+    def untuned(self) -> Measurement:
+        """Of the kernel that is built without a search."""
+        return summary(burst(self.call(self.kernel), BURST_SECONDS))
+
+    def measure(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Measurement]]:
+        """Measurements, one after another."""
+        usual = typical(self.call(self.kernel), BURST_SECONDS)
+        for candidate in candidates:
+            try:
+                yield candidate, self.measured(candidate).paced(usual)
+            except (RuntimeError, MemoryError) as error:
+                yield candidate, Measurement(error=reason(error))
+
+    def measured(self, candidate: Candidate) -> Measurement:
+        """A candidate between two looks at the untuned kernel; an error if its result differs."""
+        kernel = self.of(candidate)
+        if not same(self.call(kernel)(), self.expected):
+            return Measurement(error="the result differs from the untuned kernel's")
+        before = typical(self.call(self.kernel), BURST_SECONDS)
+        found = summary(burst(self.call(kernel), BURST_SECONDS))
+        after = typical(self.call(self.kernel), BURST_SECONDS)
+        times = (found.seconds, found.median, found.spread)
+        return Measurement(*times, usual=(before + after) / 2)
+
+    def compare(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
+        """Seconds of candidates and the untuned kernel, interleaved."""
+        kernels: dict[Candidate | None, AssembledKernel] = {None: self.kernel, **{c: self.of(c) for c in candidates}}
+        return duel({c: partial(typical, self.call(kernel)) for c, kernel in kernels.items()})
+
+
+def same(one: Pattern, other: Pattern) -> bool:
+    """Whether two results are equal, bit by bit."""
+    pairs = zip((one.indptr, one.keys, *one.values), (other.indptr, other.keys, *other.values), strict=True)
+    return all(a.tobytes() == b.tobytes() for a, b in pairs)
+
+
+def rows(candidates: Sequence[Candidate]) -> np.ndarray:
+    """What a model of the trials sees of candidates."""
+    given = [c.choices.as_dict() for c in candidates]
+    places = [[VALUES[name].index(value) for name, value in sorted(values.items())] for values in given]
+    return np.array(places, "float64").reshape(len(given), -1)
+
+
+def tune_accumulators(
+    program: Any,
+    inputs: Mapping[str, Any],
+    budget: Budget,
+    records: Database,
+    *,
+    strategy: str = "guided",
+    seed: int = 0,
+    target: Any = None,
+    progress: bool | None = None,
+) -> TuneResult:
+    """`sparsetir.tune_sparse` of a program that computes the pattern of its results."""
+    with Progress(budget, shown=progress) as bar, closing(records):
+        trials = Trials(program, inputs, target)
+        key, values = trials.key(), trials.values
+        base = Config.of({name: values[name][0] for name in values})
+        space = Space([None], lambda _format: values, base)
+        search = Search(space, features=rows, strategy="evolution" if strategy == "guided" else strategy, seed=seed)
+        history = [r for r in records.load(key)[: budget.trials] if is_untuned(r) or r.candidate in space]
+        for record in history:
+            search.tell(record.candidate, record.seconds)
+        history, interrupted = _explored(trials, search, history, budget, records, key, bar)
+        bar.say("comparing the fastest")
+        return _result(trials, history, space, budget, records, key, interrupted=interrupted)
+
+
+def _explored(
+    trials: Trials, search: Search, history: list[Record], budget: Budget, records: Database, key: Key, bar: Progress
+) -> tuple[list[Record], bool]:
+    """Trials until the budget is spent, and whether Ctrl-C ended them."""
+    history = [with_best(record, history[: n + 1]) for n, record in enumerate(history)]
+    reused = len(history)
+
+    def on_record(record: Record) -> None:
+        records.append(key, record)
+        bar.update(len(history), record, reused=reused)
+
+    log = Log(budget, search.seed, history, on_record)
+    if not any(is_untuned(record) for record in history):
+        log.add(Candidate(), {}, trials.untuned())
+    try:
+        if trials.values:
+            explore(search, trials.measure, log, fixed={})
+    except KeyboardInterrupt:
+        return history, True
+    return history, False
+
+
+def _result(
+    trials: Trials,
+    history: list[Record],
+    space: Space,
+    budget: Budget,
+    records: Database,
+    key: Key,
+    *,
+    interrupted: bool,
+) -> TuneResult:
+    """Compare the fastest once more, let the winner prove itself, and note what came out."""
+    mine = sorted((r for r in history if r.seconds is not None and not is_untuned(r)), key=lambda r: r.seconds or 0.0)
+    times = trials.compare([r.candidate for r in mine[: 1 if interrupted else FINALISTS]])
+    best = winner(times)
+    if best is not None:
+        confirmed = trials.compare([best])
+        times = rescaled(times, confirmed, best)
+        best = winner(confirmed)
+    held = [Record(r.choices, seconds=times[r.candidate]) for r in mine if r.candidate in times]
+    held.sort(key=lambda r: r.seconds or 0.0)
+    found = Comparison(times[None], tuple(held), best)
+    if not interrupted:
+        note(records, key, found)
+    untuned = Record(Candidate().choices, seconds=times[None])
+    return TuneResult(
+        kernel=trials.kernel if best is None else trials.of(best),
+        best=found.best or untuned,
+        untuned=untuned,
+        history=history,
+        space=space.values(None) or {},
+        seconds=budget.elapsed,
+        key=key,
+        checked_against="the untuned kernel",
+        database=records.path,
+        interrupted=interrupted,
+        template=AccumulatorKnobs(),
+        comparison=found,
+    )
+
+
+def recorded_accumulators(program: Any, target: Any, path: str | Path) -> AssembledKernel:
+    """The kernel that the last search for a program on this machine ended with; the untuned one without any."""
+    path = Path(path)
+    if not path.is_file():
+        raise ArgumentError(f"there is no database {path}: tune_sparse(..., database={str(path)!r}) makes one")
+    func = single(program)
+    untuned = assembled_kernel(func, target)
+    about = circumstances(untuned)
+    ended = [
+        found
+        for key, found in compared(Database(path), about["program"])
+        if all(getattr(key, name) == value for name, value in about.items())
+    ]
+    best = ended[-1].best if ended else None
+    if best is None:
+        return untuned
+    return assembled_kernel(func, target, Options(accumulators=Accumulators(**best.choices.as_dict())))
+
+
+__all__ = ["computes_patterns", "recorded_accumulators", "refuse_assembled", "refuse_others", "tune_accumulators"]
