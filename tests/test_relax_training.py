@@ -262,6 +262,18 @@ def test_frozen_parameters_and_others_stay() -> None:
     assert step(x, y) == pytest.approx(float(((x * params["w"] + params["v"]) ** 2).mean()), rel=1e-5)
 
 
+@pytest.mark.slow
+def test_what_was_trained_is_compiled_as_a_model() -> None:
+    mod, params = gcn(sp.csr_array((NODES, NODES), dtype="float32"))  # without edges
+    step, x = srelax.train_step(mod, params=params, lr=0.1), dense(NODES, FEATURES)
+    assert step(x, labels()) == pytest.approx(np.log(CLASSES))
+    mod, params = gcn(adjacency())
+    step = srelax.train_step(mod, params=params, lr=0.1)
+    assert step(x, labels()) > step(x, labels())
+    model = srelax.compile_model(mod, params=step.params)
+    np.testing.assert_allclose(model(x), step.predict(x), rtol=1e-4, atol=1e-5)
+
+
 # ------------------------------------------------------------------ dropout
 
 
@@ -335,6 +347,10 @@ def test_models_that_do_not_fit_are_refused() -> None:
     normed = lambda emit, x, w: relax.TupleGetItem(emit(op.nn.batch_norm(x, w, w, w, w, axis=1)), 0)  # noqa: E731
     with pytest.raises(LoweringError, match="batch_norm keeps averages from step to step"):
         srelax.train_step(module(normed, x=(4, 3), w=(3,)), "mse", params=ONE)
+    for name, optimizer in (("target", "sgd"), ("lr", "sgd"), ("w_first", "adam")):
+        mod = module(lambda emit, w, **others: w * next(iter(others.values())), w=(3,), **{name: (4, 3)})
+        with pytest.raises(ArgumentError, match=f"the model has a parameter {name}, which is a name of the step's own"):
+            srelax.train_step(mod, "mse", optimizer, params=ONE)
     with pytest.raises(ArgumentTypeError, match="expected an IRModule"):
         srelax.train_step(3, params=ONE)
     with pytest.raises(ArgumentError, match="one Relax function; found none"):

@@ -65,6 +65,11 @@ class Plan:
         """What the optimizer keeps: names of the arrays, with those of the parameters that they are like."""
         return {f"{name}_{slot}": name for name in self.trained for slot in self.rule.slots}
 
+    @property
+    def reserved(self) -> set[str]:
+        """Names of the arguments that ``train`` has besides those of the model."""
+        return {"target", "count", *self.rule.scalars(self.rule.lr, 1), *self.slots}
+
     def module(self) -> ir.IRModule:
         """The module with ``predict`` and ``train``."""
         func = with_dropout(self.mod[PREDICT], self.seed) or self.mod[PREDICT]

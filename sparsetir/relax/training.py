@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ def train_step(
     lr: float | None = None,
     seed: int = 0,
     target: Any = None,
+    database: str | Path | None = None,
     **options: Any,
 ) -> TrainStep:
     """Compile a model with its loss, its gradients and its optimizer: a step of training is one call.
@@ -59,6 +61,8 @@ def train_step(
         Of dropout, each step of which drops other elements.
     target : Target, str or dict, optional
         An LLVM target; this machine by default.
+    database : str or Path, optional
+        Records of `sparsetir.tune_sparse`, used for constant matrices.
     **options
         Of the optimizer: ``momentum``, ``nesterov``, ``betas``, ``eps``, ``weight_decay``.
 
@@ -96,9 +100,12 @@ def train_step(
     mod = ir.IRModule({**others, ir.GlobalVar(PREDICT): func.with_attr("global_symbol", PREDICT)})
     mod = _plain(bind(mod, {name: value for name, value in values.items() if name not in trained}))
     plan = Plan(mod, tuple(trained), rule, measure, seed)
+    taken = next((str(p.name) for p in mod[PREDICT].params if str(p.name) in plan.reserved), None)
+    if taken is not None:
+        raise ArgumentError(f"the model has a parameter {taken}, which is a name of the step's own: rename it")
     with own_errors(), chosen:
         training = plan.module()
-    executable = build(training, chosen)
+    executable = build(training, chosen, database=database)
     machine = relax.VirtualMachine(executable, tvm.cpu())
     signatures = {part: Signature.of(training, part) for part in (PREDICT, TRAIN)}
     classes = int(plan.predictions.shape.values[-1]) if measure.is_classes else None
