@@ -143,7 +143,7 @@ class Graph(functions.Graphs):
         ArgumentTypeError, ArgumentError
             Tensors of other dtypes, devices or shapes.
         """
-        if self.is_to_trace():
+        if self.is_to_trace(x):
             return self._traced("spmm", [x, self.weight if weight is None else weight], reduce=reduce)
         self._check(x=x, weight=weight)
         self._check_nodes("x", x, self.shape[1])
@@ -170,7 +170,7 @@ class Graph(functions.Graphs):
         Tensor
             [edges] or [edges, heads], in the order in which the graph was given.
         """
-        if self.is_to_trace():
+        if self.is_to_trace(q):
             return self._traced("sddmm", [q, k])
         self._check(q=q, k=k)
         inner = self._pair("q", q, "k", k)
@@ -189,7 +189,7 @@ class Graph(functions.Graphs):
         Tensor
             [edges] or [edges, heads], in the order in which the graph was given.
         """
-        if self.is_to_trace():
+        if self.is_to_trace(targets):
             return self._traced("edge_sum", [targets, sources])
         self._check(targets=targets, sources=sources)
         self._pair("targets", targets, "sources", sources, ranks=(1, 2))
@@ -209,7 +209,7 @@ class Graph(functions.Graphs):
         Tensor
             Of the same shape and order.
         """
-        if self.is_to_trace():
+        if self.is_to_trace(scores):
             return self._traced("softmax", [scores])
         self._check(scores=scores)
         edges = self.by_rows(scores, "scores")
@@ -231,7 +231,7 @@ class Graph(functions.Graphs):
         Tensor
             [m, out] or [m, heads, out]; 0 for rows without edges.
         """
-        if self.is_to_trace():
+        if self.is_to_trace(q):
             return self._traced("attention", [q, k, v], scale=scale)
         self._check(q=q, k=k, v=v)
         inner = self._pair("q", q, "k", k)
@@ -244,16 +244,18 @@ class Graph(functions.Graphs):
 
     def linear(self, values: Tensor, x: Tensor) -> Tensor:
         """A layer ``x @ W.T`` for rows x [..., n], W the matrix with these values at the edges; [..., m]."""
-        if self.is_to_trace():
+        if self.is_to_trace(x):
             return self._traced("linear", [values, x])
         rows = x.reshape(x.shape[:-1].numel(), self.shape[1]).contiguous()
         return functions.Linear.apply(self, self.by_rows(values), rows).view(*x.shape[:-1], self.shape[0])
 
     # ------------------------------------------------------------------ programs that torch traces
 
-    def is_to_trace(self) -> bool:
-        """Whether torch compiles or exports what calls this."""
-        return torch.compiler.is_compiling()
+    def is_to_trace(self, tensor: Any) -> bool:
+        """Whether torch compiles or exports what calls this; another thread may do so at any time."""
+        if torch.compiler.is_dynamo_compiling():
+            return True
+        return torch.compiler.is_compiling() and type(tensor) not in (Tensor, torch.nn.Parameter)
 
     def _traced(self, method: str, tensors: list[Any], **options: Any) -> Tensor:
         """A call of one operator, in which such a program sees no Python: `traced.py` has what it does."""

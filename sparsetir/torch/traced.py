@@ -102,7 +102,7 @@ class TracedGraph(Graph):
     def num_edges(self) -> int:
         return self._edges.shape[0]
 
-    def is_to_trace(self) -> bool:
+    def is_to_trace(self, tensor: Any) -> bool:
         return False
 
     def by_rows(self, edges: Tensor, name: str = "weight") -> Tensor:

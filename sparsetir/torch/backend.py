@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``torch.compile(model, backend="sparsetir")``: operators along edges run on kernels, all else as torch has it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from sparsetir.errors import ArgumentError
+from sparsetir.torch import traced
+from sparsetir.torch.messages import Messages
+
+DENSE = ("eager", "aot_eager", "inductor")
+
+
+def compile_graph(
+    module: torch.fx.GraphModule, inputs: Any, *, options: Mapping[str, Any] | None = None, mode: str | None = None
+) -> Callable[..., Any]:
+    """The backend of `torch.compile` that pyproject.toml names.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        What torch traced; changed in place.
+    inputs : list of Tensor
+    options : dict, optional
+        `dense` is what runs the rest: "eager" (the default), "aot_eager", or "inductor".
+    mode : str, optional
+        Of "inductor".
+
+    Returns
+    -------
+    callable
+        Of the inputs. Gradients are those of the operators.
+
+    Raises
+    ------
+    ArgumentError
+        Other options.
+    """
+    dense = _checked(dict(options or {}))
+    messages = Messages(module)
+    messages.replace()
+    _warn(messages.left())
+    if dense == "eager":
+        _call_directly(module)
+    module.recompile()
+    if dense == "eager":
+        return module.forward
+    from torch._dynamo.backends.registry import lookup_backend
+
+    return lookup_backend(dense)(module, inputs)
+
+
+def _checked(options: dict[str, Any]) -> str:
+    dense = options.pop("dense", "eager")
+    if options or dense not in DENSE:
+        found = f"dense={dense!r}" if dense not in DENSE else ", ".join(options)
+        raise ArgumentError(f'options are {{"dense": one of {", ".join(map(repr, DENSE))}}}; found {found}')
+    return str(dense)
+
+
+def _call_directly(module: torch.fx.GraphModule) -> None:
+    """Spare the calls of graphs the way through torch's dispatcher."""
+    for node in module.graph.nodes:
+        if node.op == "call_function" and node.target in (_ALONG_ROWS, _ALONG_ROWS.default):
+            node.target = traced.along_rows
+
+
+_ALONG_ROWS = torch.ops.sparsetir.along_rows
+
+
+def _warn(left: list[str]) -> None:
+    """Name what is left to torch, when a function is compiled for the first time."""
+    compiled: Any = torch._guards.CompileContext.current_compile_id()
+    if not left or (compiled is not None and compiled.frame_compile_id):
+        return
+    taken = "sums, means, maxima and minima of rows, into zeros"
+    warnings.warn(f"torch runs {', '.join(left)} as before: the kernels of sparsetir are {taken}", stacklevel=2)
+
+
+__all__ = ["compile_graph"]

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``torch.compile(model, backend="sparsetir")``: what it takes and leaves, values and gradients of eager calls."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from sparsetir.errors import StructureError
+
+torch = pytest.importorskip("torch")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("torch_geometric")
+    from torch_geometric.nn import conv
+
+from sparsetir.torch import Graph, SparseLinear  # noqa: E402
+from sparsetir.torch.messages import Messages  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+N, E, F = 20, 90, 6
+torch.manual_seed(0)
+INDEX, X, TYPES = torch.randint(0, N - 2, (2, E)), torch.randn(N, F), torch.randint(0, 3, (E,))
+I, J = INDEX
+WEIGHT = torch.rand(E)
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The methods of graphs that programs call."""
+    found: list[str] = []
+    replace = Messages.replace
+    monkeypatch.setattr(Messages, "replace", lambda self: found.extend(replace(self)))
+    return found
+
+
+def passes(call: Callable[..., Any], inputs: Any, parameters: Any = ()) -> list[Any]:
+    """What a function returns, and the gradients of what goes into it."""
+    inputs = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    y = call(*inputs)
+    wanted = [x for x in (*inputs, *parameters) if x.requires_grad]
+    total = (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum()
+    return [y.detach(), *torch.autograd.grad(total, wanted, allow_unused=True)]
+
+
+def same(found: Any, expected: Any) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def compiled(call: Any, dense: str = "eager", **options: Any) -> Any:
+    return torch.compile(call, backend="sparsetir", options={"dense": dense}, **options)
+
+
+# ------------------------------------------------------------------ layers
+
+LAYERS: dict[str, tuple[Any, tuple[Any, ...], set[str]]] = {
+    "gcn": (lambda: conv.GCNConv(F, 4), (INDEX,), {"spmm"}),
+    "gcn, weighted": (lambda: conv.GCNConv(F, 4, normalize=False), (INDEX, WEIGHT), {"spmm"}),
+    "sage": (lambda: conv.SAGEConv(F, 4), (INDEX,), {"spmm"}),
+    "sage, max": (lambda: conv.SAGEConv(F, 4, aggr="max"), (INDEX,), {"spmm"}),
+    "gat": (lambda: conv.GATConv(F, 4, heads=2), (INDEX,), {"spmm", "softmax", "edge_sum"}),
+    "gat, no loops": (
+        lambda: conv.GATConv(F, 4, heads=2, add_self_loops=False),
+        (INDEX,),
+        {"spmm", "softmax", "edge_sum"},
+    ),
+    "gin": (lambda: conv.GINConv(torch.nn.Linear(F, 4)), (INDEX,), {"spmm"}),
+    "rgcn": (lambda: conv.RGCNConv(F, 4, 3), (INDEX, TYPES), {"spmm"}),
+    "transformer": (lambda: conv.TransformerConv(F, 4, heads=2), (INDEX,), {"spmm", "softmax", "sddmm"}),
+    "edge": (lambda: conv.EdgeConv(torch.nn.Linear(2 * F, 4)), (INDEX,), {"spmm"}),
+    "no edges": (lambda: conv.SAGEConv(F, 4), (INDEX[:, :0],), {"spmm"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_what_they_were(taken, name):
+    make, args, methods = LAYERS[name]
+    layer = make().eval()
+    call = compiled(layer)
+    expected = passes(layer, [X, *args], list(layer.parameters()))
+    same(passes(call, [X, *args], list(layer.parameters())), expected)
+    assert set(taken) == methods
+    with torch.no_grad():
+        same([call(X, *args)], expected[:1])
+
+
+class Network(torch.nn.Module):
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.first, self.second, self.drop = kind(F, 8), kind(8, 3), torch.nn.Dropout(0.3)
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.second(self.drop(self.first(x, edge_index).relu()), edge_index).log_softmax(-1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dense", ["eager", "aot_eager"])
+@pytest.mark.parametrize("kind", [conv.GCNConv, conv.SAGEConv, conv.GATConv])
+def test_training(kind, dense):
+    torch.manual_seed(1)
+    model = Network(kind)
+    other, y = copy.deepcopy(model), torch.randint(0, 3, (N,))
+
+    def losses(model: Any, call: Any) -> list[float]:
+        torch.manual_seed(2)
+        optimizer, found = torch.optim.Adam(model.parameters(), 0.05), []
+        for _ in range(10):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.nll_loss(call(X, INDEX), y)
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    found, expected = losses(other, compiled(other, dense)), losses(model, model)
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert found[-1] < found[0]
+    same([compiled(other.eval(), dense)(X, INDEX)], [model.eval()(X, INDEX)])
+
+
+# ------------------------------------------------------------------ programs
+
+Y = torch.randn(N, 2, 3)
+TAKEN: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "index_add": (lambda x, w: torch.zeros(N, F).index_add(0, I, w[:, None] * x[J]), (X, WEIGHT)),
+    "index_add_ of a slice of 1": (lambda x: x.new_zeros((N, F)).index_add_(-2, I, torch.index_select(x, 0, J)), (X,)),
+    "numbers of edges": (lambda w: torch.zeros(N).scatter_add_(0, I, w * 2).sqrt(), (WEIGHT,)),
+    "messages": (lambda x: torch.zeros(N, F).index_add_(0, I, (x[I] - x[J]).exp()), (X,)),
+    "minima": (
+        lambda x: torch.zeros(N, F).scatter_reduce(0, I[:, None].expand(E, F), x[J], "amin", include_self=False),
+        (X,),
+    ),
+    "means": (
+        lambda x, w: torch.zeros_like(x).scatter_reduce_(
+            0, I.unsqueeze(1).expand(-1, F), x[J] * w.view(-1, 1), reduce="mean", include_self=False
+        ),
+        (X, WEIGHT),
+    ),
+    "heads": (
+        lambda y, w: y.new_zeros(N, 2, 3).scatter_add_(0, I.view(-1, 1, 1).expand(E, 2, 3), y[J] * w.unsqueeze(-1)),
+        (Y, torch.rand(E, 2)),
+    ),
+    "heads, one weight": (lambda y, w: torch.zeros(N, 2, 3).index_add(0, I, w.view(-1, 1, 1) * y[J]), (Y, WEIGHT)),
+    "vectors": (lambda x, w: torch.zeros(N).index_add(0, I, x[J] * w), (X[:, 0], WEIGHT)),
+    "rows that are changed later": (lambda x: _rows_changed(x), (X,)),
+    "zeros that are changed later": (lambda x: _changed_later(x), (X,)),
+}
+
+
+def _rows_changed(x: Any) -> Any:
+    x = x * 1
+    rows = x[J]
+    x.add_(1)
+    torch.nn.functional.relu(x, inplace=True)
+    return torch.zeros(N, F).index_add_(0, I, rows) + x
+
+
+def _changed_later(x: Any) -> Any:
+    out = torch.zeros(N, F)
+    out.index_add_(0, I, x[J])
+    out.mul_(2)
+    return out + x
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_programs(taken, name):
+    call, inputs = TAKEN[name]
+    same(passes(compiled(call, fullgraph=True), inputs), passes(call, inputs))
+    assert set(taken) == {"spmm"}
+
+
+def _changed_before(x: Any) -> Any:
+    out = torch.zeros(N, F)
+    out += 1
+    return out.index_add_(0, I, x[J])
+
+
+ROWS = I[:, None].expand(E, F)
+LEFT: dict[str, tuple[Callable[..., Any], str]] = {
+    "ones": (lambda x: torch.ones(N, F).index_add(0, I, x[J]), "index_add"),
+    "changed before": (_changed_before, "index_add"),
+    "with zeros": (lambda x: torch.zeros(N, F).scatter_reduce(0, ROWS, x[J], "amax"), "scatter_reduce"),
+    "products": (
+        lambda x: torch.zeros(N, F).scatter_reduce(0, ROWS, x[J], "prod", include_self=False),
+        "scatter_reduce",
+    ),
+    "columns": (lambda x: torch.zeros(F, N).index_add(1, I, x[J].t()), "index_add"),
+    "several times": (lambda x: torch.zeros(N, F).index_add(0, I, x[J], alpha=2), "index_add"),
+    "elements": (lambda x: torch.zeros(N, F).scatter_add(0, torch.flip(ROWS.contiguous(), (0,)), x[J]), "scatter_add"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_to_torch_is_named_once(taken, name):
+    call, operator = LEFT[name]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        found = compiled(call)
+        same(passes(found, [X]), passes(call, [X]))
+        with torch.no_grad():  # compiles it again
+            found(X)
+    assert taken == []
+    ours = [str(w.message) for w in seen if "sparsetir" in str(w.message)]
+    assert len(ours) == 1
+    assert ours[0].startswith(f"torch runs {operator} as before: the kernels of sparsetir are")
+
+
+def test_dense_models_are_left_alone(taken):
+    model = torch.nn.Sequential(torch.nn.Linear(F, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        same(passes(compiled(model), [X], list(model.parameters())), passes(model, [X], list(model.parameters())))
+    assert not [w for w in seen if "sparsetir" in str(w.message)]
+    assert taken == []
+
+
+# ------------------------------------------------------------------ calls
+
+
+def sums(x: Any, index: Any) -> Any:
+    return x.new_zeros(x.shape).index_add_(0, index[1], x[index[0]].relu()) + x.new_zeros(x.shape).index_add_(
+        0, index[1], x[index[0]]
+    )
+
+
+@pytest.mark.parametrize("dense", ["eager", "aot_eager"])
+def test_edges_of_any_number(taken, dense):
+    call = compiled(sums, dense, dynamic=True)
+    for size in (N, 7, 31):
+        x, index = torch.randn(size, F), torch.randint(0, size, (2, 4 * size))
+        same(passes(call, [x, index]), passes(sums, [x, index]))
+    assert taken == ["spmm", "spmm"]
+
+
+def test_edges_that_change():
+    call, index = compiled(sums), INDEX.clone()
+    for _ in range(3):
+        same([call(X, index)], [sums(X, index)])
+        index[0] = index[0].flip(0)
+        same([call(X, index.int())], [sums(X, index)])
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            same([call(X, index)], [sums(X, index)])
+    with pytest.raises(StructureError, match=r"target 25, expected one of \[0, 20\)"):
+        call(X, torch.stack([index[0], index[1] + 25 - index[1].max()]))
+
+
+def test_threads_and_two_models():
+    calls = [compiled(sums), compiled(lambda x, index: sums(x, index) * 2)]
+
+    def work(seed: int) -> tuple[Any, Any]:
+        generator = torch.Generator().manual_seed(seed)
+        x, index = torch.randn(N, F, generator=generator), torch.randint(0, N, (2, E), generator=generator)
+        expected = passes(lambda x, index: sums(x, index) * (1 + seed % 2), [x, index])
+        return passes(calls[seed % 2], [x, index]), expected
+
+    with ThreadPoolExecutor(4) as pool:
+        for found, expected in pool.map(work, range(8)):
+            same(found, expected)
+
+
+@pytest.mark.parametrize("dense", ["eager", "aot_eager"])
+def test_graphs_and_sparse_layers(dense):
+    graph, layer = Graph(INDEX, N), SparseLinear(F, 4, density=0.5)
+    model = lambda x: graph.spmm(layer(x).relu(), reduce="mean")  # noqa: E731
+    same(passes(compiled(model, dense), [X], [layer.values]), passes(model, [X], [layer.values]))
+
+
+def test_other_options_are_refused():
+    with pytest.raises(Exception, match=r'options are \{"dense": one of \'eager\', .*\}; found dense=\'tvm\''):
+        compiled(sums, "tvm")(X, INDEX)
+    assert "sparsetir" in torch.compiler.list_backends()
