@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import sparsetir
 from sparsetir import CooTensor, SparseTensor, einsum, einsum_expression
-from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
+from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.notation import subscripts
 from sparsetir.notation.orders import Value, contractions
 
@@ -87,8 +87,6 @@ bca,cdb,dbf,afc-> dldd | dcc,fce,ea,dbf->ab ddrd | fdf,cdd,ccd,afe->ae dddl | ab
 abc,abc ld | efc,dbc,acf,fd->abe dddr | ba,ac,da->bcd rdd | ecb,fef,bad,ed->ac dddr | i,i-> ld | i,i->i ld | ,ij->ij dr
 """
 EVERY = [case.split() for line in EXPRESSIONS.strip().splitlines() for case in line.split("|")]
-# Their results would be sparse tensors with a pattern that no operand has.
-COMPUTED = {"fdf,cdd,ccd,afe->ae", "abcd,ad"}
 
 
 def terms_of(text: str, kinds: str) -> tuple[str, ...]:
@@ -100,14 +98,11 @@ def test_expressions(text: str, kinds: str) -> None:
     pairs = zip(terms_of(text, kinds), kinds, strict=True)
     arrays = [drawn(term, n, 0.3 if kind != "d" else 1.0) for n, (term, kind) in enumerate(pairs)]
     operands = [stored(a, k) for a, k in zip(arrays, kinds, strict=True)]
-    if text in COMPUTED:
-        with pytest.raises(LoweringError, match="a pattern that none of its operands has"):
-            einsum(text, *operands)
-    found = einsum(text, *operands, result="dense" if text in COMPUTED else "auto")
+    found = einsum(text, *operands)
     expected = np.einsum(text, *arrays)
     assert np.shape(dense(found)) == expected.shape
     np.testing.assert_allclose(dense(found), expected, atol=1e-12)
-    again = einsum(text, *operands, result="dense" if text in COMPUTED else "auto")
+    again = einsum(text, *operands)
     np.testing.assert_array_equal(dense(again), dense(found))
 
 
@@ -392,9 +387,3 @@ def test_torch_products_stay_sparse() -> None:
     found = einsum("ab,cb->ac", A, A)
     assert found.layout == torch.sparse_csr
     np.testing.assert_allclose(dense(found), dense(A) @ dense(A).T, atol=1e-12)
-
-
-def test_patterns_of_tensors_are_refused() -> None:
-    T = SparseTensor.from_dense(drawn("ijk", 0))
-    with pytest.raises(LoweringError, match="computed of matrices alone: pass result='dense'"):
-        einsum("ijk,il->jkl", T, drawn("il", 1), result="sparse")

@@ -252,13 +252,21 @@ class _Rewriter:
         if isinstance(target, Var) and self.program.axes[target] in self.axes:
             var = iteration.block.iter_vars[number].var
             target = driving(iteration, var, self.program.axes[target], self.program)
-        if op.is_call(target, "intersect"):
+        if op.is_call(target, "intersect") and self.is_key(iteration, number):
             target = self.without_filters(target)
         return op.call("coord", [target, *value.args[1:]], str(value.ty.dtype))
 
+    def is_key(self, iteration: SpIter, number: int) -> bool:
+        """Whether a variable of an iteration is the coordinate below the row that every statement enters."""
+        var = iteration.block.iter_vars[number].var
+        stores = [s for s in collect(iteration.block.body, tirx.BufferStore) if _sets(s, self.held)]
+        return len(self.axes) == 1 and all(s.indices[-1].same_as(var) for s in stores)
+
     def without_filters(self, target: Call) -> ir.Expr:
-        """An intersection without the axes of the row, if it has others."""
-        fixed = [m for m in target.args if isinstance(m, Var) and self.program.axes[m].parent in self.rows]
+        """An intersection without the axes of the row that nothing lies below, if it has others."""
+        above = {axis.parent for axis in self.program.axes.values()}
+        row = [m for m in target.args if isinstance(m, Var) and self.program.axes[m].parent in self.rows]
+        fixed = [m for m in row if self.program.axes[m] not in above]
         others = [m for m in target.args if m not in fixed]
         if not others or not fixed:
             return target

@@ -88,13 +88,16 @@ def _torch(indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape: t
 
 def _tensor(pattern: Pattern, number: int) -> Any:
     """A tensor of another order, as a list of entries."""
-    lengths = pattern.shape[1:] if len(pattern.indptr) == pattern.shape[0] + 1 else pattern.shape
-    rest = [np.asarray(c) for c in np.unravel_index(pattern.keys, lengths)] if len(pattern.keys) else []
-    if not rest:
-        rest = [np.zeros(0, np.int64) for _ in lengths]
-    if len(lengths) < len(pattern.shape):
-        rest.insert(0, np.repeat(np.arange(pattern.shape[0]), np.diff(pattern.indptr)))
-    return interop.CooTensor(np.stack(rest).astype(np.int64), pattern.values[number], pattern.shape)
+    has_rows = len(pattern.shape) > 1 and len(pattern.indptr) == pattern.shape[0] + 1
+    narrow = np.int32 if max(*pattern.shape, len(pattern.keys)) <= LARGEST_INT32 else np.int64
+    coords = np.empty((len(pattern.shape), len(pattern.keys)), narrow)
+    if has_rows:
+        coords[0] = np.repeat(np.arange(pattern.shape[0], dtype=narrow), np.diff(pattern.indptr))
+    keys = pattern.keys
+    for d in range(len(pattern.shape) - 1, int(has_rows), -1):
+        keys, coords[d] = np.divmod(keys, max(pattern.shape[d], 1))
+    coords[int(has_rows)] = keys
+    return interop.CooTensor(coords, pattern.values[number], pattern.shape)
 
 
 __all__ = ["Pattern", "as_object"]

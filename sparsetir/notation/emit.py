@@ -81,8 +81,7 @@ class _Writer:
         self.vars = {c: self.names.new(c) for c in letters}
         sparse = set(self._sparse_levels().values())
         tops = {c: c.upper() if c.upper() != c else f"{c}_axis" for c in letters}
-        if self.nest.assembled:
-            self.made = self.names.new(tops[self.nest.output[-1]])
+        self.made = {c: self.names.new(tops[c]) for c in self.nest.made}
         for c in letters:
             self.dense[c] = self.names.new(f"{tops[c]}_dense" if c in sparse else tops[c], f"{tops[c]}_dense")
         for (at, depth), c in self._sparse_levels().items():
@@ -116,9 +115,10 @@ class _Writer:
                 self.lines.append(f"{self.dense[c]} = T.dense_fixed({self.sizes[c]}{self._idtype})")
         for at in range(len(self.nest.operands)):
             self._levels(at)
-        if self.nest.assembled:
-            row, length = self.dense[self.nest.output[0]], self.sizes[self.nest.output[-1]]
-            self.lines.append(f"{self.made} = T.sparse_assembled({row}, {length}{self._idtype})")
+        above = self.dense[self.nest.output[0]] if self.nest.made != self.nest.output else "None"
+        for c, made in self.made.items():
+            self.lines.append(f"{made} = T.sparse_assembled({above}, {self.sizes[c]}{self._idtype})")
+            above = made
         if self._has_scalars():
             self.one = self.names.new("One")
             self.lines.append(f"{self.one} = T.dense_fixed(1{self._idtype})")
@@ -143,8 +143,8 @@ class _Writer:
                 found |= set(operand.letters)
             elif operand.layout.levels[0].kind == "dense":
                 found.add(operand.path[0])
-        dense = self.nest.output[:-1] if self.nest.assembled else self.nest.output
-        return found | (set(dense) if self.nest.pattern is None else set())
+        dense = set(self.nest.output) - set(self.nest.made)
+        return found | (dense if self.nest.pattern is None else set())
 
     def _levels(self, at: int) -> None:
         operand = self.nest.operands[at]
@@ -211,9 +211,7 @@ class _Writer:
     def _result_axes(self) -> list[str]:
         if self.nest.pattern is not None:
             return self._axes(self.nest.pattern, self.nest.output)
-        if self.nest.assembled:
-            return [self.dense[self.nest.output[0]], self.made]
-        return [self.dense[c] for c in self.nest.output]
+        return [self.made.get(c) or self.dense[c] for c in self.nest.output]
 
     def _match(self, buffer: str, handle: str, axes: list[str], *, is_sparse: bool = False) -> None:
         held = ", ".join(axes or [self.one]) + ("," if len(axes) < 2 else "")
@@ -248,9 +246,16 @@ class _Writer:
 
     def _loop(self, loop: Loop) -> str:
         if loop.assembled:
-            return self.made
+            return self.made[loop.letter]
         if loop.owner is None:
             return self.dense[loop.letter]
+        if loop.others:
+            return f"T.intersect({', '.join(self._walked(part) for part in (loop, *loop.others))})"
+        return self._walked(loop)
+
+    def _walked(self, loop: Loop) -> str:
+        """A level of an operand, attached where its parent is not listed."""
+        assert loop.owner is not None
         axis = self.axis[loop.owner, loop.depth]
         if not loop.under:
             return axis

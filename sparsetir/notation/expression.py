@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import is_torch, to_torch
 from sparsetir.notation import subscripts as notation
+from sparsetir.notation.flat import FlatStep
 from sparsetir.notation.operands import Kind, Shape, admitted, kind_of, look
 from sparsetir.notation.planning import RESULTS, Task, agreed, broadcast, common_dtype, diagonals, extents, plan
 from sparsetir.notation.semiring import semiring
-from sparsetir.notation.steps import DenseStep, KernelStep, Step, cast, classed, transposed
+from sparsetir.notation.steps import DenseStep, KernelStep, Step, cast, classed, classed_pattern, transposed
 
 MOST = 512  # expressions that are kept; then all are forgotten
 
@@ -65,7 +65,7 @@ def einsum(
     ArgumentTypeError
         When an operand is of no known class or dtype.
     LoweringError
-        When the result would be sparse with a pattern that no operand has.
+        When `result="sparse"` is asked for where what is not stored changes the result.
 
     Notes
     -----
@@ -253,7 +253,7 @@ class Expression:
     def finished(self, found: Any) -> Any:
         """The result in its class, dimensions in order."""
         if self.target.assembled:
-            return SparseTensor.from_any(found) if self.family in ("tensor", "coo") else found
+            return classed_pattern(found, self.family)
         if self.target.pattern is None:
             return to_torch(np.asarray(found)) if self.is_torch and not is_torch(found) else _number(found)
         return classed(transposed(found, self.order), self.family)
@@ -390,12 +390,14 @@ def _explained(step: Step, names: Sequence[str]) -> str:
     if isinstance(step, DenseStep):
         return f"numpy.einsum({step.text!r}) of {', '.join(names)}"
     assert isinstance(step, KernelStep)
+    if isinstance(step, FlatStep):
+        return f"{','.join(step.letters)}->{step.output} of {', '.join(names)}; merges them as matrices of their rows"
     nest = step.nest
     text = f"{','.join(o.letters for o in nest.operands)}->{nest.output}"
     parts = [f"{text} of {', '.join(names)}"]
     for at, (operand, name) in enumerate(zip(nest.operands, names, strict=True)):
         if operand.layout is not None:
-            owned = "".join(loop.letter for loop in nest.loops if loop.owner == at)
+            owned = "".join(loop.letter for loop in nest.loops if at in loop.owners)
             what = f"runs over what {name} stores" if owned else f"looks {name} up"
             parts.append(what if nest.is_direct(at) or not owned else f"{what}, and looks it up")
     return "; ".join(parts)

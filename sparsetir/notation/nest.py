@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sparsetir.notation.operands import Layout
@@ -20,10 +20,13 @@ class Operand:
     letters : str
     layout : Layout, optional
         None for a dense one.
+    given : str
+        The letters of what is passed, where one occurs twice: the operand is a diagonal of that.
     """
 
     letters: str
     layout: Layout | None = None
+    given: str = ""
 
     @property
     def path(self) -> str:
@@ -48,6 +51,8 @@ class Loop:
         The letter below whose coordinate the level is attached, where that is not its own parent's.
     assembled : bool
         Whether it runs over the coordinates that the program computes.
+    others : tuple of Loop
+        Levels of other operands, which must store the coordinate as well.
     """
 
     letter: str
@@ -55,6 +60,12 @@ class Loop:
     depth: int = 0
     under: str = ""
     assembled: bool = False
+    others: tuple[Loop, ...] = ()
+
+    @property
+    def owners(self) -> list[int | None]:
+        """The operands over whose coordinates it runs."""
+        return [self.owner, *(other.owner for other in self.others)]
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,11 @@ class Nest:
     ring : Semiring
     dtype, idtype : str
     assembled : bool
-        Whether the program computes the pattern of the result: rows of the first letter, coordinates of the second.
+        Whether the program computes the pattern of the result: rows of the first letter, coordinates of the others.
+    walk : str
+        The letters in the order of the loops, where these go down the trees of all sparse operands together.
+    is_rootless : bool
+        Whether the coordinates of the first letter are computed, too.
     """
 
     operands: tuple[Operand, ...]
@@ -81,6 +96,13 @@ class Nest:
     dtype: str = "float32"
     idtype: str = "int32"
     assembled: bool = False
+    walk: str = ""
+    is_rootless: bool = False
+
+    @property
+    def made(self) -> str:
+        """The letters whose coordinates the program computes."""
+        return "" if not self.assembled else self.output if self.is_rootless else self.output[1:]
 
     @property
     def letters(self) -> str:
@@ -95,15 +117,30 @@ class Nest:
     def loops(self) -> tuple[Loop, ...]:
         """The loops from the outermost to the innermost."""
         found: dict[str, Loop] = {}
+        if self.walk:
+            for letter in self.walk:
+                found[letter] = self._met(letter, found)
+            return tuple(found.values())
         if self.drives or self.pattern is not None:
             for at in self._drivers():
                 for loop in self._driven(at, found):
                     found[loop.letter] = loop
-        last = self.output[-1] if self.assembled else ""
-        rest = [letter for letter in self.letters if letter not in found and letter != last]
+        rest = [letter for letter in self.letters if letter not in found and letter not in self.made]
         for letter in sorted(rest, key=lambda c: c not in self.output):
             found[letter] = Loop(letter)
-        return (*found.values(), *([Loop(last, assembled=True)] if last else []))
+        return (*found.values(), *(Loop(letter, assembled=True) for letter in self.made))
+
+    def _met(self, letter: str, found: dict[str, Loop]) -> Loop:
+        """The loop over the coordinates that all sparse operands with a letter store."""
+        levels = []
+        for at, operand in enumerate(self.operands):
+            if operand.layout is None or letter not in operand.path:
+                continue
+            depth = operand.path.index(letter)
+            if operand.layout.levels[depth].kind != "dense":
+                under = operand.path[0] if self._is_attached(operand, depth, found) else ""
+                levels.append(Loop(letter, at, depth, under))
+        return replace(levels[0], others=tuple(levels[1:])) if levels else Loop(letter)
 
     def _drivers(self) -> list[int]:
         """The sparse operands: that of the pattern first, then those whose first loop is one of the result."""
@@ -119,7 +156,7 @@ class Nest:
         held: set[str] = set()
         for depth, (letter, level) in enumerate(zip(operand.path, operand.layout.levels, strict=True)):
             is_root = depth == 0 and level.kind == "dense"
-            if letter in held or (letter in found and not is_root) or (self.assembled and letter == self.output[-1]):
+            if letter in held or (letter in found and not is_root) or letter in self.made:
                 return
             held.add(letter)
             if letter not in found:
@@ -136,7 +173,7 @@ class Nest:
 
     def is_direct(self, at: int) -> bool:
         """Whether each stored element of an operand is met by its position."""
-        operand, owned = self.operands[at], {loop.letter for loop in self.loops if loop.owner == at}
+        operand, owned = self.operands[at], {loop.letter for loop in self.loops if at in loop.owners}
         if operand.layout is None:
             return True
         root = operand.path[0] if operand.layout.levels[0].kind == "dense" else ""

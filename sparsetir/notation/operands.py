@@ -11,6 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.formats.coordinates import CSF
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, as_numpy, is_sparse, is_torch
@@ -282,9 +283,24 @@ def full_root(listed: Any, starts: Any, count: int) -> Any:
     return starts[np.searchsorted(listed, np.arange(count + 1))]
 
 
-def tree_of(value: Any) -> SparseTensor:
-    """A sparse operand of more than two dimensions as a tensor of compressed levels, whose arrays can be passed."""
-    return value if isinstance(value, SparseTensor) else SparseTensor.from_any(value, "csf")
+def tree_of(value: Any, order: tuple[int, ...] = ()) -> SparseTensor:
+    """A sparse operand as a tensor of compressed levels, whose arrays can be passed; in some order of dimensions."""
+    if not order:
+        return value if isinstance(value, SparseTensor) else SparseTensor.from_any(value, "csf")
+    wanted = CSF(order=order)
+    if isinstance(value, SparseTensor):
+        is_held = value.format == wanted.resolve(value.ndim, value.idtype)
+        return value if is_held else value.convert(wanted)
+    return SparseTensor.from_any(value, wanted)
+
+
+def diagonal(value: Any, given: str, kept: str) -> CooTensor:
+    """The entries of a sparse operand whose coordinates of one letter are equal, in all dimensions of `given`."""
+    coo = SparseTensor.from_any(value).to_coo()
+    first = [given.index(c) for c in given]
+    equal = [coo.coords[d] == coo.coords[f] for d, f in enumerate(first) if f != d]
+    held, dims = np.logical_and.reduce(equal), [given.index(c) for c in kept]
+    return CooTensor(coo.coords[dims][:, held], coo.values[held], tuple(coo.shape[d] for d in dims))
 
 
 __all__ = [
@@ -295,6 +311,7 @@ __all__ = [
     "Level",
     "Shape",
     "admitted",
+    "diagonal",
     "family",
     "full_root",
     "has_full_root",

@@ -15,6 +15,7 @@ from itertools import combinations
 
 EXHAUSTIVE = 6  # operands of which every grouping is weighed
 DENSE_PRODUCT = 1 / 16  # of a product in a loop over stored entries: two dense operands go to BLAS
+ENTERED = 4  # products in the time of one that is entered into a computed pattern
 STEP = 20_000  # products in the time that one more call takes
 LARGEST = 2.0**34  # elements of an intermediate result
 
@@ -77,7 +78,7 @@ def contractions(
     needs_pattern : bool
         Whether the result must be sparse.
     assembles : bool
-        Whether steps over two sparse matrices may compute the pattern of their result.
+        Whether the last step, and steps over two sparse operands, compute the pattern of their result.
 
     Examples
     --------
@@ -93,14 +94,13 @@ def contractions(
     return search.steps
 
 
-def is_assembled(members: Sequence[Value], letters: str) -> bool:
-    """Whether a step over two sparse matrices makes one with a pattern of its own."""
-    if len(members) != 2 or len(letters) != 2 or any(value.stored is None for value in members):
+def is_assembled(members: Sequence[Value], letters: str, *, is_last: bool = False) -> bool:
+    """Whether a step computes the pattern of its result: the last one, and products of two sparse operands."""
+    if is_last:
+        return any(value.stored is not None for value in members)
+    if len(members) != 2 or len(letters) < 2 or any(value.stored is None for value in members):
         return False
-    each = [set(value.letters) for value in members]
-    return (
-        all(len(e) == 2 == len(v.letters) for e, v in zip(each, members, strict=True)) and len(each[0] | each[1]) == 3
-    )
+    return bool(set(members[0].letters) & set(members[1].letters))
 
 
 class _Search:
@@ -122,16 +122,15 @@ class _Search:
         letters = dict.fromkeys("".join(self.values[n].letters for n in members))
         return "".join(c for c in letters if c in needed)
 
-    def merged(self, members: Sequence[Value], letters: str) -> Value:
+    def merged(self, members: Sequence[Value], letters: str, *, is_last: bool = False) -> Value:
         """What a step over these values makes."""
         for value in members:
             if value.stored is not None and set(value.letters) == set(letters) and len(letters) == len(value.letters):
                 return value
-        if self.assembles and is_assembled(members, letters):
-            shared = set(members[0].letters) & set(members[1].letters)
-            products = math.prod(value.stored or 0.0 for value in members)
-            products /= math.prod(max(self.sizes[c], 1) for c in shared)
-            return Value(letters, min(products, math.prod(float(self.sizes[c]) for c in letters)), letters)
+        if self.assembles and is_assembled(members, letters, is_last=is_last):
+            held = set("".join(value.letters for value in members))
+            found = min(self._met(members, held), math.prod(float(self.sizes[c]) for c in letters))
+            return Value(letters, found, letters)
         return Value(letters)
 
     def cost(self, members: Sequence[Value], made: Value) -> float:
@@ -145,8 +144,19 @@ class _Search:
         if not sparse:
             rate = DENSE_PRODUCT if len(members) <= 2 else 1.0
             return STEP + written + rate * math.prod(extents[c] for c in letters)
+        if made.stored is not None and all(value is not made for value in members):
+            return STEP + written + ENTERED * self._met(members, letters)
         sparse.sort(key=lambda v: (v is not made, v.path[0] not in made.letters))
         return STEP + written + self._driven(sparse, letters)
+
+    def _met(self, members: Sequence[Value], letters: set[str]) -> float:
+        """Products where loops run over what all sparse operands store."""
+        bound: set[str] = set()
+        products = 1.0
+        for value in (v for v in members if v.stored is not None):
+            products *= (value.stored or 0.0) / math.prod(max(self.sizes[c], 1) for c in bound & set(value.letters))
+            bound |= set(value.letters)
+        return products * math.prod(self.sizes[c] for c in letters - bound)
 
     def _driven(self, sparse: list[Value], letters: set[str]) -> float:
         """Products where loops run over the stored entries of sparse operands."""
@@ -187,7 +197,7 @@ class _Search:
         others = [n for n in self.open if n not in members]
         letters = self.kept(members, others) if others else self.output
         values = [self.values[n] for n in members]
-        made = self.merged(values, letters)
+        made = self.merged(values, letters, is_last=not others)
         self.steps.append(Contraction(members, made.letters, self.cost(values, made)))
         self.open = [*others, len(self.values)]
         self.values.append(made)
@@ -216,7 +226,7 @@ class _Search:
                 return self.values[next(iter(part))]
             letters = self.output if part == every else self.kept(sorted(part), sorted(every - part))
             members = [made(block) for block in best(part)[2]]
-            return self.merged(members, letters)
+            return self.merged(members, letters, is_last=part == every)
 
         @cache
         def best(part: frozenset[int]) -> tuple[float, object, tuple[frozenset[int], ...]]:
@@ -226,7 +236,7 @@ class _Search:
             letters = self.output if part == every else self.kept(sorted(part), sorted(every - part))
             for blocks in partitions(sorted(part)):
                 members = [made(block) for block in blocks]
-                value = self.merged(members, letters)
+                value = self.merged(members, letters, is_last=part == every)
                 lacks = self.needs_pattern and part == every and value.stored is None
                 cost = self.cost(members, value) + sum(best(block)[0] for block in blocks)
                 cost = math.inf if lacks else cost

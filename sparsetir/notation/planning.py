@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sparsetir.errors import ArgumentError, LoweringError
+from sparsetir.notation.flat import FlatStep
 from sparsetir.notation.nest import Nest, Operand
 from sparsetir.notation.operands import Kind, Layout, Level, rows
 from sparsetir.notation.orders import Contraction, Value, contractions, is_assembled
 from sparsetir.notation.semiring import Semiring
 from sparsetir.notation.steps import DenseStep, KernelStep, Step
 from sparsetir.notation.subscripts import Terms
+from sparsetir.notation.walks import walked
 
 RESULTS = ("auto", "dense", "sparse")
 
@@ -152,15 +154,13 @@ def target(task: Task) -> Target:
     if at is not None:
         term = task.terms.inputs[at]
         return Target(at, "".join(c for c in term if c in output))
-    if _multiplies(task):
-        return Target(None, output, assembled=True)
     text = str(task.terms)
     if not any(kind.layout is not None for kind in task.kinds):
         raise ArgumentError(f"no operand of {text!r} is sparse, and so is no result: leave result='sparse' out")
-    raise LoweringError(
-        f"the result of {text!r} has a pattern that none of its operands has, and patterns are computed of matrices "
-        "alone: pass result='dense' for a dense array"
-    )
+    if output and task.drives:
+        return Target(None, output, assembled=True)
+    reason = "what its operands do not store changes it" if output else "it has no letters"
+    raise LoweringError(f"the result of {text!r} is not sparse: {reason}; pass result='dense'")
 
 
 def _is_sparse(task: Task) -> bool:
@@ -176,41 +176,36 @@ def _is_sparse(task: Task) -> bool:
     return len(output) > 1 and output <= set().union(*sparse) and task.drives
 
 
-def _matrices(task: Task) -> list[str] | None:
-    """The letters of the sparse operands, where all are matrices and the result is one."""
-    sparse = [t for t, k in zip(task.terms.inputs, task.kinds, strict=True) if k.layout is not None]
-    is_matrix = all(len(t) == 2 == len(set(t)) for t in [*sparse, task.terms.output])
-    return sparse if is_matrix and len(sparse) > 1 else None
-
-
 def _merges(task: Task) -> bool:
-    """Whether the result is stored where all sparse matrices are, or, of sums, where one is."""
-    sparse = _matrices(task)
-    if sparse is None or task.terms.summed or any(set(t) != set(task.terms.output) for t in sparse):
+    """Whether the result is stored where all sparse operands are, or, of sums, where one is."""
+    terms = [t for t, k in zip(task.terms.inputs, task.kinds, strict=True) if k.layout is not None]
+    if len(terms) < 2 or task.terms.summed or not _is_elementwise(terms, task.terms.output):
         return False
     if task.drives:
         return True
     joins = task.ring.combine in ("max", "min") or (task.ring.combine == "add" and task.ring.fill == 0)
-    return joins and len(sparse) == len(task.kinds)
+    return joins and len(terms) == len(task.kinds)
 
 
-def _multiplies(task: Task) -> bool:
-    """Whether the result is a chain of products of sparse matrices, which dense vectors and matrices may scale."""
-    sparse = _matrices(task)
-    if sparse is None or not task.drives:
-        return False
-    if len(task.kinds) > 2 and task.ring.is_usual and len(sparse) == len(task.kinds):
-        return set(task.terms.output) <= set("".join(sparse))
-    nest = _assembled(task, _operands(task), task.terms.output)
-    first, last = task.terms.output[0], task.terms.output[1]
-    owned = all(loop.owner is not None or loop.assembled or loop.letter == first for loop in nest.loops)
-    return owned and any(last in t for t in sparse)
+def _is_flat(members: Sequence[Operand], output: str) -> bool:
+    """Whether all operands are sparse and have the letters of the result."""
+    return all(o.layout is not None for o in members) and _is_elementwise([o.letters for o in members], output)
+
+
+def _is_elementwise(terms: Sequence[str], output: str) -> bool:
+    return all(set(t) == set(output) and len(t) == len(output) for t in terms)
 
 
 def _assembled(task: Task, members: Sequence[Operand], output: str) -> Nest:
-    """The contraction of sparse matrices that computes the pattern of its result."""
-    turned = [_turned(operand, output) for operand in members]
-    return Nest(tuple(turned), output, None, task.ring, task.dtype, task.idtype, assembled=True)
+    """The contraction that computes the pattern of its result: of matrices by rows, else down the trees of all."""
+    terms = [o.letters for o in members if o.layout is not None]
+    if len(output) == 2 and all(len(t) == 2 == len(set(t)) for t in terms):
+        turned = tuple(_turned(operand, output) for operand in members)
+        nest = Nest(turned, output, None, task.ring, task.dtype, task.idtype, assembled=True)
+        owned = all(loop.owner is not None or loop.assembled or loop.letter == output[0] for loop in nest.loops)
+        if not task.drives or (owned and any(output[-1] in t for t in terms)):
+            return nest
+    return walked(members, output, task.ring, task.dtype, task.idtype)
 
 
 def _turned(operand: Operand, output: str) -> Operand:
@@ -272,18 +267,12 @@ def plan(task: Task, sizes: Mapping[str, int], stored: Sequence[float | None]) -
     goal = target(task)
     task = _with_trees(task, goal)
     is_prefix = goal.pattern is not None and len(task.terms.inputs[goal.pattern]) > len(goal.letters)
-    if len(task.kinds) < 3 or not task.ring.is_usual or is_prefix:
-        order = [Contraction(tuple(range(len(task.kinds))), goal.letters, 0.0)]
-    elif goal.assembled and not _is_chain(task):
+    is_one = len(task.kinds) < 3 or not task.ring.is_usual or is_prefix
+    if is_one or (goal.assembled and _merges(task)):
         order = [Contraction(tuple(range(len(task.kinds))), goal.letters, 0.0)]
     else:
         order = _order(task, goal, sizes, stored)
     return _steps(task, order, goal), goal
-
-
-def _is_chain(task: Task) -> bool:
-    """Whether every operand is a sparse matrix, so that pairs of them are multiplied."""
-    return all(kind.layout is not None for kind in task.kinds) and not _merges(task)
 
 
 def _with_trees(task: Task, goal: Target) -> Task:
@@ -306,11 +295,10 @@ def _operands(task: Task) -> list[Operand]:
 def _order(task: Task, goal: Target, sizes: Mapping[str, int], stored: Sequence[float | None]) -> list[Contraction]:
     values = []
     for operand, count in zip(_operands(task), stored, strict=True):
-        is_plain = operand.layout is None or len(set(operand.letters)) < len(operand.letters)
-        values.append(Value(operand.letters, None if is_plain else count or 0.0, operand.path))
-    return contractions(
-        values, goal.letters, sizes, needs_pattern=goal.is_sparse, assembles=goal.assembled and _is_chain(task)
-    )
+        once = "".join(dict.fromkeys(operand.letters))
+        is_plain = operand.layout is None or (len(once) < len(operand.letters) and not goal.assembled)
+        values.append(Value(once, None if is_plain else count or 0.0, operand.path))
+    return contractions(values, goal.letters, sizes, needs_pattern=goal.is_sparse, assembles=goal.assembled)
 
 
 def _steps(task: Task, order: Sequence[Contraction], goal: Target) -> list[Step]:
@@ -323,25 +311,26 @@ def _steps(task: Task, order: Sequence[Contraction], goal: Target) -> list[Step]
             at = goal.pattern if len(order) == 1 or goal.pattern is None else at
         letters = step.output if at is None else members[at].letters
         letters = goal.letters if is_last else letters
-        assembled = goal.assembled and at is None and (is_last or _is_product(members, letters))
+        assembled = goal.assembled and at is None and _is_made(members, letters, is_last=is_last)
         steps.append(_step(task, members, replace(step, output=letters), at, assembled=assembled))
-        values.append(Operand(letters, _made_layout(members, at, assembled=assembled)))
+        values.append(Operand(letters, _made_layout(members, at, letters, assembled=assembled)))
     return steps
 
 
-def _is_product(members: Sequence[Operand], letters: str) -> bool:
-    return is_assembled([Value(o.letters, None if o.layout is None else 0.0) for o in members], letters)
+def _is_made(members: Sequence[Operand], letters: str, *, is_last: bool) -> bool:
+    values = [Value(o.letters, None if o.layout is None else 0.0) for o in members]
+    return is_assembled(values, letters, is_last=is_last)
 
 
-def _made_layout(members: Sequence[Operand], at: int | None, *, assembled: bool) -> Layout | None:
+def _made_layout(members: Sequence[Operand], at: int | None, letters: str, *, assembled: bool) -> Layout | None:
     """How a step stores its result."""
     if at is not None:
         return members[at].layout
     if not assembled:
         return None
     first = next(o.layout for o in members if o.layout is not None)
-    by_columns = not first.held and first.order == (1, 0)
-    return Layout((Level(1, "dense"), Level(0, "compressed")) if by_columns else rows(2), first.idtype)
+    by_columns = len(letters) == 2 and not first.held and first.order == (1, 0)
+    return Layout((Level(1, "dense"), Level(0, "compressed")) if by_columns else rows(len(letters)), first.idtype)
 
 
 def _carries(operand: Operand, output: str) -> bool:
@@ -352,9 +341,12 @@ def _carries(operand: Operand, output: str) -> bool:
 def _step(
     task: Task, members: Sequence[Operand], step: Contraction, pattern: int | None, *, assembled: bool = False
 ) -> Step:
+    letters = [operand.letters for operand in members]
+    if assembled and len(step.output) != 2 and _is_flat(members, step.output):
+        nest = Nest(tuple(members), step.output, None, task.ring, task.dtype, task.idtype)
+        return FlatStep(step.members, letters, step.output, nest)
     if assembled:
         return KernelStep(step.members, _assembled(task, members, step.output))
-    letters = [operand.letters for operand in members]
     if all(operand.layout is None for operand in members) and task.ring.is_usual:
         return DenseStep(step.members, letters, step.output)
     nest = Nest(tuple(members), step.output, pattern, task.ring, task.dtype, task.idtype)

@@ -11,11 +11,12 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.build import build
+from sparsetir.errors import ArgumentError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, as_numpy, is_sparse, is_torch, to_torch
 from sparsetir.notation.emit import Program, program
 from sparsetir.notation.nest import Nest
-from sparsetir.notation.operands import Layout, full_root, root_axis, tree_of
+from sparsetir.notation.operands import Layout, diagonal, full_root, root_axis, tree_of
 
 
 class Step:
@@ -135,8 +136,7 @@ class KernelStep(Step):
         """The operands, that of the pattern as a tensor where its own arrays are needed."""
         if not any(layout is not None and layout.held for layout in self.layouts):
             return values
-        held = [layout is not None and layout.held for layout in self.layouts]
-        return [tree_of(value) if h else value for value, h in zip(values, held, strict=True)]
+        return [self.tree(at, value) for at, value in enumerate(values)]
 
     def finished(self, found: Any, values: Sequence[Any]) -> Any:
         """What a user gets of what the kernel returned."""
@@ -169,19 +169,32 @@ class KernelStep(Step):
         is_plain = all(self.layouts[n] is None for n in open_) and self.nest.pattern is None and self.nest.output
         if is_plain and all(self.nest.operands[n].letters for n in open_):
             return lambda values: bound(**{buffers[n]: values[n] for n in open_})
-        return lambda values: self._call_bound(bound, trees, values)
+        return lambda values: self._call_bound(bound, held, trees, values)
 
-    def _call_bound(self, bound: Any, trees: Mapping[int, Any], values: Sequence[Any]) -> Any:
+    def _call_bound(self, bound: Any, held: Mapping[str, Any], trees: Mapping[int, Any], values: Sequence[Any]) -> Any:
         values = [trees[n] if n in trees else self.tree(n, value) for n, value in enumerate(values)]
         arguments: dict[str, Any] = {}
         for n in range(len(values)):
             if n not in trees:
-                arguments |= self.argument(n, values[n])
+                arguments |= self._fitting(held, self.argument(n, values[n]))
         return self.finished(bound(**arguments), values)
 
+    def _fitting(self, held: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments without the sizes that fixed ones have told."""
+        for name in (n for n in arguments if n in held):
+            if arguments[name] != held[name]:
+                letter = next(c for c, size in self.program.sizes.items() if size == name)
+                found = f"{letter!r} is {held[name]} in the fixed operands and {arguments[name]} in the others"
+                raise ArgumentError(f"the extents of one letter are equal: {found}")
+        return {n: value for n, value in arguments.items() if n not in held}
+
     def tree(self, at: int, value: Any) -> Any:
-        layout = self.layouts[at]
-        return tree_of(value) if layout is not None and layout.held else value
+        layout, operand = self.layouts[at], self.nest.operands[at]
+        if layout is None or not layout.held:
+            return value
+        if operand.given:
+            value = diagonal(value, operand.given, operand.letters)
+        return tree_of(value, layout.order if self.nest.assembled else ())
 
 
 def _printed(made: Program) -> str:
@@ -250,6 +263,16 @@ def classed(value: Any, family: str) -> Any:
     return tensor
 
 
+def classed_pattern(value: Any, family: str) -> Any:
+    """What a kernel returned with a computed pattern, in the class of the operands."""
+    if family == "torch" and not is_torch(value):
+        tensor = SparseTensor.from_any(value)
+        return (tensor if tensor.ndim == 2 else tensor.convert("coo")).to_torch()
+    if family == "coo":
+        return value if isinstance(value, CooTensor) else SparseTensor.from_any(value).to_coo()
+    return SparseTensor.from_any(value) if family == "tensor" or isinstance(value, CooTensor) else value
+
+
 def cast(value: Any, dtype: str) -> Any:
     """A value in another dtype."""
     if isinstance(value, SparseTensor):
@@ -271,4 +294,14 @@ def _numpy_name(dtype: str) -> Any:
     return ml_dtypes.bfloat16
 
 
-__all__ = ["DenseStep", "KernelStep", "Step", "cast", "classed", "is_sparse", "level_coords", "transposed"]
+__all__ = [
+    "DenseStep",
+    "KernelStep",
+    "Step",
+    "cast",
+    "classed",
+    "classed_pattern",
+    "is_sparse",
+    "level_coords",
+    "transposed",
+]
