@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,17 @@ def test_all_ways_learn_the_same(kind: str, problem: Any) -> None:
     assert len(set(runs[OURS].losses)) == 3
     assert measure.difference(runs) < 1e-5
     assert len({run.accuracy for run in runs.values()}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ways.FIRST)
+def test_sparse_features_are_a_factor(kind: str, problem: Any) -> None:
+    words = replace(problem, x=problem.x.where(torch.rand(problem.x.shape) < 0.05, 0))
+    chosen = ways.ways(kind)[:3]
+    contenders = [ways.make(way, Spec.parse(f"{kind}:4"), words) for way in chosen]
+    assert [isinstance(made.x, torch.Tensor) for made in contenders] == [way.startswith("PyG") for way in chosen]
+    runs = command.trained(words, Spec.parse(f"{kind}:4"), chosen, 2)
+    assert measure.difference(runs) < 1e-5
 
 
 def test_a_way_that_fails_is_left_out(problem: Any, monkeypatch: Any, capsys: Any) -> None:

@@ -39,7 +39,7 @@ class Training:
         """One step on all nodes."""
         problem = self.problem
         with self.contender.context:
-            out = self.contender.network(problem.x)
+            out = self.contender.network(self.contender.x)
             loss = cross_entropy(out[problem.train], problem.y[problem.train])
             self.optimizer.zero_grad()
             loss.backward()
@@ -50,7 +50,7 @@ class Training:
         """The share of the nodes not trained on whose class is found."""
         problem = self.problem
         with self.contender.context, torch.no_grad():
-            found = self.contender.network(problem.x)[problem.test].argmax(dim=1)
+            found = self.contender.network(self.contender.x)[problem.test].argmax(dim=1)
         return float((found == problem.y[problem.test]).float().mean())
 
 

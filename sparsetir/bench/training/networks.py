@@ -16,6 +16,12 @@ from torch.nn.functional import linear
 from sparsetir.torch import Graph
 
 Product = Callable[[Tensor], Tensor]  # sums, means or maxima of what the sources of each node have
+Inputs = Tensor | Product  # features of nodes; sparse ones as the product with them
+
+
+def times(x: Inputs, weight: Tensor) -> Tensor:
+    """``x @ weight.T``."""
+    return linear(x, weight) if isinstance(x, Tensor) else x(weight.t())
 
 
 class GCN(nn.Module):
@@ -29,8 +35,8 @@ class GCN(nn.Module):
         self.lin = nn.Linear(inputs, outputs, bias=False)
         self.bias = nn.Parameter(torch.zeros(outputs))
 
-    def forward(self, x: Tensor, product: Product) -> Tensor:
-        return product(self.lin(x)) + self.bias
+    def forward(self, x: Inputs, product: Product) -> Tensor:
+        return product(times(x, self.lin.weight)) + self.bias
 
 
 class SAGE(nn.Module):
@@ -44,8 +50,10 @@ class SAGE(nn.Module):
         self.lin_l = nn.Linear(inputs, outputs)
         self.lin_r = nn.Linear(inputs, outputs, bias=False)
 
-    def forward(self, x: Tensor, product: Product) -> Tensor:
-        return self.lin_l(product(x)) + self.lin_r(x)
+    def forward(self, x: Inputs, product: Product) -> Tensor:
+        if isinstance(x, Tensor):
+            return self.lin_l(product(x)) + self.lin_r(x)
+        return product(times(x, self.lin_l.weight)) + self.lin_l.bias + times(x, self.lin_r.weight)  # of means only
 
 
 class GAT(nn.Module):
@@ -62,8 +70,8 @@ class GAT(nn.Module):
         self.att_dst = nn.Parameter(torch.zeros(1, heads, outputs))
         self.bias = nn.Parameter(torch.zeros(heads * outputs))
 
-    def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        h = self.lin(x).view(x.shape[0], self.heads, -1)
+    def forward(self, x: Inputs, graph: Graph) -> Tensor:
+        h = times(x, self.lin.weight).unflatten(1, (self.heads, -1))
         ends = [(h * weight).sum(-1) for weight in (self.att_dst, self.att_src)]
         scores = nn.functional.leaky_relu(graph.edge_sum(*ends), 0.2)
         return graph.spmm(h, graph.softmax(scores)).flatten(1) + self.bias
@@ -96,7 +104,7 @@ class Network(nn.Module):
         self.layers = nn.ModuleList([first, second])
         self.structure, self.is_elu = structure, is_elu
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Inputs) -> Tensor:
         first, second = self.layers
         x = first(x, *self.structure)
         return second(nn.functional.elu(x) if self.is_elu else x.relu_(), *self.structure)

@@ -15,13 +15,14 @@ import scipy.sparse as sp
 import torch
 from torch import nn
 
-from sparsetir.bench.training.networks import GAT, GCN, RGCN, SAGE, Network
+from sparsetir.bench.training.networks import GAT, GCN, RGCN, SAGE, Inputs, Network
 from sparsetir.bench.training.problems import Problem
 from sparsetir.errors import ArgumentError
 from sparsetir.torch import Graph, patch_pyg
 
 KINDS = ("gcn", "sage-mean", "sage-max", "gat", "rgcn")
 OURS, TORCH, INDEX, EDGE_INDEX, PATCHED = "ours", "torch CSR", "PyG edge_index", "PyG EdgeIndex", "PyG, patched"
+FIRST, SPARSE = ("gcn", "sage-mean", "gat"), 0.1  # the kinds whose layers can begin with a product of features
 WAYS = (OURS, TORCH, INDEX, EDGE_INDEX, PATCHED)
 
 
@@ -64,9 +65,10 @@ class Spec:
 
 @dataclass(frozen=True)
 class Contender:
-    """A network, and what its passes run in."""
+    """A network, the features of nodes as it takes them, and what its passes run in."""
 
     network: nn.Module
+    x: Inputs
     context: AbstractContextManager[None] = field(default_factory=nullcontext)
 
 
@@ -79,9 +81,10 @@ def ways(kind: str) -> list[str]:
 def make(way: str, spec: Spec, problem: Problem) -> Contender:
     """A network on a graph."""
     if way in (OURS, TORCH):
-        return Contender(_by_products(spec, problem, _graph if way == OURS else _matrix))
+        structure = _graph if way == OURS else _matrix
+        return Contender(_by_products(spec, problem, structure), _inputs(spec, problem, structure))
     network = _by_layers(spec, problem, is_cached=way == EDGE_INDEX)
-    return Contender(network, patch_pyg()) if way == PATCHED else Contender(network)
+    return Contender(network, problem.x, patch_pyg() if way == PATCHED else nullcontext())
 
 
 # ------------------------------------------------------------------ over products
@@ -108,6 +111,13 @@ def _matrix(matrix: sp.csr_array, reduce: str) -> Callable[[Any], Any]:
     if reduce != "max":
         return lambda x: tensor @ x
     return lambda x: torch.sparse.mm(tensor, x, "amax")
+
+
+def _inputs(spec: Spec, problem: Problem, structure: Structure) -> Inputs:
+    """Features of which few are not zero as a sparse matrix, where a layer multiplies them with a weight first."""
+    if spec.kind not in FIRST or torch.count_nonzero(problem.x) > SPARSE * problem.x.numel():
+        return problem.x
+    return structure(sp.csr_array(problem.x.numpy()), "sum")
 
 
 def _by_products(spec: Spec, problem: Problem, structure: Structure) -> Network:
