@@ -56,6 +56,10 @@ def everything(graph: Graph) -> Callable[..., Any]:
         extremes = [graph.spmm(x, w, reduce="max"), graph.spmm(xs, ws, reduce="min")]
         scores = [graph.sddmm(q, k).relu(), graph.edge_sum(q, k), graph.softmax(ws * 2)]
         mixed = [graph.attention(q, k, v, scale=0.3), graph.attention(qs, xs, xs)]
+        mixed += [
+            graph.additive_attention(q[:, 0], k[:, 0], v, slope=0.3),
+            graph.additive_attention(qs[..., 0], xs[..., 1], xs),
+        ]
         return (*products, *extremes, *scores, *mixed, graph.linear(w, v.t()))
 
     return call

@@ -107,6 +107,34 @@ def test_attention(graph, heads):
     assert torch.autograd.gradcheck(lambda *a: made.attention(*a, scale=0.3), (q, k, v))
 
 
+@pytest.mark.parametrize("slope", [0.2, 1.5])
+@pytest.mark.parametrize("heads", [(), (2,)])
+def test_additive_attention(graph, heads, slope):
+    made, index = graph
+    targets, sources, v = wanting(real(M, *heads), real(N, *heads), real(N, *heads, 4))
+    scores = torch.nn.functional.leaky_relu(targets[index[1]] + sources[index[0]], slope)
+    assert scores.numel() == 0 or bool((scores > 0).any()) == bool((scores < 0).any())  # both sides of the bend
+    shares = softmax(scores, index)
+    expected = torch.zeros(M, *heads, 4, dtype=v.dtype).index_add(0, index[1], shares[..., None] * v[index[0]])
+    call = lambda *a: made.additive_attention(*a, slope=slope)  # noqa: E731
+    close(call(targets, sources, v), expected)
+    close(call(targets.detach(), sources.detach(), v.detach()), expected.detach())
+    assert torch.autograd.gradcheck(call, (targets, sources, v))
+    (only,) = torch.autograd.grad(call(targets, sources.detach(), v.detach()).sum(), targets)
+    assert only.shape == targets.shape
+
+
+def test_attention_of_halves(graph):
+    made, _ = graph
+    q, k, v = real(M, 2, 3), real(N, 2, 3), real(N, 2, 4)
+    for call, inputs in ((made.attention, (q, k, v)), (made.additive_attention, (q[..., 0], k[..., 0], v))):
+        inputs = wanting(*(x.bfloat16().double() for x in inputs))
+        narrow = wanting(*(x.bfloat16() for x in inputs))
+        expected = torch.autograd.grad(call(*inputs).sum(), inputs)
+        for found, right in zip(torch.autograd.grad(call(*narrow).sum(), narrow), expected, strict=True):
+            close(found.double(), right, 0.05)
+
+
 def softmax(scores: Any, index: Any) -> Any:
     power = scores.exp()
     total = torch.zeros(M, *scores.shape[1:], dtype=scores.dtype).index_add(0, index[1], power)
@@ -306,6 +334,12 @@ def test_gradients_of_gradients_are_refused():
         (lambda g: g.sddmm(real(5, 2), real(5, 2)), ArgumentError, r"4 rows \(targets\), and q is"),
         (lambda g: g.softmax(real(7)), ArgumentError, "scores has one value for each edge"),
         (lambda g: g.attention(real(4, 2), real(5, 2), real(5, 2, 1)), ArgumentError, "v is .* the heads of q"),
+        (
+            lambda g: g.additive_attention(real(4, 2), real(5, 2), real(5, 3, 1)),
+            ArgumentError,
+            r"v is \[5, 3, 1\] of float64, expected \[5, heads, out\] with the dtype and heads of \[4, 2\] of float64",
+        ),
+        (lambda g: g.additive_attention(real(4), real(5, 1), real(5, 1)), ArgumentError, "targets and sources with"),
     ],
 )
 def test_wrong_operands(call, error, message):

@@ -233,6 +233,34 @@ class Attention(Function):
         return None, None, None, g_q, g_k, g_v
 
 
+class Additive(Function):
+    """Attention whose scores are sums of what the ends of edges have: kernels as those of `Attention`."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graphs, inner: Sizes, slope: float, t: Tensor, s: Tensor, v: Tensor) -> Tensor:
+        ctx.graph, ctx.inner, ctx.slope = graph, inner, slope
+        keep = any(ctx.needs_input_grad)
+        found = graph.rows.run("additive", NAMES[v.dtype], inner, slope, keep, TARGETS=t, SOURCES=s, V=v)
+        if not keep:
+            return found
+        p, out = found
+        ctx.save_for_backward(t, s, v, p)
+        return out
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, g: Tensor) -> Any:
+        graph, inner = ctx.graph, ctx.inner
+        t, s, v, p = ctx.saved_tensors
+        dtype, g = NAMES[g.dtype], g.contiguous()
+        ends = {"TARGETS": t, "SOURCES": s}
+        scores, g_t = graph.rows.run("additive_rows", dtype, inner, ctx.slope, p__data=p, G=g, V=v, **ends)
+        if not any(ctx.needs_input_grad[4:]):
+            return None, None, None, g_t, None, None
+        g_s, g_v = graph.columns.run("additive_columns", dtype, inner, P_=p, S=scores, G=g)
+        return None, None, None, g_t, g_s, g_v
+
+
 class Reorder(Function):
     """Values of edges in another order."""
 
@@ -247,4 +275,16 @@ class Reorder(Function):
         return g.index_select(0, ctx.back), None, None
 
 
-__all__ = ["NAMES", "SDDMM", "Attention", "EdgeSum", "Extreme", "Graphs", "Linear", "Reorder", "Softmax", "SpMM"]
+__all__ = [
+    "NAMES",
+    "SDDMM",
+    "Additive",
+    "Attention",
+    "EdgeSum",
+    "Extreme",
+    "Graphs",
+    "Linear",
+    "Reorder",
+    "Softmax",
+    "SpMM",
+]

@@ -242,6 +242,35 @@ class Graph(functions.Graphs):
         scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
         return functions.Attention.apply(self, inner + out, scale, q.contiguous(), k.contiguous(), v.contiguous())
 
+    def additive_attention(self, targets: Tensor, sources: Tensor, v: Tensor, slope: float = 0.2) -> Tensor:
+        """Attention as in GAT: ``y[i] = sum_j softmax_j(leaky_relu(targets[i] + sources[j])) * v[j]``.
+
+        Parameters
+        ----------
+        targets, sources : Tensor
+            [m] and [n], or [m, heads] and [n, heads].
+        v : Tensor
+            [n, out], or [n, heads, out].
+        slope : float
+            Of ``leaky_relu`` below zero.
+
+        Returns
+        -------
+        Tensor
+            [m, out] or [m, heads, out]; 0 for rows without edges.
+        """
+        if self.is_to_trace(v):
+            return self._traced("additive_attention", [targets, sources, v], scale=slope)
+        self._check(targets=targets, sources=sources, v=v)
+        self._pair("targets", targets, "sources", sources, ranks=(1, 2))
+        self._check_nodes("v", v, self.shape[1])
+        if v.dim() != targets.dim() + 1 or v.dtype is not targets.dtype or v.shape[1:-1] != targets.shape[1:]:
+            expected = f"[{self.shape[1]}, {'heads, ' if targets.dim() == 2 else ''}out]"
+            raise ArgumentError(f"v is {_shown(v)}, expected {expected} with the dtype and heads of {_shown(targets)}")
+        inner: Sizes = (("H", v.shape[1]), ("D", v.shape[2])) if v.dim() == 3 else (("D", None),)
+        operands = (targets.contiguous(), sources.contiguous(), v.contiguous())
+        return functions.Additive.apply(self, inner, float(slope), *operands)
+
     def linear(self, values: Tensor, x: Tensor) -> Tensor:
         """A layer ``x @ W.T`` for rows x [..., n], W the matrix with these values at the edges; [..., m]."""
         if self.is_to_trace(x):

@@ -63,6 +63,16 @@ class EdgeDraft(Draft):
         return tuple(name for name in self.all if name == "H")
 
     @property
+    def dots(self) -> Axes:
+        """The order of dot products along edges: of one head after the other, so that a row stays in registers."""
+        return ("I", *self.heads, "J", "K") if "K" in self.all else ("I", "J", *self.all)
+
+    @property
+    def mixed_dots(self) -> Axes:
+        """The same over the features that attention mixes."""
+        return ("I", *self.heads, "J", "D")
+
+    @property
     def wide(self) -> str:
         """The dtype that exponentials are computed in."""
         return "float64" if self.dtype == "float64" else "float32"
@@ -93,6 +103,10 @@ class EdgeDraft(Draft):
         """Declare scratch; the element at hand."""
         self.scratch(name, axes, self.wide)
         return f"{name}[{', '.join(_lower(axes))}]"
+
+    def in_place(self, o: str, name: str) -> str:
+        """Where numbers on the way to an element of edges are: there, or in scratch if that is too narrow for them."""
+        return o if self.dtype == self.wide else self.held(name, ("I", "J", *self.heads))
 
     def reduce(self, name: str, axes: Axes, line: str, init: str, over: str = "J") -> None:
         """An iteration that reduces over an axis."""
@@ -146,7 +160,7 @@ def sddmm(draft: EdgeDraft, scaled: bool) -> None:
     value = f"{draft.rows('X', draft.all)} * {draft.columns('Y', draft.all)}"
     value += f" * {draft.rows('S', ())}" if scaled else ""
     o = draft.edges("O", result=True)
-    draft.reduce("sddmm", ("I", "J", *draft.all), f"{o} = {o} + {value}", f"{o} = 0", over="K")
+    draft.reduce("sddmm", draft.dots, f"{o} = {o} + {value}", f"{o} = 0", over="K")
 
 
 def edge_sum(draft: EdgeDraft) -> None:
@@ -202,7 +216,7 @@ def softmax(draft: EdgeDraft) -> None:
 
 def _softmax(draft: EdgeDraft, value: str, o: str, heads: Axes) -> None:
     top, total = draft.held("top", ("I", *heads)), draft.held("total", ("I", *heads))
-    power, edges = draft.held("power", ("I", "J", *heads)), ("I", "J", *heads)
+    power, edges = draft.in_place(o, "power"), ("I", "J", *heads)
     draft.reduce("row_max", edges, f"{top} = T.max({top}, {value})", f'{top} = -T.infinity("{draft.wide}")')
     draft.spread("exponent", edges, f"{power} = T.exp({value} - {top})")
     draft.reduce("row_sum", edges, f"{total} = {total} + {power}", f"{total} = 0")
@@ -221,12 +235,11 @@ def softmax_gradient(draft: EdgeDraft) -> None:
 def attention(draft: EdgeDraft, scale: float, keep: bool) -> None:
     """``O[i] = sum_j P[i, j] * V[j]``, P the softmax of ``scale * Q[i] K[j]``, a result if it is to be kept."""
     q, k, v = draft.rows("Q", draft.all), draft.columns("KEYS", draft.all), draft.columns("V", draft.mixed)
-    edges = ("I", "J", *draft.heads)
-    score = draft.held("score", edges)
     p = draft.edges("P_", result=True) if keep else draft.edge_scratch("P_")
+    score = draft.in_place(p, "score")
     o = draft.rows("O", draft.mixed, result=True)
     line = f'{score} = {score} + T.Cast("{draft.wide}", {q}) * T.Cast("{draft.wide}", {k}) * T.{draft.wide}({scale})'
-    draft.reduce("scores", ("I", "J", *draft.all), line, f"{score} = 0", over="K")
+    draft.reduce("scores", draft.dots, line, f"{score} = 0", over="K")
     _softmax(draft, score, p, draft.heads)
     draft.reduce("mix", ("I", "J", *draft.mixed), f"{o} = {o} + {p} * {v}", f"{o} = 0")
 
@@ -236,10 +249,10 @@ def attention_rows(draft: EdgeDraft, scale: float) -> None:
     p, g = draft.edges("P_"), draft.rows("G", draft.mixed)
     v, k = draft.columns("V", draft.mixed), draft.columns("KEYS", draft.all)
     edges = ("I", "J", *draft.heads)
-    part, total = draft.held("part", edges), draft.held("total", ("I", *draft.heads))
     s, o = draft.edges("S", result=True), draft.rows("O", draft.all, result=True)
+    part, total = draft.in_place(s, "part"), draft.held("total", ("I", *draft.heads))
     g_wide, v_wide, p_wide = (f'T.Cast("{draft.wide}", {value})' for value in (g, v, p))
-    draft.reduce("part", ("I", "J", *draft.mixed), f"{part} = {part} + {g_wide} * {v_wide}", f"{part} = 0", over="D")
+    draft.reduce("part", draft.mixed_dots, f"{part} = {part} + {g_wide} * {v_wide}", f"{part} = 0", over="D")
     draft.reduce("total", edges, f"{total} = {total} + {p_wide} * {part}", f"{total} = 0")
     value = f"{p_wide} * ({part} - {total}) * T.{draft.wide}({scale})"
     draft.spread("scores", edges, f'{s} = T.Cast("{draft.dtype}", {value})')
@@ -255,6 +268,49 @@ def attention_columns(draft: EdgeDraft) -> None:
     draft.reduce("values", ("I", "J", *draft.mixed), f"{v} = {v} + {p} * {g}", f"{v} = 0")
 
 
+def _rectified(draft: EdgeDraft, slope: float) -> tuple[str, str]:
+    """``leaky_relu(TARGETS[i] + SOURCES[j])``, and what it is multiplied with in the gradient."""
+    ends = (draft.rows("TARGETS", draft.heads), draft.columns("SOURCES", draft.heads))
+    value = " + ".join(f'T.Cast("{draft.wide}", {end})' for end in ends)
+    scaled, one = f"({value}) * T.{draft.wide}({slope})", f"T.{draft.wide}(1)"
+    steeper = f"T.if_then_else({value} > T.{draft.wide}(0), {one}, T.{draft.wide}({slope}))"
+    return f"T.{'max' if slope <= 1 else 'min'}({value}, {scaled})", steeper
+
+
+def additive(draft: EdgeDraft, slope: float, keep: bool) -> None:
+    """``O[i] = sum_j P[i, j] * V[j]``, P the softmax of ``leaky_relu(TARGETS[i] + SOURCES[j])``."""
+    value, _ = _rectified(draft, slope)
+    v, edges = draft.columns("V", draft.mixed), ("I", "J", *draft.heads)
+    p = draft.edges("P_", result=True) if keep else draft.edge_scratch("P_")
+    score = draft.in_place(p, "score")
+    o = draft.rows("O", draft.mixed, result=True)
+    draft.spread("scores", edges, f"{score} = {value}")
+    _softmax(draft, score, p, draft.heads)
+    draft.reduce("mix", ("I", "J", *draft.mixed), f"{o} = {o} + {p} * {v}", f"{o} = 0")
+
+
+def additive_rows(draft: EdgeDraft, slope: float) -> None:
+    """The gradients of scores and of TARGETS, from that of the result."""
+    _, factor = _rectified(draft, slope)
+    p, g, v = draft.edges("P_"), draft.rows("G", draft.mixed), draft.columns("V", draft.mixed)
+    edges = ("I", "J", *draft.heads)
+    s, o = draft.edges("S", result=True), draft.rows("O", draft.heads, result=True)
+    part, total = draft.in_place(s, "part"), draft.held("total", ("I", *draft.heads))
+    g_wide, v_wide, p_wide = (f'T.Cast("{draft.wide}", {value})' for value in (g, v, p))
+    draft.reduce("part", draft.mixed_dots, f"{part} = {part} + {g_wide} * {v_wide}", f"{part} = 0", over="D")
+    draft.reduce("total", edges, f"{total} = {total} + {p_wide} * {part}", f"{total} = 0")
+    draft.spread("scores", edges, f'{s} = T.Cast("{draft.dtype}", {p_wide} * ({part} - {total}) * {factor})')
+    draft.reduce("rows", edges, f"{o} = {o} + {s}", f"{o} = 0")
+
+
+def additive_columns(draft: EdgeDraft) -> None:
+    """The gradients of SOURCES and V from those of scores and of the result: I are the columns of the graph."""
+    p, s, g = draft.edges("P_"), draft.edges("S"), draft.columns("G", draft.mixed)
+    o, v = draft.rows("O", draft.heads, result=True), draft.rows("V", draft.mixed, result=True)
+    draft.reduce("sources", ("I", "J", *draft.heads), f"{o} = {o} + {s}", f"{o} = 0")
+    draft.reduce("values", ("I", "J", *draft.mixed), f"{v} = {v} + {p} * {g}", f"{v} = 0")
+
+
 # ------------------------------------------------------------------ kernels
 
 
@@ -262,7 +318,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     made.__name__: made
     for made in (
         *(spmm, linear, row_sum, sddmm, edge_sum, ties, picked, picked_edges, softmax, softmax_gradient),
-        *(attention, attention_rows, attention_columns),
+        *(attention, attention_rows, attention_columns, additive, additive_rows, additive_columns),
     )
 }
 

@@ -121,7 +121,8 @@ def _is_plain(tensors: list[Tensor | None], *structure: Tensor) -> bool:
 
 
 def _called(graph: Graph, method: str, tensors: list[Tensor | None], reduce: str, scale: float | None) -> Tensor:
-    options = {"reduce": reduce} if reduce else {} if scale is None else {"scale": scale}
+    number = "slope" if method == "additive_attention" else "scale"
+    options = {"reduce": reduce} if reduce else {} if scale is None else {number: scale}
     return getattr(graph, method)(*tensors, **options)
 
 
@@ -212,6 +213,13 @@ def _shapes(name: str, rows: Any, edges: Any, options: Any, given: dict[str, Ten
         return [tuple(shape["p__data"]), (rows, *shape["KEYS"][1:])]
     if name == "attention_columns":
         return [(rows, *shape["Q"][1:]), (rows, *shape["G"][1:])]
+    if name == "additive":
+        out = (rows, *shape["V"][1:])
+        return [(edges, *shape["V"][1:-1]), out] if options[-1] else [out]
+    if name == "additive_rows":
+        return [tuple(shape["p__data"]), tuple(shape["TARGETS"])]
+    if name == "additive_columns":
+        return [(rows, *shape["S"][1:]), (rows, *shape["G"][1:])]
     values = shape.get("w_data", shape.get("W", ()))
     found: dict[str, Any] = {
         "spmm": lambda: (rows, *shape["X"][1:]),

@@ -7,7 +7,7 @@ Their parameters have the names and shapes of those of torch_geometric, so that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from sparsetir.torch import Graph
 
 Product = Callable[[Tensor], Tensor]  # sums, means or maxima of what the sources of each node have
-Inputs = Tensor | Product  # features of nodes; sparse ones as the product with them
+Inputs: TypeAlias = Tensor | Product  # features of nodes; sparse ones as the product with them
 
 
 def times(x: Inputs, weight: Tensor) -> Tensor:
@@ -72,9 +72,8 @@ class GAT(nn.Module):
 
     def forward(self, x: Inputs, graph: Graph) -> Tensor:
         h = times(x, self.lin.weight).unflatten(1, (self.heads, -1))
-        ends = [(h * weight).sum(-1) for weight in (self.att_dst, self.att_src)]
-        scores = nn.functional.leaky_relu(graph.edge_sum(*ends), 0.2)
-        return graph.spmm(h, graph.softmax(scores)).flatten(1) + self.bias
+        targets, sources = ((h * weight).sum(-1) for weight in (self.att_dst, self.att_src))
+        return graph.additive_attention(targets, sources, h).flatten(1) + self.bias
 
 
 class RGCN(nn.Module):
@@ -106,8 +105,8 @@ class Network(nn.Module):
 
     def forward(self, x: Inputs) -> Tensor:
         first, second = self.layers
-        x = first(x, *self.structure)
-        return second(nn.functional.elu(x) if self.is_elu else x.relu_(), *self.structure)
+        inner = first(x, *self.structure)
+        return second(nn.functional.elu(inner) if self.is_elu else inner.relu_(), *self.structure)
 
 
 def initialise(network: nn.Module, seed: int) -> None:
