@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -305,6 +306,80 @@ def test_the_mask_of_dropout_is_not_kept() -> None:
 
     with pytest.raises(LoweringError, match=r"mask of R\.nn\.dropout is not kept"):
         srelax.train_step(module(make, x=(4, 3), w=(3,)), "mse", params={"w": np.ones(3, "float32")})
+
+
+# ------------------------------------------------------------------ models of torch
+
+
+class Graphs(torch.nn.Module):
+    """A graph network of torch_geometric, one of its weights not trained."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        layers = pytest.importorskip("torch_geometric.nn")
+        self.first, self.last = layers.GCNConv(FEATURES, HIDDEN), layers.SAGEConv(HIDDEN, CLASSES)
+        self.norm, self.rate = torch.nn.LayerNorm(HIDDEN), rate
+        self.last.lin_r.weight.requires_grad_(False)
+
+    def forward(self, x: Any, edges: Any) -> Any:
+        h = F.dropout(F.relu(self.norm(self.first(x, edges))), self.rate, training=self.training)
+        return self.last(h, edges)
+
+
+@pytest.mark.slow
+def test_a_model_of_torch_learns_as_in_torch() -> None:
+    torch.manual_seed(0)
+    model, edges = Graphs(0.0), torch.randint(0, NODES, (2, 150))
+    x, y = torch.tensor(dense(NODES, FEATURES)), torch.tensor(labels())
+    step = srelax.train_step(model, optimizer="adam", lr=0.02, example_args=(x, edges), static=["edges"])
+    trained = [p for p in model.parameters() if p.requires_grad]
+    names = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert set(step.params) == names
+    optimizer = torch.optim.Adam(trained, 0.02)
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x, edges), y)
+        loss.backward()
+        optimizer.step()
+        assert step(x, y) == pytest.approx(float(loss.detach()), rel=1e-4)
+    other = copy.deepcopy(model).eval()
+    other.load_state_dict({name: torch.tensor(value) for name, value in step.params.items()}, strict=False)
+    torch.testing.assert_close(step.predict(x), other(x, edges).detach(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_models_of_torch_drop_in_train_mode_only() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 1))
+    x, y = torch.tensor(dense(30, FEATURES)), torch.zeros(30, 1)
+    still, dropping = (
+        srelax.train_step(model.train(is_training), "mse", "sgd", lr=0.0, example_args=(x,))
+        for is_training in (False, True)
+    )
+    assert still(x, y) == still(x, y) == pytest.approx(float(model.eval()(x).square().mean().detach()), rel=1e-4)
+    assert dropping(x, y) != dropping(x, y)
+    torch.testing.assert_close(dropping.predict(x), still.predict(x))
+
+
+def test_models_of_torch_that_do_not_fit_are_refused() -> None:
+    linear, x = torch.nn.Linear(3, 3), torch.zeros(4, 3)
+    with pytest.raises(ArgumentTypeError, match="traced with arguments: pass example_args"):
+        srelax.train_step(linear)
+    with pytest.raises(ArgumentTypeError, match=r"pass \(tensor,\)"):
+        srelax.train_step(linear, example_args=x)
+    with pytest.raises(ArgumentTypeError, match="parameters of its own: pass no params"):
+        srelax.train_step(linear, params={}, example_args=(x,))
+    with pytest.raises(ArgumentTypeError, match="only a module of torch is traced"):
+        srelax.train_step(tvm.ir.IRModule(), params={}, example_args=(x,))
+    pruned = torch.nn.utils.prune.random_unstructured(torch.nn.Linear(3, 3), "weight", 0.5)
+    with pytest.raises(ArgumentError, match=r"pruned by hooks of torch\.nn\.utils\.prune"):
+        srelax.train_step(pruned, example_args=(x,))
+    sparse = torch.nn.Linear(3, 3)
+    sparse.weight = torch.nn.Parameter(torch.eye(3).to_sparse_coo(), requires_grad=False)
+    with pytest.raises(ArgumentError, match=r"weight is sparse \(torch\.sparse_coo\)"):
+        srelax.train_step(sparse, example_args=(x,))
+    with pytest.raises(ArgumentError, match="which a compiled model does not"):
+        srelax.train_step(torch.nn.BatchNorm1d(3), example_args=(x,))
 
 
 # ------------------------------------------------------------------ what is refused

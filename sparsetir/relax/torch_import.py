@@ -19,8 +19,10 @@ HALVES = ("float16", "bfloat16")
 SCATTERED = {"sum": "add", "mean": "mean", "amax": "max", "amin": "min", "prod": "mul"}
 
 
-def imported(exported: Any) -> ir.IRModule:
+def imported(exported: Any, *, keeps_params: bool = False) -> ir.IRModule:
     """An exported program as a Relax module whose arguments and results are tensors; weights are constants.
+
+    With `keeps_params` weights are arguments after the others, as TVM's importer attaches them.
 
     Raises
     ------
@@ -37,7 +39,12 @@ def imported(exported: Any) -> ir.IRModule:
     with_sparse_products(program)
     _refuse_masks(program)
     try:
-        return from_exported_program(program, custom_convert_map=_converters(), run_ep_decomposition=False)
+        return from_exported_program(
+            program,
+            custom_convert_map=_converters(),
+            run_ep_decomposition=False,
+            keep_params_as_input=keeps_params,
+        )
     except AssertionError as error:  # which lists the names
         raise LoweringError(f"TVM's importer for torch does not take the model: {error}") from None
 
@@ -85,7 +92,14 @@ def _converters() -> dict[str, Converter]:
     own = {f"{name}.default": _own(name) for name in TORCH_OPERATORS}
     products = dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _product)
     scatters = dict.fromkeys(("scatter_add.default", "scatter_reduce.two"), _scatter)
-    return {**own, **products, **scatters, "addmm.default": _addmm}
+    return {**own, **products, **scatters, "addmm.default": _addmm, "native_dropout.default": _dropout}
+
+
+def _dropout(node: Any, importer: Any) -> Any:
+    """Two results, the second a mask."""
+    x, rate, is_training = importer.retrieve_args(node)
+    emit = importer.block_builder.emit
+    return emit(relax.op.nn.dropout(x, float(rate)) if is_training else relax.Tuple([x, relax.op.ones_like(x)]))
 
 
 def _own(name: str) -> Converter:

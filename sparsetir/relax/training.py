@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,22 @@ from sparsetir.relax.lowered import known
 from sparsetir.relax.optimizers import optimizer_of
 from sparsetir.relax.signature import Signature
 from sparsetir.relax.stepping import PREDICT, TRAIN, Plan
+from sparsetir.relax.torch_training import from_module, is_module
 from sparsetir.relax.trainer import TrainStep
 
 TRAINED = ("float32", "float64")
 
 
 def train_step(
-    model: ir.IRModule,
+    model: Any,
     loss: Any = "cross_entropy",
     optimizer: Any = "adam",
     *,
-    params: Mapping[str, Any],
+    params: Mapping[str, Any] | None = None,
     frozen: Sequence[str] = (),
+    example_args: Sequence[Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    static: Collection[str] = (),
     lr: float | None = None,
     seed: int = 0,
     target: Any = None,
@@ -41,9 +45,10 @@ def train_step(
 
     Parameters
     ----------
-    model : IRModule
-        With a function ``main``, or with one Relax function, of known sizes that returns one tensor. Its sparse
-        structures are constants, such as of `csr_constants`, or are among `params`.
+    model : IRModule or torch.nn.Module
+        A module with a function ``main``, or with one Relax function, of known sizes that returns one tensor. Its
+        sparse structures are constants, such as of `csr_constants`, or are among `params`. A module of torch is traced
+        as it is, in train mode or not, and is not changed.
     loss : {"cross_entropy", "binary_cross_entropy", "mse", "l1"} or callable
         Mean over all elements. ``"cross_entropy"`` takes a class for each row of scores, and leaves out rows with
         -100; ``"binary_cross_entropy"`` takes scores before the sigmoid. A callable makes a scalar Relax expression of
@@ -55,6 +60,9 @@ def train_step(
         weight, become constants. What is not among them comes with each call.
     frozen : sequence of str
         Parameters of floats that become constants, too.
+    example_args, example_kwargs, static
+        Of a module of torch, whose parameters are `params`: arguments to trace it with, and the names of those that are
+        always what the examples are, such as an edge index; see `from_torch`.
     lr : float, optional
         The learning rate at first; by default 1e-3 for Adam and 0.01 for SGD.
     seed : int
@@ -93,8 +101,17 @@ def train_step(
     True
     """
     chosen, rule, measure = cpu_target(target), optimizer_of(optimizer, {**options, "lr": lr}), loss_of(loss)
+    if is_module(model):
+        if params is not None:
+            raise ArgumentTypeError("a module of torch has parameters of its own: pass no params")
+        model, params, fixed = from_module(model, example_args, example_kwargs, static)
+        frozen = [*frozen, *fixed]
+    elif example_args is not None or example_kwargs is not None or static:
+        raise ArgumentTypeError(
+            "only a module of torch is traced: pass no examples and nothing static with an IRModule"
+        )
     name, func = _function(model)
-    values = _checked(func, params, frozen)
+    values = _checked(func, params or {}, frozen)
     trained = _trained(func, values, frozen)
     others = {var: other for var, other in model.functions.items() if var.name_hint != name}
     mod = ir.IRModule({**others, ir.GlobalVar(PREDICT): func.with_attr("global_symbol", PREDICT)})
@@ -169,7 +186,7 @@ def _check_fits(name: str, value: np.ndarray, found: Any) -> None:
 
 def _plain(mod: ir.IRModule) -> ir.IRModule:
     """The module with its function as one dataflow block without tuples that are taken apart again."""
-    func = mod[PREDICT]
+    func = mod[PREDICT] = _with_one_result(mod[PREDICT])
     result = func.ret_ty
     if not isinstance(result, relax.TensorType):
         raise ArgumentError(f"expected a model that returns one tensor; found {result}: return the predictions only")
@@ -182,13 +199,23 @@ def _plain(mod: ir.IRModule) -> ir.IRModule:
             fault = f"a step is compiled for known sizes; found {part}"
             raise ArgumentError(f"{fault}: make the model with numbers for them, one step for each batch size")
     mod = relax.transform.ConvertToDataflow(min_size=1)(mod)
-    mod = relax.transform.CanonicalizeBindings()(mod)
+    mod = relax.transform.CanonicalizeBindings()(relax.transform.Normalize()(mod))
     _check_no_batch_norm(mod[PREDICT])
     if len(mod[PREDICT].body.blocks) != 1 or not isinstance(mod[PREDICT].body.blocks[0], relax.DataflowBlock):
         raise LoweringError(
             "the model has branches or effects, which have no gradients: write it as one dataflow block"
         )
     return mod
+
+
+def _with_one_result(func: relax.Function) -> relax.Function:
+    """A function that returns a tuple of one tensor, as models from torch do, with the tensor for it."""
+    result = func.ret_ty
+    if not isinstance(result, ir.TupleType) or len(result.fields) != 1:
+        return func
+    out = relax.Var("out", result.fields[0])
+    last = relax.BindingBlock([relax.VarBinding(out, relax.TupleGetItem(func.body.body, 0))])
+    return relax.Function(func.params, relax.SeqExpr([*func.body.blocks, last], out), out.ty, func.is_pure, func.attrs)
 
 
 def _check_no_batch_norm(func: relax.Function) -> None:
