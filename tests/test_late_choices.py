@@ -16,7 +16,8 @@ from sparsetir.formats.format import Format
 from sparsetir.lower.late_choices import with_late_choices
 from sparsetir.schedules import Choices
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.form import FormatVariant, form_of, shared
+from sparsetir.tuning.form import FormatVariant, form_of
+from sparsetir.tuning.space import shared
 
 FEAT = 20
 

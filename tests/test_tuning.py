@@ -42,6 +42,7 @@ from sparsetir.tuning import (
     Record,
     TuneResult,
     autotune,
+    evaluator,
     features,
     measure,
     pool,
@@ -510,6 +511,29 @@ def test_a_candidate_that_raises_costs_only_itself(monkeypatch: pytest.MonkeyPat
     assert result.speedup == 1.0
     assert result.best == result.untuned
     assert "4 failed" in result.report()
+
+
+@pytest.mark.parametrize(
+    ("turns", "dropped"),
+    [([2.0, 2.0], True), ([2.0, 1.2], False), ([1.0], False)],
+    ids=["behind", "disturbed once", "as fast"],
+)
+def test_a_candidate_far_behind_the_best_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, turns: list[float], dropped: bool
+) -> None:
+    known = Evaluator(ops.spmm(), arguments(), None)
+    assert known.time(Candidate(Choices(tile=8))).error is None
+    waiting, long = list(turns), list[float]()
+    monkeypatch.setattr(evaluator, "timed_calls", lambda *_a, **_k: [waiting.pop(0)] * 2)
+    monkeypatch.setattr(evaluator, "burst", lambda _call, seconds: long.append(seconds) or [1.0] * 5)
+    monkeypatch.setattr(known, "typical", lambda _candidate, _seconds: 1.0)
+    known.best, known.paced = 1.0, (1.0, float("-inf"))
+    found = known.time(Candidate(Choices(tile=16)))
+    assert (long == []) == dropped
+    assert not waiting
+    assert found.error is None
+    assert found.seconds == (turns[0] if dropped else 1.0)
+    assert found.usual == known.best == 1.0
 
 
 @pytest.mark.slow

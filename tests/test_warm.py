@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,13 @@ from sparsetir.errors import ArgumentError
 from sparsetir.formats.format import Format
 from sparsetir.schedules import Choices
 from sparsetir.tuning import form, warm
+from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.form import FormatVariant
+from sparsetir.tuning.search import _eager
+from sparsetir.tuning.session import Session
 from sparsetir.tuning.shelf import Held
+from sparsetir.tuning.space import Space
 from sparsetir.tuning.tune import tune_sparse
 
 FEAT = 24
@@ -103,14 +108,14 @@ def test_a_damaged_library_is_compiled_again() -> None:
     task = warm.tasks(["spmm"], ["float32"], [FEAT])[0]
     path = warm.shelf_of(task).path(None)
     assert path is not None
-    whole = path.read_bytes()
+    kept = path.rename(path.with_suffix(".kept"))  # it may be loaded: its bytes must stay
     try:
-        path.write_bytes(whole[:100])
+        path.write_bytes(kept.read_bytes()[:100])
         ready = Evaluator(ops.spmm(), arguments(), None).variants(None)
         assert not ready.form.codes
         ready.call(Choices(tile=16))()
     finally:
-        path.write_bytes(whole)
+        kept.replace(path)
 
 
 @pytest.mark.usefixtures("fresh")
@@ -119,6 +124,30 @@ def test_a_wrong_kernel_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     task = warm.Task("spmv", "float32", 1, None)
     assert warm.make(task).refused == "nothing could be compiled"
     assert warm.there(task) is None
+
+
+@pytest.mark.usefixtures("fresh")
+def test_what_is_ready_is_drawn_and_preferred() -> None:
+    with closing(Session(ops.spmm(), arguments(), None)) as session:
+        space, rng = session.space, np.random.default_rng(0)
+        ready = space.ready(rng, 64)
+        assert {c.format for c in ready} == {None, formats.bsr(2, 2)} & set(space.formats)
+        assert all(space.is_ready(c) for c in ready)
+        settled = [c for c in ready if c.format is None]
+        assert all(c in space for c in settled)
+        assert len({c.choices.chunks for c in settled}) > 2
+        odd = Candidate(settled[0].choices.changed(unroll=8, tile=8))
+        assert not space.is_ready(odd)
+        even = lambda candidates: np.zeros(len(candidates))  # noqa: E731
+        scores = _eager(space, even, [odd, settled[0]])
+        assert scores[0] < scores[1] == 0
+
+
+def test_without_machine_code_nothing_is_preferred() -> None:
+    space = Space([None], lambda _format: {"tile": (8, 16)})
+    assert space.ready(np.random.default_rng(0), 8) == []
+    odd = [Candidate(Choices(tile=8)), Candidate(Choices(tile=16))]
+    assert _eager(space, lambda candidates: np.arange(len(candidates)), odd).tolist() == [0, 1]
 
 
 def test_the_list_says_what_is_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

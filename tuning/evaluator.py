@@ -19,17 +19,29 @@ from sparsetir.errors import TuningError
 from sparsetir.formats.format import Format
 from sparsetir.harness.products import KnownOp, recognise
 from sparsetir.harness.reference import Reference
+from sparsetir.harness.timing import timed_calls
 from sparsetir.interop import is_sparse
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.features import Stored
-from sparsetir.tuning.measure import BURST_SECONDS, PACE_SECONDS, Measurement, burst, reason, summary, typical
+from sparsetir.tuning.measure import (
+    BURST_SECONDS,
+    PACE_SECONDS,
+    Measurement,
+    burst,
+    lower_quartile,
+    reason,
+    summary,
+    typical,
+)
 from sparsetir.tuning.space import Values
 from sparsetir.tuning.templates import Template
 from sparsetir.tuning.variants import FormatVariants
 from sparsetir.tuning.workload import Call, Workload
 
 T = TypeVar("T")
-MOMENT = 2e-3  # seconds in which the machine is taken to stay as fast
+MOMENT = 0.02  # seconds in which the machine is taken to stay as fast
+RACE_SECONDS, RACES = 0.003, 2  # of a short burst, and how many a candidate has to keep up in
+BEHIND = 1.3  # times the best so far: slower in all of them, a candidate is dropped
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,7 @@ class Evaluator:
         self.name = self._sparse_argument()
         self.variants = FormatVariants(func, target, self.inputs, self.workload, self.name, template)
         self.fixed = self.variants(None).sizes
+        self.best = float("inf")  # of all candidates: seconds over those of the untuned kernel
         self.paced = float("inf"), float("-inf")  # the last burst of the untuned kernel: its typical call, and when
         if template is None:
             # A program that the sketches cannot schedule is an error here, not a failed trial.
@@ -149,7 +162,8 @@ class Evaluator:
                 return Measurement(error=f"wrong result: {wrong}")
             if candidate is None:
                 return summary(burst(call, BURST_SECONDS))
-            found, usual = self._between(lambda: summary(burst(call, BURST_SECONDS)))
+            found, usual = self._raced(call)
+            self.best = min(self.best, (found.seconds or float("inf")) / usual)
             return replace(found, usual=usual)
         except Exception as error:
             return Measurement(error=reason(error))
@@ -165,15 +179,25 @@ class Evaluator:
         """`typical`, and that of the untuned kernel right before and after it."""
         return self._between(lambda: self.typical(candidate, seconds), seconds)
 
+    def _raced(self, call: Call) -> tuple[Measurement, float]:
+        """Timed `_between`, or in short bursts only if it is far behind the best in all of them."""
+        before, samples = _pace(self, PACE_SECONDS), list[float]()
+        self.paced = before, time.perf_counter()
+        for _ in range(RACES):
+            turn = timed_calls(call, RACE_SECONDS, least=2, least_long=1)
+            samples += turn
+            if lower_quartile(turn) <= BEHIND * self.best * before:
+                found, usual = self._between(lambda: burst(call, BURST_SECONDS))
+                return summary([*samples, *found]), min(usual, before)
+        return summary(samples), before
+
     def _between(self, timed: Callable[[], T], seconds: float = PACE_SECONDS) -> tuple[T, float]:
         """What is timed, and a typical call of the untuned kernel before and after it.
 
         Were it only after, a pause of the machine that hits this kernel alone would make the other one look fast.
         What was timed after another candidate a moment ago is not timed again.
         """
-        before, at = self.paced
-        if time.perf_counter() - at > MOMENT:
-            before = self.typical(None, seconds)
+        before = _pace(self, seconds)
         found = timed()
         after = self.typical(None, seconds)
         self.paced = after, time.perf_counter()
@@ -186,6 +210,12 @@ class Evaluator:
         workload = self.variants(format).workload
         call = workload.call(function, names)
         return call, self.reference.disagreement(workload.fresh(call))
+
+
+def _pace(evaluator: Evaluator, seconds: float) -> float:
+    """A typical call of the untuned kernel, a moment ago or now."""
+    known, at = evaluator.paced
+    return known if time.perf_counter() - at <= MOMENT else evaluator.typical(None, seconds)
 
 
 __all__ = ["Evaluator", "Prepared"]

@@ -20,15 +20,14 @@ from sparsetir.compile.cache import content_key
 from sparsetir.compile.pipeline import lowered, machine_code, scheduled, to_stage_2, to_stage_3
 from sparsetir.compile.target import make_target
 from sparsetir.errors import TuningError
-from sparsetir.lower.late_choices import LATE, with_late_choices
+from sparsetir.lower.late_choices import with_late_choices
 from sparsetir.schedules import Choices
 from sparsetir.threads import get_num_threads
 from sparsetir.tuning.knobs import Config
-from sparsetir.tuning.space import Values, open_choices
+from sparsetir.tuning.space import Values, open_choices, shared
 from sparsetir.tuning.templates import Template
 
 MOST_FORMS = 64  # that a process keeps, the last ones used
-GIVEN = {name: 1 for name in LATE}  # what the schedule of a kernel sees of a choice that its calls give
 
 Function = Callable[..., Any]
 
@@ -51,19 +50,6 @@ class Code:
     def of(self, choices: Choices) -> Function:
         """The function of one candidate."""
         return partial(self.function, *(getattr(choices, name) for name in self.late)) if self.late else self.function
-
-
-def shared(choices: Choices) -> Choices:
-    """The choices that all candidates have whose code may be the same.
-
-    Examples
-    --------
-    >>> shared(Choices(tile=8, chunks=16)) == shared(Choices(tile=8, chunks=2))
-    True
-    """
-    if choices.carry:  # its arrays have an element for each part
-        return choices
-    return choices.changed(**{name: least for name, least in GIVEN.items() if getattr(choices, name) > least})
 
 
 class FormatVariant:
@@ -164,4 +150,4 @@ def with_knobs(template: Any, choices: Choices | Config) -> Any:
     return template.with_values(**choices)
 
 
-__all__ = ["Code", "FormatVariant", "Function", "form_of", "shared", "unchecked", "with_knobs"]
+__all__ = ["Code", "FormatVariant", "Function", "form_of", "unchecked", "with_knobs"]

@@ -8,6 +8,7 @@ it would have, and a recorded one can be replayed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Protocol
 
@@ -26,6 +27,7 @@ POPULATION, CHILDREN = 16, 192  # the best trials, and how many candidates are b
 MUTATED, CROSSED = 0.6, 0.25  # shares of the children; the others are drawn at random
 STEPS = 12  # trials without a better one, after which the neighbours of the best are tried
 OUTLINED, ADDED = 256, 64  # candidates of all formats that a pretrained model ranks: at first, then each time
+COLD = 0.25  # by how much faster a candidate must look that is to be compiled, where others are not
 ALIKE = 1  # candidates of one format in a batch, while little is known
 SURE = 1  # places of a batch for what the portfolio still has
 BELIEF = 8  # trials that a prior model is worth
@@ -103,17 +105,24 @@ def guided(space: Space, known: Known, score: Score | None, rng: np.random.Gener
     """
     if score is None:
         return evolution(space, known, score, rng)
-    sure = _ranked((c for c in space.introduced() if c not in known), score)
+    eager = partial(_eager, space, score)
+    sure = _ranked((c for c in space.introduced() if c not in known), eager)
     best = [c for c, seconds in sorted(known.items(), key=lambda item: item[1]) if np.isfinite(seconds)]
-    pool = list(space.outline(rng, ADDED if known else OUTLINED))
+    pool = [*space.outline(rng, ADDED if known else OUTLINED), *space.ready(rng, ADDED if known else OUTLINED)]
     if len(known) >= WARMUP and best:
         pool += _children(space, best[:POPULATION], rng, list(dict.fromkeys(c.format for c in best)))
         pool += space.steps(best[0]) if _stale(known) >= STEPS else []
-    ranked = _ranked((c for c in dict.fromkeys(pool) if c not in known), score)
+    ranked = _ranked((c for c in dict.fromkeys(pool) if c not in known), eager)
     alike = ALIKE if len(known) < WARMUP else BATCH
     likely = (c for c in ranked if rng.random() >= EPSILON)
     picked = [*_settled(space, sure, known, alike, SURE), *_settled(space, likely, known, alike)]
     return _filled(picked, space, known, rng)
+
+
+def _eager(space: Space, score: Score, candidates: Sequence[Candidate]) -> np.ndarray:
+    """Scores, less for candidates that are to be compiled: that takes as long as some trials of others."""
+    cold = [not space.is_ready(c) for c in candidates]
+    return score(candidates) - (COLD * np.array(cold) if not all(cold) else 0.0)
 
 
 def _ranked(candidates: Iterable[Candidate], score: Score) -> list[Candidate]:

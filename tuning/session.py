@@ -18,7 +18,7 @@ from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern
 from sparsetir.formats.suit import dense_rows, promising
 from sparsetir.harness.operands import dense_shapes
-from sparsetir.schedules import Registers, suit
+from sparsetir.schedules import Choices, Registers, suit
 from sparsetir.threads import get_num_threads
 from sparsetir.tuning import features
 from sparsetir.tuning.candidate import Candidate
@@ -104,7 +104,7 @@ class Session:
             self.pool = Fleet(executor, self.evaluator, listed, machines=machines, timeout=timeout)
         self.key = self.pool.keyed(self.key)
         base = self.usual.choices if template is None else Config()
-        self.space = Space([None, *listed], self.pool.values, base)
+        self.space = Space([None, *listed], self.pool.values, base, self._ready)
         self._check_template()
         self.facts = self._facts()
 
@@ -129,6 +129,11 @@ class Session:
         if self.template is not None:  # it is written for the loops of the program as it is
             return []
         return promising(self.described, feat=dense_rows(dense_shapes(self.evaluator.inputs)))
+
+    def _ready(self, format: Format | None) -> Sequence[Choices]:
+        """The machine code on disk, see `sparsetir.tuning.shelf`; other choices of a template are no match for it."""
+        held = self.evaluator.variants.shelf.held(format) if self.template is None and self.pool.is_here else None
+        return () if held is None else held.listed
 
     def _facts(self) -> dict[str, float]:
         """Numbers of the pattern."""

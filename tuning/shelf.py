@@ -65,6 +65,11 @@ class Held:
             return cls(path, str(facts["program"]), kernels, values, str(facts["digest"]))
         return None
 
+    @cached_property
+    def listed(self) -> tuple[Choices, ...]:
+        """Whose machine code it is."""
+        return tuple(self.kernels)
+
     def codes(self) -> dict[Choices, Code]:
         """The machine code.
 
@@ -157,7 +162,7 @@ class Shelf:
         feat : int, optional
             See `FormatVariant.open_choices`.
         choices : sequence of Choices
-            Shared ones, see `sparsetir.tuning.form.shared`; those that need code of their own are left out.
+            Shared ones, see `sparsetir.tuning.space.shared`; those that need code of their own are left out.
         is_right : callable
             Whether the function of a candidate computes what it should; others are left out.
 

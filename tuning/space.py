@@ -17,12 +17,14 @@ from sparsetir.compile.pipeline import scheduled
 from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.ir import Program, const
+from sparsetir.lower.late_choices import LATE
 from sparsetir.schedules import Choices, suit
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.knobs import Config
 
 Values = Mapping[str, tuple[Any, ...]]
 
+GIVEN = {name: 1 for name in LATE}  # what the schedule of a kernel sees of a choice that its calls give
 OTHER_FORMAT = 0.15  # chance that a mutation changes the format
 MOST_DRAWS = 64
 
@@ -38,6 +40,8 @@ class Space:
         The open choices of a format; None if no kernel can be made for it. Called once for each, when it is needed.
     base : Choices or Config, optional
         What is chosen where nothing is open; by default the sketches' choices.
+    ready : callable, optional
+        The choices of a format whose machine code is there already, one for each code; by default none.
     """
 
     def __init__(
@@ -45,10 +49,12 @@ class Space:
         formats: Sequence[Format | None],
         values: Callable[[Format | None], Values | None],
         base: Choices | Config | None = None,
+        ready: Callable[[Format | None], Sequence[Choices]] = lambda _format: (),
     ) -> None:
-        self.formats, self._values = list(formats), values
+        self.formats, self._values, self._ready = list(formats), values, ready
         self.base = Choices() if base is None else base
         self._known: dict[Format | None, Values | None] = {}
+        self._codes: dict[Format | None, set[tuple[Any, ...]]] = {}  # that are ready
 
     def values(self, format: Format | None) -> Values | None:
         """The values of each choice that makes a difference; None for a format that is not to be had."""
@@ -97,6 +103,25 @@ class Space:
         for _ in range(count if formats else 0):
             format, values, begin = formats[int(rng.integers(len(formats)))]
             yield Candidate(begin.changed(**drawn(values, rng)), format)
+
+    def ready(self, rng: np.random.Generator, count: int) -> list[Candidate]:
+        """Draws of candidates that need no compiling, every format as often; what their calls give is drawn too."""
+        known = [(format, values, codes) for format, values in self._supposed() if (codes := self._ready(format))]
+        found = []
+        for _ in range(count if known else 0):
+            format, values, codes = known[int(rng.integers(len(known)))]
+            chosen = codes[int(rng.integers(len(codes)))]
+            given = {name: tuple(v for v in values.get(name, ()) if v) for name in GIVEN if getattr(chosen, name)}
+            given = {name: held for name, held in given.items() if held}
+            found.append(Candidate(chosen.changed(**drawn(given, rng)), format))
+        return found
+
+    def is_ready(self, candidate: Candidate) -> bool:
+        """Whether a candidate needs no compiling."""
+        if candidate.format not in self._codes:
+            self._codes[candidate.format] = {_code(choices) for choices in self._ready(candidate.format)}
+        held = self._codes[candidate.format]
+        return bool(held) and _code(candidate.choices) in held
 
     def _supposed(self) -> list[tuple[Format | None, Values]]:
         """The formats with what they leave open; those that were not converted with what the program as it is does."""
@@ -169,6 +194,24 @@ class Space:
         """A sample that is not among those taken; None where there is hardly any left."""
         drawn = (self.sample(rng) for _ in range(MOST_DRAWS))
         return next((c for c in drawn if c not in taken), next((c for c in self if c not in taken), None))
+
+
+def shared(choices: Choices) -> Choices:
+    """The choices that all candidates have whose code may be the same.
+
+    Examples
+    --------
+    >>> shared(Choices(tile=8, chunks=16)) == shared(Choices(tile=8, chunks=2))
+    True
+    """
+    if choices.carry:  # its arrays have an element for each part
+        return choices
+    return choices.changed(**{name: least for name, least in GIVEN.items() if getattr(choices, name) > least})
+
+
+def _code(choices: Choices | Config) -> tuple[Any, ...]:
+    """The values of `shared` choices."""
+    return tuple(min(v, GIVEN[n]) if n in GIVEN else v for n, v in choices.as_dict().items())
 
 
 def changes_code(

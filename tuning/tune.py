@@ -32,7 +32,7 @@ from sparsetir.tuning.trials import Asks, Budget, Cost, Log, explore, is_untuned
 
 # The fastest candidates of a search are compared again, interleaved with the untuned kernel.
 FINALISTS = 8
-ALONE = 16  # candidates for which no worker process is started
+ALONE = 24  # candidates for which no worker process is started
 # Share of the time budget kept for the last comparison, and the most seconds it may need.
 FINISH_SHARE, FINISH_SECONDS = 0.1, 2.0
 
@@ -112,7 +112,7 @@ def tune_sparse(
         As for `sparsetir.build`.
     isolate : bool, optional
         Whether candidates run in worker processes, where a crash or a hang costs one candidate; the workers compile
-        side by side. By default where more than 16 candidates may be tried, as the first search waits about two
+        side by side. By default where more than 24 candidates may be tried, as the first search waits about two
         seconds for them. Arguments of more than 1 GiB or of other packages than numpy and scipy, and templates that a
         worker cannot import by their names, stay in this process.
     timeout : float

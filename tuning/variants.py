@@ -29,7 +29,7 @@ from sparsetir.tuning.space import Values, fixed, free_sizes
 from sparsetir.tuning.templates import Template
 from sparsetir.tuning.workload import Workload
 
-MOST_VARIANTS = 6
+MOST_VARIANTS = 16
 MOST_BYTES = 2 << 30  # of converted arguments that are held at once
 
 

@@ -29,10 +29,10 @@ from sparsetir.machine import CORES
 from sparsetir.schedules import Choices, Registers, suit
 from sparsetir.threads import get_num_threads, set_num_threads
 from sparsetir.tuning.evaluator import Evaluator
-from sparsetir.tuning.form import Function, shared
+from sparsetir.tuning.form import Function
 from sparsetir.tuning.measure import reason
 from sparsetir.tuning.shelf import Shelf
-from sparsetir.tuning.space import Values, free_sizes, start
+from sparsetir.tuning.space import Values, free_sizes, shared, start
 from sparsetir.tuning.variants import Ready
 
 OPS = ("spmm", "spmv", "sddmm")
