@@ -93,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
     )
     tune.add_argument("--amortize-over", type=positive(float), metavar="CALLS", help="that share a conversion")
     tune.add_argument("--against", default="", metavar="PEERS", help="scipy,torch,mkl: time these libraries too")
-    workers = "processes:N, or the address of a dask scheduler: whose workers measure"
+    workers = "whose workers measure: processes:N, tcp://host:port of a dask scheduler, or rpc://host:port/key"
     tune.add_argument("--executor", metavar="WHICH", help=workers)
     tune.add_argument("--machines", choices=("same", "each"), default="same", help="whether these are of one kind")
     tune.add_argument("--schedules-only", action="store_true", help="leave the format as it is")
@@ -236,7 +236,6 @@ def run_tune(args: argparse.Namespace) -> int:
     from sparsetir.files import read
     from sparsetir.harness.operands import make_case
     from sparsetir.tuning import tune_sparse
-    from sparsetir.tuning.executors import opened
 
     database = args.database or (args.out / "tuning.jsonl" if args.out else None)
     case = make_case(args.op, operand(args.file, read(args.file)), feat=args.feat, seed=args.seed)
@@ -244,9 +243,8 @@ def run_tune(args: argparse.Namespace) -> int:
     budget["preset"] = args.preset
     how = {"strategy": args.strategy, "formats": [] if args.schedules_only else None, "seed": args.seed}
     how["against"] = [name for name in args.against.split(",") if name]
-    with opened(args.executor) as executor:
-        how |= {"executor": executor, "machines": args.machines}
-        result = tune_sparse(case.program, case.inputs, database=database, **budget, **how)
+    how |= {"executor": args.executor, "machines": args.machines}
+    result = tune_sparse(case.program, case.inputs, database=database, **budget, **how)
     if args.json != "-":
         print(result.report())
     if args.out:

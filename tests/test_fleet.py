@@ -319,7 +319,7 @@ def test_arguments_that_cannot_be_sent(threads: Executor) -> None:
 
 def test_executors_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     for text in ("threads:2", "processes:0", "processes:two", "tcp:host", ""):
-        with pytest.raises(ArgumentError, match="an executor is processes:2, or the address of a dask scheduler"):
+        with pytest.raises(ArgumentError, match="an executor by name is processes:2, or an address such as"):
             opened(text).__enter__()
     with opened("processes:3") as executor:
         assert slots_of(executor) == 4

@@ -279,7 +279,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, help="after which no further case is begun")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", action="store_true", help="measure what the file holds once more")
-    workers = "processes:N, or the address of a dask scheduler: whose workers measure"
+    workers = "whose workers measure: processes:N, tcp://host:port of a dask scheduler, or rpc://host:port/key"
     parser.add_argument("--executor", metavar="WHICH", help=workers)
     parser.add_argument("--machines", choices=("same", "each"), default="same", help="whether these are of one kind")
     args = parser.parse_args(argv)

@@ -10,16 +10,18 @@ from multiprocessing import get_context
 from typing import Any
 
 from sparsetir.errors import ArgumentError
+from sparsetir.tuning.boards import parsed
 
-PROCESSES = "processes"
+PROCESSES, RPC = "processes", "rpc"
 SCHEMES = ("tcp", "tls", "ucx", "ws", "wss")  # of dask's addresses
-EXPECTED = "an executor is processes:2, or the address of a dask scheduler such as tcp://host:8786"
+ADDRESSES = "tcp://host:8786 of a dask scheduler, or rpc://host:9190/key of TVM's RPC tracker"
+EXPECTED = f"an executor by name is processes:2, or an address such as {ADDRESSES}"
 CONNECT_SECONDS = 10.0
 
 
 @contextmanager
-def opened(text: str | None) -> Iterator[Executor | None]:
-    """The executor that a text names, None for none; shut down afterwards.
+def opened(given: Executor | str | None) -> Iterator[Executor | str | None]:
+    """An executor as it is, or the one that a text names, which is shut down afterwards; an RPC address as it is.
 
     Raises
     ------
@@ -32,19 +34,22 @@ def opened(text: str | None) -> Iterator[Executor | None]:
     ...     print(type(executor).__name__)
     ProcessPoolExecutor
     """
-    if text is None:
-        yield None
+    if not isinstance(given, str):
+        yield given
         return
-    kind, _, rest = text.partition(":")
-    if kind == PROCESSES and (not rest or (rest.isdecimal() and int(rest) > 0)):
+    kind, _, rest = given.partition(":")
+    if kind == RPC:
+        parsed(given)
+        yield given
+    elif kind == PROCESSES and (not rest or (rest.isdecimal() and int(rest) > 0)):
         # Spawned: a fork would copy what this process holds and none of its threads.
         with ProcessPoolExecutor(int(rest) if rest else None, get_context("spawn")) as processes:
             yield processes
     elif kind in SCHEMES and rest.startswith("//"):
-        with dask_client(text) as client:
+        with dask_client(given) as client:
             yield client.get_executor()
     else:
-        raise ArgumentError(f"{EXPECTED}; found {text!r}")
+        raise ArgumentError(f"{EXPECTED}; found {given!r}")
 
 
 def dask_client(address: str) -> Any:

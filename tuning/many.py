@@ -16,6 +16,7 @@ from typing import Any
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ExecutorLostError
 from sparsetir.harness.tables import aligned
 from sparsetir.tuning.database import Database, Key, Record
+from sparsetir.tuning.executors import opened
 from sparsetir.tuning.fleet import check_executor
 from sparsetir.tuning.nearest import RADIUS, distance
 from sparsetir.tuning.pool import TIMEOUT
@@ -212,7 +213,7 @@ def tune_many(
     target: Any = None,
     isolate: bool | None = None,
     timeout: float = TIMEOUT,
-    executor: Executor | None = None,
+    executor: Executor | str | None = None,
     machines: str = "same",
     finite: bool = False,
 ) -> TuneManyResult:
@@ -270,9 +271,9 @@ def tune_many(
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
     apart = seconds > MANY_SECONDS if isolate is None else isolate
     how: dict[str, Any] = {"isolate": apart, "timeout": timeout, "finite": finite}
-    how |= {"executor": executor, "machines": machines}
     begin = time.perf_counter()
     with ExitStack() as stack, closing(records):
+        how |= {"executor": stack.enter_context(opened(executor)), "machines": machines}
         many = Many(records, policy, patience)
         for task in given:
             session = stack.enter_context(closing(Session(task.program, task.inputs, target, **how)))

@@ -21,6 +21,7 @@ from sparsetir.harness.operands import dense_shapes
 from sparsetir.schedules import Choices, Registers, suit
 from sparsetir.threads import get_num_threads
 from sparsetir.tuning import features
+from sparsetir.tuning.boards import Boards
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database, Key, Record, fingerprint
 from sparsetir.tuning.encoding import Encoding
@@ -62,8 +63,8 @@ class Session:
         Seconds of a compilation or a measurement there.
     finite : bool
         Whether arguments are promised to hold neither infinities nor NaN.
-    executor : concurrent.futures.Executor, optional
-        Whose workers measure, rather than processes of this one.
+    executor : concurrent.futures.Executor or str, optional
+        Whose workers measure, rather than processes of this one; the address of an RPC tracker.
     machines : {"same", "each"}
         Whether these must be of one kind.
     """
@@ -79,7 +80,7 @@ class Session:
         isolate: bool = False,
         timeout: float = TIMEOUT,
         finite: bool = False,
-        executor: Executor | None = None,
+        executor: Executor | str | None = None,
         machines: str = "same",
     ) -> None:
         self.finite = finite
@@ -99,7 +100,9 @@ class Session:
             # Raised from here, an error shows the line of the template.
             template.space(self.evaluator.variants(None).form.second)
         if executor is None:
-            self.pool: Pool | Fleet = pool_of(self.evaluator, listed, isolate=isolate, timeout=timeout)
+            self.pool: Pool | Fleet | Boards = pool_of(self.evaluator, listed, isolate=isolate, timeout=timeout)
+        elif isinstance(executor, str):
+            self.pool = Boards(executor, self.evaluator, timeout=timeout)
         else:
             self.pool = Fleet(executor, self.evaluator, listed, machines=machines, timeout=timeout)
         self.key = self.pool.keyed(self.key)

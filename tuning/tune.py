@@ -19,6 +19,7 @@ from sparsetir.tuning.accumulators import computes_patterns, refuse_others, tune
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.comparison import WORTH, Comparison, last_of, note, rescaled, winner
 from sparsetir.tuning.database import Database, Record
+from sparsetir.tuning.executors import opened
 from sparsetir.tuning.fleet import check_executor
 from sparsetir.tuning.guess import Guess, guess
 from sparsetir.tuning.measure import reason
@@ -64,7 +65,7 @@ def tune_sparse(
     target: Any = None,
     isolate: bool | None = None,
     timeout: float = TIMEOUT,
-    executor: Executor | None = None,
+    executor: Executor | str | None = None,
     machines: str = "same",
     against: Sequence[str] = (),
     finite: bool = False,
@@ -117,10 +118,11 @@ def tune_sparse(
         worker cannot import by their names, stay in this process.
     timeout : float
         Seconds that a compilation or a measurement may take in a worker; more if the untuned kernel is slow.
-    executor : concurrent.futures.Executor, optional
+    executor : concurrent.futures.Executor or str, optional
         Whose workers compile and measure candidates, on this machine or others: a ``ProcessPoolExecutor``, dask's
         ``Client.get_executor()``, mpi4py's ``MPIPoolExecutor``. They need this package; arguments are sent once. What
-        is measured is alone on its machine, and a record is its machine's.
+        is measured is alone on its machine, and a record is its machine's. By name: ``"processes:2"``,
+        ``"tcp://host:8786"`` for a dask scheduler, ``"rpc://host:9190/key"`` for servers of TVM's RPC.
     machines : {"same", "each"}
         Whether the executor's workers must be of one kind of machine, number of threads and versions, or may be of
         several, of which each has its own records.
@@ -190,10 +192,10 @@ def tune_sparse(
     apart = trials_left > ALONE if isolate is None else isolate
     cost = partial(full_cost, amortize_over=amortize_over)
     check_executor(executor, machines)
-    with Progress(budget, shown=progress) as bar:
+    with opened(executor) as workers, Progress(budget, shown=progress) as bar:
         bar.say("preparing the untuned kernel")
-        how = {"isolate": apart, "timeout": timeout, "finite": finite}
-        how |= {"executor": executor, "machines": machines}
+        how: dict[str, Any] = {"isolate": apart, "timeout": timeout, "finite": finite}
+        how |= {"executor": workers, "machines": machines}
         with closing(Session(program, inputs, target, formats, schedule, **how)) as session:
             peers, search = session.peers(against), session.search(seed, strategy, records=records)
             history, interrupted = trials(session, search, budget, records, cost=cost, bar=bar)
