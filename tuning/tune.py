@@ -194,7 +194,7 @@ def tune_sparse(
     check_executor(executor, machines)
     with opened(executor) as workers, Progress(budget, shown=progress) as bar:
         bar.say("preparing the untuned kernel")
-        how: dict[str, Any] = {"isolate": apart, "timeout": timeout, "finite": finite}
+        how = {"isolate": apart, "timeout": timeout, "finite": finite}
         how |= {"executor": workers, "machines": machines}
         with closing(Session(program, inputs, target, formats, schedule, **how)) as session:
             peers, search = session.peers(against), session.search(seed, strategy, records=records)
