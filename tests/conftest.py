@@ -17,6 +17,23 @@ from each import FULL
 os.environ.setdefault("SPARSETIR_CACHE", "off")
 # A sketch that does not lower is an error here, and not left out.
 os.environ.setdefault("SPARSETIR_STRICT", "1")
+# LLVM's optimisation level is not that of its code generator, which TVM always asks for its best: these are the passes
+# that take most of its time.
+PLAIN_CODE = [
+    "-fast-isel:bool=1",
+    "-disable-lsr:bool=1",
+    "-disable-cgp:bool=1",
+    "-enable-misched:bool=0",
+    "-disable-machine-licm:bool=1",
+    "-disable-machine-cse:bool=1",
+    "-disable-constant-hoisting:bool=1",
+    "-disable-peephole:bool=1",
+    "-disable-tail-duplicate:bool=1",
+    "-disable-early-taildup:bool=1",
+    "-disable-copyprop:bool=1",
+    "-disable-branch-fold:bool=1",
+    "-disable-block-placement:bool=1",
+]
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -87,7 +104,7 @@ def quick_machine_code(request: pytest.FixtureRequest) -> Iterator[None]:
     from sparsetir.compile.target import native_target
 
     def unoptimised(target: Any) -> Any:
-        return tvm.target.Target({**target.export(), "opt-level": 0})
+        return tvm.target.Target({**target.export(), "opt-level": 0, "cl-opt": PLAIN_CODE})
 
     detect = tvm.target.Target.from_device
     with pytest.MonkeyPatch.context() as patch:

@@ -52,7 +52,7 @@ def pairwise(*families: Sequence[Any]) -> list[tuple[Any, ...]]:
     left = {(a, b, x, y) for a, b in pairs for x in range(len(families[a])) for y in range(len(families[b]))}
     found = []
     every = list(product(*(range(len(family)) for family in families)))
-    while left:
+    while left and every:
         best = max(every, key=lambda at: sum((a, b, at[a], at[b]) in left for a, b in pairs))
         left -= {(a, b, best[a], best[b]) for a, b in pairs}
         found.append(tuple(family[at] for family, at in zip(families, best, strict=True)))

@@ -11,7 +11,8 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
-from itertools import permutations
+from itertools import permutations, product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from each import pairwise
 from sparsetir import formats
 from sparsetir.formats import memory
 
@@ -86,10 +88,12 @@ OPERANDS = {"spmm": "A", "spmv": "A", "sddmm": "S"}
 
 def runs() -> Iterator[tuple[str, str, str]]:
     """Matrix, format and program; what shares operands stands together."""
-    for which in MATRICES:
-        for op in ("spmm", "spmv") if which == LARGE else OPERANDS:
-            names = LARGE_FORMATS if which == LARGE else (*FORMATS, *(("band",) if THOROUGH else ()))
-            yield from ((which, name, op) for name in names)
+    names = [*FORMATS, *(["band"] if THOROUGH else [])]
+    each = product if THOROUGH else pairwise
+    yield from sorted(
+        each([which for which in MATRICES if which != LARGE], names, list(OPERANDS)), key=itemgetter(0, 2)
+    )
+    yield from product([LARGE] if LARGE in MATRICES else [], LARGE_FORMATS, ("spmm", "spmv"))
 
 
 # ---------------------------------------------------------------- what is compared

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,16 +27,15 @@ B = np.arange(12, dtype="float32").reshape(3, 4)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(building, "_kernels", {})
-    monkeypatch.setattr(building, "_pending", [])
-    return tmp_path / "cache"
+    with building.separate():
+        yield tmp_path / "cache"
 
 
 def written(folder: Path) -> Path:
     """The library of a kernel, on disk."""
-    building._kernels.clear()
+    building.forget()
     sparsetir.build(sparsetir.ops.spmm())
     building.write_cache()
     return next(folder.glob("*.so"))
@@ -43,11 +43,10 @@ def written(folder: Path) -> Path:
 
 def loaded() -> bool:
     """Whether the kernel came from the disk; right in any case."""
-    building._kernels.clear()
-    building._pending.clear()
+    building.forget()
     kernel = sparsetir.build(sparsetir.ops.spmm())
     np.testing.assert_array_equal(kernel(A=A, B=B), A @ B)
-    return not building._pending
+    return building.waiting() == 0
 
 
 @pytest.mark.slow

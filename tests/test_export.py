@@ -496,11 +496,11 @@ def test_the_header_goes_where_it_is_asked_for(kernel: Any, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_kernel_from_the_disk_cache_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(building, "_kernels", {})
-    sparsetir.build(normalised)
-    building.write_cache()
-    building._kernels.clear()
-    found = sparsetir.build(normalised)
+    with building.separate():
+        sparsetir.build(normalised)
+        building.write_cache()
+        building.forget()
+        found = sparsetir.build(normalised)
     assert not hasattr(found.compiled.library, "mod")
     arguments, wanted = normalised_arguments()
     assert made(found, tmp_path / "cached.so").call(arguments) == ""

@@ -19,7 +19,7 @@ from sparsetir.ir import decode
 
 MANY = 10**9
 FILLING = [formats.bsr(2, 2), formats.dia(), formats.sr_bcrs(4, 4), formats.hdia(4), formats.ragged()]
-OTHERS = [formats.ell(), formats.sell(4, 8), formats.hyb(2), formats.coo()]
+OTHERS = [formats.ell(), formats.sell(4, 8), formats.hyb(2, widths=(1, 4)), formats.coo()]
 
 RELU = """
 @T.prim_func

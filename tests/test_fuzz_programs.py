@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import sparsetir
+from each import FULL
 from fences import Fences
 from fuzzing.calls import Call
 from fuzzing.generate import draw
@@ -21,7 +22,7 @@ from fuzzing.recipe import MODES, Recipe
 
 pytestmark = pytest.mark.optimised
 
-SEED, PROGRAMS = 1, 35
+SEED, PROGRAMS = 1, 35 if FULL else 20
 #: share of the programs that the package may refuse: stage-II schedules and formats do not serve every one
 MOST_REFUSED = 0.3
 

@@ -108,7 +108,14 @@ def test_names_are_unique() -> None:
 
 @pytest.mark.parametrize(
     "format",
-    [formats.bsr(4, 4), formats.bsr(3, 1), formats.dcsr(), formats.ell(20), formats.hyb(2), formats.sell(8, 64)],
+    [
+        formats.bsr(4, 4),
+        formats.bsr(3, 1),
+        formats.dcsr(),
+        formats.ell(20),
+        formats.hyb(2, widths=(1, 4)),
+        formats.sell(8, 64),
+    ],
     ids=str,
 )
 def test_results_over_formats_keep_nothing_of_the_last_one(format: formats.Format) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ import scipy.sparse as sp
 import sparsetir
 from sparsetir import formats, ops
 from sparsetir.call.arguments import checks_are_on
+from sparsetir.compile.cache import separate, waiting
+from sparsetir.compile.disk_cache import CACHE_VARIABLE
 from sparsetir.errors import ArgumentError
 from sparsetir.tuning.workers import Process
 
@@ -167,18 +170,20 @@ def test_a_child_leaves_like_any_process() -> None:
 
 
 @forks
-def test_a_child_leaves_the_cache_and_the_workers_to_its_parent(kernel: Any) -> None:
-    pending, idle = sys.modules["sparsetir.compile.cache"]._pending, Process.idle
-    lists: list[list[Any]] = [pending, idle]
-    for each in lists:
-        each.append(None)
-    try:
-        assert in_children(lambda _: [len(each) for each in lists], 1) == [[0, 0]]
-        assert pending
-        assert idle
-    finally:
-        for each in lists:
-            each.pop()
+def test_a_child_leaves_the_cache_and_the_workers_to_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    workers: list[Any] = Process.idle
+    with separate():
+        sparsetir.build(ops.spmv())
+        workers.append(None)
+        try:
+            assert in_children(lambda _: [waiting(), len(workers)], 1) == [[0, 0]]
+            assert waiting() == 1
+            assert workers
+        finally:
+            workers.pop()
 
 
 @forks

@@ -173,7 +173,7 @@ def test_a_template_may_return_another_schedule() -> None:
 
 @pytest.mark.slow
 def test_kernels_of_functions_are_cached_by_what_they_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "_kernels", {})
+    building.forget()
     width = 4
 
     def split(sch: s_tir.Schedule) -> None:
@@ -190,7 +190,7 @@ def test_kernels_of_functions_are_cached_by_what_they_do(cache: Path, monkeypatc
     write_cache()
     if not list(cache.glob("*.so")):
         pytest.skip("no C compiler to write the cache with")
-    building._kernels.clear()
+    building.forget()
     monkeypatch.setattr(building.Compiled, "compile", lambda self: pytest.fail("it is on disk"))
     sparsetir.build(fixed(), schedule=same)
 

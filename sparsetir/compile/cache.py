@@ -11,7 +11,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,30 @@ def write_one(compiled: Compiled) -> None:
             compiled.save(entry[1])
 
 
+def waiting() -> int:
+    """How many kernels are to be written to the disk."""
+    return len(_pending)
+
+
+def forget() -> None:
+    """Start anew, as another process does: nothing is compiled, and nothing waits; what is on disk stays."""
+    _kernels.clear()
+    _pending.clear()
+
+
+@contextlib.contextmanager
+def separate() -> Iterator[None]:
+    """Kernels compiled inside are not found outside, nor the other way round, but for those on disk."""
+    kernels, pending = dict(_kernels), list(_pending)
+    forget()
+    try:
+        yield
+    finally:
+        forget()
+        _kernels.update(kernels)
+        _pending.extend(pending)
+
+
 atexit.register(write_cache, seconds=EXIT_SECONDS)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pending.clear)  # the parent writes them
@@ -142,4 +166,15 @@ def variant(compiled: Compiled, **changes: int) -> Callable[..., Any]:
         return compiled.function
 
 
-__all__ = ["SHIPPED", "compile_cached", "content_key", "variant", "versions", "write_cache", "write_one"]
+__all__ = [
+    "SHIPPED",
+    "compile_cached",
+    "content_key",
+    "forget",
+    "separate",
+    "variant",
+    "versions",
+    "waiting",
+    "write_cache",
+    "write_one",
+]
