@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph networks from torch: messages along constant edges are sparse products, along others they are scattered."""
+"""Graph networks from torch: messages along edges are sparse products and reductions of segments."""
 
 from __future__ import annotations
 
@@ -59,8 +59,9 @@ def close(found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-5)
 
 
-SUM, MAX, SPMM, SCATTER = (
-    f"R.{n}" for n in ("sparse.segment_sum", "sparse.segment_max", "sparse.spmm", "scatter_elements")
+SUM, MAX, SPMM, COUNT, SCATTER = (
+    f"R.{n}"
+    for n in ("sparse.segment_sum", "sparse.segment_max", "sparse.spmm", "sparse.transpose", "scatter_elements")
 )
 LAYERS = {
     "gcn": (lambda: conv.GCNConv(F, 4), {SPMM}),
@@ -100,15 +101,39 @@ def test_edges_in_a_buffer(monkeypatch):
     close(compiled(X), model(X))
 
 
-@pytest.mark.parametrize("aggr", ["mean", "max"])
-def test_edges_of_a_call(aggr):
-    model = conv.SAGEConv(F, 4, aggr=aggr).eval()
-    edges = torch.export.Dim("edges", min=2, max=1000)
-    compiled = srelax.from_torch(model, (X, INDEX), dynamic_shapes=({}, {1: edges}))
-    assert operators(compiled) == {SCATTER}
-    for count in (E, 30, 2):
-        other = torch.randint(0, N, (2, count))
-        close(compiled(X, other), model(X, other))
+CALLS = {
+    "sage, mean": (lambda: conv.SAGEConv(F, 4), False, {COUNT, SPMM, SUM}),
+    "sage, max": (lambda: conv.SAGEConv(F, 4, aggr="max"), False, {COUNT, MAX}),
+    "gcn, weighted": (lambda: conv.GCNConv(F, 4, normalize=False), True, {COUNT, SPMM}),
+    "gat": (lambda: conv.GATConv(F, 4, heads=2, add_self_loops=False), False, {COUNT, SUM, MAX}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_edges_of_a_call(name):
+    make, is_weighted, expected = CALLS[name]
+    model = make().eval()
+    edges, nodes = torch.export.Dim("edges", min=2, max=1000), torch.export.Dim("nodes", min=2, max=100)
+    weight = lambda count: (torch.rand(count),) if is_weighted else ()  # noqa: E731
+    shapes = ({0: nodes}, {1: edges}, *([{0: edges}] if is_weighted else []))
+    compiled = srelax.from_torch(model, (X, INDEX, *weight(E)), dynamic_shapes=shapes)
+    assert operators(compiled) == expected
+    assert compiled.mod.script().count("R.sparse.transpose(") == 1
+    for count, size in ((E, N), (30, 5), (2, 40)):
+        args = torch.randn(size, F), torch.randint(0, size, (2, count)), *weight(count)
+        close(compiled(*args), model(*args))
+    args = X, torch.full((2, 7), 3), *weight(7)
+    close(compiled(*args), model(*args))
+
+
+def test_edges_of_a_call_out_of_range():
+    for aggr, end in (("mean", 0), ("mean", 1), ("max", 0), ("max", 1)):
+        compiled = srelax.from_torch(conv.SAGEConv(F, 4, aggr=aggr).eval(), (X, INDEX))
+        for bad in (N, -1):
+            edges = INDEX.clone()
+            edges[end, 7] = bad
+            with pytest.raises(Exception, match="indices must be from 0 to one less than the number of columns"):
+                compiled(X, edges)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin"])
@@ -124,9 +149,14 @@ def test_reductions(reduce, index):
 
 def test_reductions_of_a_call():
     x = torch.randn(E, 3)
-    for reduce in ("mean", "amin", "prod"):
+    for reduce in ("sum", "mean", "amin", "prod"):
         model = Scatter(reduce).eval()
-        close(srelax.from_torch(model, (x, INDEX[0]))(x, INDEX[0]), model(x, INDEX[0]))
+        compiled = srelax.from_torch(model, (x, INDEX[0]))
+        assert (SCATTER in operators(compiled)) == (reduce == "prod")
+        for index in (INDEX[0], INDEX[0].sort().values, torch.full((E,), 3)):
+            close(compiled(x, index), model(x, index))
+    small = INDEX[0].int()
+    close(srelax.from_torch(Scatter("mean").eval(), (x, small))(x, small), Scatter("mean")(x, small.long()))
 
 
 def test_rows_that_are_not_kept_together():

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages along constant edges, as graph networks in torch write them, as sparse operators.
+"""Messages along edges, as graph networks in torch write them, as sparse operators.
 
 A layer selects the rows of nodes with one index, and adds them up, or compares them, at the places of another
 (``scatter_add``, ``scatter_reduce``). Where both indices are constants, this is a product with a sparse matrix, or with
 values that are computed a reduction of segments, once these lie one after the other. What depends on constant indices
-only, such as the degrees of nodes, is computed here.
+only, such as the degrees of nodes, is computed here. Places that come with a call are for torch_edges.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from sparsetir.relax import torch_edges
+
 REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
 
 
@@ -23,6 +25,7 @@ def with_sparse_products(program: Any) -> None:
     constants = Constants(program)
     constants.fold()
     _propagate_shapes(program)
+    torch_edges.share_selects(program.graph)
     for node in list(program.graph.nodes):
         scatter = Scatter.of(node, constants)
         if scatter is not None:
@@ -152,8 +155,10 @@ class Scatter:
         reduce = REDUCTIONS.get(rest[0]) if rest else "sum"
         shape, places = base.meta["val"].shape, constants.known.get(index)
         includes_self = node.kwargs.get("include_self", True) and reduce != "sum"
-        if dim != 0 or reduce is None or includes_self or places is None or not _is_zero(base, constants):
+        if dim != 0 or reduce is None or includes_self or not _is_zero(base, constants):
             return None
+        if places is None:
+            return cls(node, constants, shape[0], None, src, reduce) if src.meta["val"].is_floating_point() else None
         if not all(isinstance(n, int) for n in shape) or not _is_of_rows(places) or src in constants.known:
             return None
         if tuple(places.shape) != tuple(src.meta["val"].shape):
@@ -163,10 +168,16 @@ class Scatter:
     def replace(self) -> None:
         """Put a sparse operator in its place."""
         with self.graph.inserting_before(self.node):
-            new = self._product() or self._segments()
+            new = self._fixed() if self.index is not None else torch_edges.as_call(self.graph, self.node, self.reduce)
+        if new is None:
+            return
         new.meta["val"] = self.node.meta["val"]
         self.node.replace_all_uses_with(new)
         self.graph.erase_node(self.node)
+
+    def _fixed(self) -> Any:
+        """What it is where all places are known."""
+        return self._product() or self._segments()
 
     def _product(self) -> Any:
         """A product with a matrix, if the rows are selected ones, each perhaps times a number that is known."""
@@ -234,7 +245,7 @@ def _leaves(value: Any) -> list[Any]:
 
 def _is_zero(node: Any, constants: Constants) -> bool:
     value = constants.known.get(node)
-    return value is not None and not bool(value.any())
+    return torch_edges.is_zeros(node) if value is None else not bool(value.any())
 
 
 def _is_of_rows(index: Any) -> bool:

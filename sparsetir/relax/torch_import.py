@@ -10,7 +10,7 @@ from typing import Any
 from tvm import ir, relax
 
 from sparsetir.errors import ArgumentError, LoweringError
-from sparsetir.relax import calls
+from sparsetir.relax import calls, torch_edges
 from sparsetir.relax.torch_graphs import with_sparse_products
 from sparsetir.relax.torch_ops import NAMESPACE, TORCH_OPERATORS
 
@@ -92,7 +92,8 @@ def _converters() -> dict[str, Converter]:
     own = {f"{name}.default": _own(name) for name in TORCH_OPERATORS}
     products = dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _product)
     scatters = dict.fromkeys(("scatter_add.default", "scatter_reduce.two"), _scatter)
-    return {**own, **products, **scatters, "addmm.default": _addmm, "native_dropout.default": _dropout}
+    edges = torch_edges.converters()
+    return {**own, **products, **scatters, **edges, "addmm.default": _addmm, "native_dropout.default": _dropout}
 
 
 def _dropout(node: Any, importer: Any) -> Any:

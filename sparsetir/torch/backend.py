@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -75,7 +76,7 @@ _ALONG_ROWS = torch.ops.sparsetir.along_rows
 
 def _warn(left: list[str]) -> None:
     """Name what is left to torch, when a function is compiled for the first time."""
-    compiled: Any = torch._guards.CompileContext.current_compile_id()
+    compiled = importlib.import_module("torch._guards").CompileContext.current_compile_id()
     if not left or (compiled is not None and compiled.frame_compile_id):
         return
     taken = "sums, means, maxima and minima of rows, into zeros"
