@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -45,7 +46,8 @@ def build(
         computes the pattern of its results: how its rows are collected.
     calls : int, optional
         About how often a bound kernel will be called. Given that, a bound matrix is converted to another format where
-        this pays within that many calls; its values are copied then.
+        this pays within that many calls; its values are copied then. Rules propose the format; where the calls are long
+        enough to ask, the shipped cost model may name another one that is faster for nine matrices in ten.
     database : str or Path, optional
         Records of `sparsetir.tune_sparse`. The kernel takes for each call what the last search for such arguments ended
         with: of the same pattern and sizes, else of the same pattern over the format that was best for other sizes,
@@ -75,7 +77,8 @@ def build(
     if database is None:
         from sparsetir.call.converting import bound_over_another
 
-        return make_kernel(func, target, schedule=schedule, calls=calls, finite=finite, convert=bound_over_another)
+        convert = partial(bound_over_another, judge=_judged)
+        return make_kernel(func, target, schedule=schedule, calls=calls, finite=finite, convert=convert)
     from sparsetir.tuning.accumulators import computes_patterns, recorded_accumulators
     from sparsetir.tuning.recorded import recorded
 
@@ -92,6 +95,13 @@ def build(
         return chosen
     tuned: Any = recorded(func, target, schedule, database, finite=finite)  # called like any other kernel
     return tuned
+
+
+def _judged(*arguments: Any, **how: Any) -> Any:
+    """What the cost model says to the format of a kernel with many calls to come."""
+    from sparsetir.tuning.announced import chosen  # with a binding, not with a build
+
+    return chosen(*arguments, **how)
 
 
 __all__ = ["build"]

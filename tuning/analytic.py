@@ -8,7 +8,7 @@ for each level.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 
 from sparsetir.formats.layouts import CSR
@@ -18,10 +18,13 @@ from sparsetir.schedules import Choices
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.features import Operands, Stored
 
+PARALLEL = "parallel"
+# The numbers that threads change; what they gain is in "parallel".
+THREADED = (
+    *("chunks", "threads", "per_chunk", "is_serial", "threads_used", "balance", "rows_of_a_piece", "roofline"),
+    PARALLEL,
+)
 VECTOR, REGISTERS = 64, 32  # bytes of a vector, and how many vectors a core holds
-# Rates of a core of a usual server; the search only sees how they compare.
-PEAK = 100e9  # floating-point operations a second, in full vectors
-PRIVATE, LAST, MEMORY = 200e9, 60e9, 25e9  # bytes a second from the core's caches, the last cache and the memory
 ROW, CHUNK = 2e-9, 0.5e-6  # seconds to begin a row of a tile, and a parallel piece
 
 
@@ -71,7 +74,9 @@ def terms(candidate: Candidate, stored: Stored, operands: Operands, structure: S
     loops = _Loops(choices, stored, operands, structure, format.column_parts)
     found = {**loops.shape(), **loops.reuse(), **loops.bytes()}
     found |= {"block_columns": float(format.block[1]), "column_parts": float(loops.parts)}
-    return found | {"roofline": log2(loops.seconds())}
+    alone = _Loops(choices.changed(chunks=0), stored, replace(operands, threads=1), structure, format.column_parts)
+    whole, serial = log2(loops.seconds()), log2(alone.seconds())
+    return found | {"roofline": whole, "serial": serial, PARALLEL: whole - serial}
 
 
 class _Loops:
@@ -185,12 +190,13 @@ class _Loops:
     def seconds(self) -> float:
         """The longest of what the loops need of each part of the machine."""
         private, last, memory = self.moved()
+        rates = self.operands.rates
         spilled = max(1.0, self.vectors * self.stored.rows / REGISTERS)
-        compute = 2.0 * self.stored.values * self.width / (PEAK * self.efficiency) * spilled
+        compute = 2.0 * self.stored.values * self.width / (rates.peak * self.efficiency) * spilled
         rows = self.structure.rows / self.stored.rows * self.tiles * max(self.stored.pieces / self.parts, 1.0) * ROW
-        shared = max(compute, private / PRIVATE, last / LAST) + rows
+        shared = max(compute, private / rates.private, last / rates.last) + rows
         pieces = self.choices.chunks * self.stored.pieces * self.panels * CHUNK / self.threads
-        return max(shared / self.threads * self.balance, memory / (MEMORY * self.threads**0.5)) + pieces + CHUNK
+        return max(shared / self.threads * self.balance, memory / (rates.memory * self.threads**0.5)) + pieces + CHUNK
 
 
 def outside(held: float, cache: float) -> float:
@@ -198,4 +204,4 @@ def outside(held: float, cache: float) -> float:
     return max(0.0, 1.0 - cache / held) if held > 0 else 0.0
 
 
-__all__ = ["Structure", "outside", "terms"]
+__all__ = ["PARALLEL", "THREADED", "Structure", "outside", "terms"]

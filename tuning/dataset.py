@@ -37,16 +37,17 @@ from sparsetir.harness.reference import Reference
 from sparsetir.ir import decode
 from sparsetir.machine import CORES, machine_name
 from sparsetir.schedules import Choices, Registers, suit
-from sparsetir.threads import set_num_threads
+from sparsetir.threads import get_num_threads, set_num_threads
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning import features
 from sparsetir.tuning.analytic import Structure
 from sparsetir.tuning.database import digest
 from sparsetir.tuning.estimate import Estimates
 from sparsetir.tuning.features import Stored
+from sparsetir.tuning.form import FormatVariant
 from sparsetir.tuning.plan import Job, Source, jobs
 from sparsetir.tuning.space import Values, drawn, fixed, free_sizes, start
-from sparsetir.tuning.variants import FormatVariant, own_storage
+from sparsetir.tuning.variants import own_storage
 from sparsetir.tuning.workload import Workload
 from sparsetir.version import __version__
 
@@ -55,6 +56,7 @@ HEAD = b'{"format"'  # how a line begins
 OWN_CHOICES, CHOICES = 10, 3  # of the program as it is, and of each format
 SURE_FORMATS, OTHER_FORMATS = 4, 3  # of a case: those most likely to suit, and others
 BURSTS, BURST = 6, 0.8e-3  # of a measurement, and the seconds of each
+SHORTEST = 1e-9  # seconds, of a clock that did not move
 LONG = 8e-3  # seconds of a call that is timed alone
 MOST_SECONDS = 0.25  # of a call; longer ones are left out
 
@@ -158,7 +160,7 @@ def timed(call: Callable[[], Any], clock: Callable[[], float]) -> float:
         for _ in range(count):
             call()
         found = min(found, (clock() - begin) / count)
-    return found
+    return max(found, SHORTEST)
 
 
 @dataclass
@@ -372,10 +374,20 @@ def collect(
     seconds : float, optional
         After which no further case is begun.
     """
+    before = get_num_threads()
+    try:
+        return _collected(path, found, programs, seed, threads, seconds)
+    finally:
+        set_num_threads(before)
+
+
+def _collected(
+    path: Path, found: Iterable[Source], programs: int, seed: int, threads: tuple[int, ...], seconds: float | None
+) -> int:
     done, forms, total, begun = known_cases(path), Forms(), 0, time.perf_counter()
     path.parent.mkdir(parents=True, exist_ok=True)
     for number, source in enumerate(found):
-        rng, sparse = np.random.default_rng([seed, number]), None
+        rng = np.random.default_rng([seed, number])
         sparse = source.load()  # what is drawn for it depends on its sizes
         for job in jobs(sparse, programs, rng):
             name = f"{source.name} {job.op}:{job.feat} {job.dtype} {job.threads}"

@@ -58,16 +58,18 @@ class Encoding:
 
     @cached_property
     def _facts(self) -> np.ndarray:
-        return np.array(list(self.facts.values()), np.float32)
+        """In the order of `fact_names`; what is not known, as the row lengths of a tensor, is not a number."""
+        return np.array([self.facts.get(name, np.nan) for name in fact_names()], np.float32)
 
     def of(self, candidate: Candidate, *, specialised: bool = True) -> dict[str, float]:
         """The numbers that depend on the candidate, by name."""
         stored = self.estimates(candidate.format)
-        nnz = self.described.nnz if self.described is not None else 1
+        nnz = self.structure.nnz
         values = self.knobs(candidate.format) if self.knobs is not None else None
         found = features.of_candidate(candidate, stored, self.operands, nnz, values)
         found |= terms(candidate, stored, self.operands, self.structure)
-        return {**found, SPECIALISED: float(specialised), **features.of_other_choices(candidate.choices)}
+        found |= {SPECIALISED: float(specialised), **features.of_other_choices(candidate.choices)}
+        return found | features.of_work(stored, self.operands, nnz)
 
     def named(self, candidate: Candidate, *, specialised: bool = True) -> dict[str, float]:
         """All numbers by name, rounded to what is worth writing down."""
@@ -91,16 +93,20 @@ class Encoding:
     @property
     def names(self) -> list[str]:
         """Of the columns of `rows`, those that are there so far."""
-        return list(self.named(Candidate())) if self.knobs is None else list(self._columns)
+        return [*fact_names(), *self.of(Candidate())] if self.knobs is None else list(self._columns)
+
+
+@cache
+def fact_names() -> tuple[str, ...]:
+    """The names of the numbers of a matrix, in order."""
+    small = sp.csr_array(np.eye(2, dtype=np.float32))
+    return tuple(features.of_pattern(pattern(small)) | features.density(small.indptr, small.indices, 2))
 
 
 @cache
 def matrix_names() -> tuple[str, ...]:
-    """The names for a program with one sparse matrix, in order."""
-    small = sp.csr_array(np.eye(2, dtype=np.float32))
-    described = pattern(small)
-    facts = features.of_pattern(described) | features.density(small.indptr, small.indices, 2)
-    return tuple(Encoding(facts, described, Stored(2, 28), Operands(1, 8, 8, 4, 1)).names)
+    """The names of what a model sees, in order."""
+    return tuple(Encoding({}, None, Stored(2, 28), Operands(1, 8, 8, 4, 1)).names)
 
 
 @cache
@@ -117,4 +123,4 @@ def choice_names() -> frozenset[str]:
     return frozenset(matrix_names()) & {*kinds, *Choices().as_dict(), "feat", "width", "threads", SPECIALISED}
 
 
-__all__ = ["SPECIALISED", "Encoding", "choice_names", "matrix_names", "pattern_names"]
+__all__ = ["SPECIALISED", "Encoding", "choice_names", "fact_names", "matrix_names", "pattern_names"]

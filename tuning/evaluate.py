@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -36,6 +36,8 @@ class Ranking:
         How many times faster than the untuned kernel the model expects its first candidate to be; 1 if not known.
     actual : float
         How many times faster it is.
+    chosen : mapping of str to float
+        What the model sees of its first candidate, by name.
     """
 
     case: Recording
@@ -45,6 +47,12 @@ class Ranking:
     certain: float = float("nan")
     gain: float = 1.0
     actual: float = 1.0
+    chosen: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def wrong_by(self) -> float:
+        """How much too high the expected gain was, as a logarithm."""
+        return float(np.log(self.gain) - np.log(self.actual))
 
 
 def pairs_in_order(scores: np.ndarray, seconds: np.ndarray) -> float:
@@ -90,7 +98,8 @@ def ranking(model: Model, case: Recording) -> Ranking:
         gain = float(np.exp(scores[order[0]] - model.predict(row[None])[0]))
         actual = float(untuned_seconds / seconds[order[0]])
     certain = certain_in_order(dict(zip(case.ran, scores, strict=True)), case.passes)
-    return Ranking(case, pairs_in_order(scores, seconds), float(top[0]), float(top[1]), certain, gain, actual)
+    chosen = dict(zip(case.names, rows[order[0]].tolist(), strict=False))
+    return Ranking(case, pairs_in_order(scores, seconds), float(top[0]), float(top[1]), certain, gain, actual, chosen)
 
 
 def repeated(cases: Sequence[Recording]) -> list[Ranking]:
@@ -106,19 +115,24 @@ def repeated(cases: Sequence[Recording]) -> list[Ranking]:
     return found
 
 
-def folds(cases: Sequence[Recording], by: str) -> Iterator[tuple[list[Recording], list[Recording]]]:
-    """For each matrix or family (`by`) the cases of all others, and its own."""
-    for name in dict.fromkeys(getattr(case, by) for case in cases):
+def folds(
+    cases: Sequence[Recording], by: str, most: int | None = None
+) -> Iterator[tuple[list[Recording], list[Recording]]]:
+    """For each matrix, family or the like (`by`) the cases of all others, and its own; in `most` groups at most."""
+    names = list(dict.fromkeys(getattr(case, by) for case in cases))
+    count = len(names) if most is None else min(most, len(names))
+    for n in range(count):
+        own = set(names[n::count])
         yield (
-            [case for case in cases if getattr(case, by) != name],
-            [case for case in cases if getattr(case, by) == name],
+            [case for case in cases if getattr(case, by) not in own],
+            [case for case in cases if getattr(case, by) in own],
         )
 
 
-def held_out(cases: Sequence[Recording], trainer: Trainer, by: str) -> list[Ranking]:
-    """How each case is ranked by a model that was trained on all matrices or families (`by`) but its own."""
+def held_out(cases: Sequence[Recording], trainer: Trainer, by: str, most: int | None = None) -> list[Ranking]:
+    """How each case is ranked by a model that was trained on all matrices, families or the like (`by`) but its own."""
     found = []
-    for others, own in folds(cases, by):
+    for others, own in folds(cases, by, most):
         model = trainer(others)
         found += [ranking(model, case) for case in own]
     return found
@@ -158,10 +172,11 @@ def by_model(rankings: dict[str, list[Ranking]], title: str) -> list[list[str]]:
     return rows
 
 
-def by_op(found: Sequence[Ranking]) -> list[list[str]]:
-    """A row for each operation."""
-    ops = dict.fromkeys(r.case.op for r in found)
-    return [["operation", *HEADING], *([op, *summary([r for r in found if r.case.op == op])] for op in ops)]
+def by_part(found: Sequence[Ranking], by: str) -> list[list[str]]:
+    """A row for each operation, family or the like."""
+    parts = dict.fromkeys(getattr(r.case, by) for r in found)
+    rows = ([str(part), *summary([r for r in found if getattr(r.case, by) == part])] for part in parts)
+    return [[{"op": "operation", "kind": "operation"}.get(by, by), *HEADING], *rows]
 
 
 def by_margin(found: Sequence[Ranking]) -> list[list[str]]:
@@ -196,7 +211,7 @@ __all__ = [
     "Trainer",
     "by_margin",
     "by_model",
-    "by_op",
+    "by_part",
     "certain_in_order",
     "folds",
     "held_out",

@@ -19,8 +19,11 @@ from sparsetir.ir import SparseBuffer
 from sparsetir.machine import last_cache, private_cache
 from sparsetir.schedules import Choices
 from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.ceilings import USUAL, Rates
 from sparsetir.tuning.knobs import Config
+from sparsetir.tuning.work import Work
 
+NO_WORK = Work()
 GRID = 8  # cells of the density image in each direction
 BINS = 12  # of the histogram of row lengths
 KINDS = (
@@ -69,6 +72,10 @@ class Operands:
     itemsize, threads : int
     width : int
         Length of a gathered row; 0 if it is that of the result.
+    work : Work
+        What the program does.
+    rates : Rates
+        Of the machine.
     """
 
     feat: int
@@ -77,6 +84,17 @@ class Operands:
     itemsize: int
     threads: int
     width: int = 0
+    work: Work = NO_WORK
+    rates: Rates = USUAL
+
+    @classmethod
+    def of(cls, work: Work, threads: int, rates: Rates = USUAL) -> Operands:
+        """Those of a program's work."""
+        gathered = work.gathered
+        feat = max((int(a.run) for a in work.results), default=1)
+        held = int(gathered.held) if gathered is not None else 0
+        result = int(sum(a.held for a in work.results))
+        return cls(feat, held, result, work.itemsize, threads, work.width, work, rates)
 
 
 def log(value: float) -> float:
@@ -152,6 +170,11 @@ def of_other_choices(choices: Choices | Config) -> dict[str, float]:
     return {name: log(value) for name, value in choices.as_dict().items() if name not in CHOICES}
 
 
+def of_work(stored: Stored, operands: Operands, nnz: int) -> dict[str, float]:
+    """Numbers of what the program does, with as much padding as the format has."""
+    return operands.work.numbers(operands.rates, max(stored.values / max(nnz, 1), 1e-3))
+
+
 def of_knobs(config: Config, values: Mapping[str, Any]) -> dict[str, float]:
     """Numbers of knobs: a logarithm for each part of a split or number, for other values their place in the list."""
     found = {}
@@ -207,4 +230,14 @@ def main_buffer(buffers: Mapping[Any, SparseBuffer], arrays: Mapping[str, np.nda
     return max(held, key=lambda b: arrays[str(b.storage.name)].size, default=None)
 
 
-__all__ = ["Operands", "Stored", "density", "main_buffer", "of_candidate", "of_knobs", "of_other_choices", "of_pattern"]
+__all__ = [
+    "Operands",
+    "Stored",
+    "density",
+    "main_buffer",
+    "of_candidate",
+    "of_knobs",
+    "of_other_choices",
+    "of_pattern",
+    "of_work",
+]

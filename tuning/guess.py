@@ -11,6 +11,7 @@ import numpy as np
 from sparsetir.formats.format import Format
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.encoding import Encoding
+from sparsetir.tuning.judge import bounds_of
 from sparsetir.tuning.model import CostModel
 from sparsetir.tuning.space import Space
 
@@ -35,10 +36,11 @@ class Workload(Protocol):
 
 @dataclass(frozen=True)
 class Guess:
-    """A candidate, and how many times faster than the untuned kernel it should be."""
+    """A candidate, how many times faster than the untuned kernel it should be, and how many times it is at least."""
 
     candidate: Candidate
     gain: float
+    least: float = 1.0
 
 
 def guess(
@@ -52,14 +54,14 @@ def guess(
     ----------
     session : Session
     model : CostModel
-        Its ``about["margin"]`` is how many times faster a candidate must look.
+        Its bounds say how many times faster a candidate must look; ``about["margin"]`` where it has none.
     seconds : float
         Of a call of the untuned kernel.
     amortize_over : float, optional
         How many calls a conversion is shared among; by default it costs nothing.
     seed : int
     """
-    margin = float(model.about.get("margin", MARGIN))
+    margin = _margin(model, session)
     pool = list(dict.fromkeys(session.space.outline(np.random.default_rng(seed), LOOKED_AT)))
     usual = model.predict(session.encoding.rows([session.usual], specialised=False))[0]
     gains = np.exp(model.predict(session.encoding.rows(pool)) - usual) if pool else np.zeros(0)
@@ -75,8 +77,17 @@ def guess(
         share = session.conversion(settled.format) / amortize_over if amortize_over is not None else 0.0
         tried.add(settled.format)
         if margin * (seconds / gain + share) <= seconds:
-            return Guess(settled, gain)
+            return Guess(settled, gain, gain / margin)
     return None
+
+
+def _margin(model: CostModel, session: Workload) -> float:
+    """How many times faster a candidate must look: the features that bounds go by are the same for all."""
+    bounds, encoding = bounds_of(model.about), session.encoding
+    if bounds is None:
+        return float(model.about.get("margin", MARGIN))
+    row = encoding.rows([session.usual])[0]
+    return bounds.margin(dict(zip(encoding.names, row.tolist(), strict=False)))
 
 
 __all__ = ["Guess", "guess"]

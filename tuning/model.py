@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sparsetir.errors import ArgumentError, TuningError
+from sparsetir.tuning.analytic import PARALLEL
 from sparsetir.version import __version__
 
 FORMAT = 1
@@ -35,6 +36,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "regression": {"objective": "reg:squarederror"},
     "rank": {"objective": "rank:pairwise", "lambdarank_pair_method": "mean", "lambdarank_num_pair_per_sample": 4},
 }
+SERIAL = "serial"  # of what is said about a model: whether it was trained on kernels of one thread only
 # A failed candidate is taught as this many times slower than the slowest that ran.
 FAILED = 2.0
 # Where what is good counts, slower trials are capped at that many times the best.
@@ -171,8 +173,11 @@ class CostModel:
         import xgboost
 
         known = of_width(features, self.booster.num_features())
-        scores: np.ndarray = self.booster.predict(xgboost.DMatrix(known, nthread=1))
-        return self.scale * scores
+        scores: np.ndarray = self.scale * self.booster.predict(xgboost.DMatrix(known, nthread=1))
+        if not self.about.get(SERIAL):
+            return scores
+        # What it never saw several threads do is left to the analytic model.
+        return np.asarray(scores - np.log(2.0) * known[:, list(self.names).index(PARALLEL)])
 
     def importance(self, names: Sequence[str] = ()) -> dict[str, float]:
         """Each feature's share of what the trees gain, the most important first; those not used are left out."""
@@ -181,6 +186,20 @@ class CostModel:
         total = sum(gains.values()) or 1.0
         found = {names[int(key[1:])]: float(value) / total for key, value in gains.items()}
         return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def decided(self, row: np.ndarray, other: np.ndarray) -> dict[str, float]:
+        """What each feature adds to the score of one candidate over that of another, the most first.
+
+        The sums of Shapley values, which xgboost computes for trees: Lundberg et al., "From local explanations to
+        global understanding with explainable AI for trees", Nature Machine Intelligence 2020.
+        """
+        import xgboost
+
+        both = of_width([row, other], self.booster.num_features())
+        shares = self.booster.predict(xgboost.DMatrix(both, nthread=1), pred_contribs=True)[:, :-1]
+        apart = self.scale * (shares[0] - shares[1])
+        found = {name: float(value) for name, value in zip(self.names, apart, strict=False) if value}
+        return dict(sorted(found.items(), key=lambda item: -abs(item[1])))
 
     # ------------------------------------------------------------------ files
 

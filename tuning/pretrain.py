@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train the cost model that comes with the package, and say how well it does on matrices that it never saw.
 
-``python -m sparsetir.tuning.pretrain space.jsonl --out pretrained.json --evaluate`` takes records of
-`sparsetir.tuning.collect`, prints tables in Markdown and writes the model.
+``python -m sparsetir.tuning.pretrain points.jsonl --out pretrained.json --evaluate`` takes data sets of `sparsetir
+collect` or records of `sparsetir.tuning.collect`, prints tables in Markdown and writes the model.
 """
 
 from __future__ import annotations
@@ -20,13 +20,21 @@ import numpy as np
 from sparsetir.errors import SparseTIRError, TuningError
 from sparsetir.harness.inputs import say
 from sparsetir.harness.tables import markdown
+from sparsetir.tuning import conformal
+from sparsetir.tuning.analytic import THREADED
 from sparsetir.tuning.encoding import choice_names, matrix_names, pattern_names
-from sparsetir.tuning.evaluate import Trainer, by_margin, by_model, by_op, held_out, safe_margin
-from sparsetir.tuning.model import OBJECTIVES, AnalyticModel, CostModel, Model, RandomModel
+from sparsetir.tuning.evaluate import Ranking, Trainer, by_margin, by_model, by_part, held_out, safe_margin
+from sparsetir.tuning.model import OBJECTIVES, SERIAL, AnalyticModel, CostModel, Model, RandomModel
+from sparsetir.tuning.points import is_data_set, recordings
 from sparsetir.tuning.recordings import Recording, load
 from sparsetir.tuning.replay import BUDGETS, compare
 
-ROUNDS, OBJECTIVE = 240, "regression"
+ROUNDS, OBJECTIVE = 160, "regression"
+LED = "trees, regression"  # the model that ships
+FOLDS = 10  # groups of matrices or families that are left out in turn
+LEFT_OUT = ("matrix", "family", "kind", "dtype", "threads")
+TITLES = {"kind": "operation", "threads": "number of threads"}
+SPREAD = 0.3  # of the logarithms of two measurements of a point
 # Few of many numbers of a pattern tell two matrices apart: a tree that may not see them all learns less by heart.
 SETTINGS: dict[str, Any] = {
     "max_depth": 8,
@@ -35,7 +43,7 @@ SETTINGS: dict[str, Any] = {
     "subsample": 0.8,
     "colsample_bytree": 0.5,
     "max_bin": 128,
-    "nthread": 2,
+    "nthread": 1,
 }
 
 
@@ -74,9 +82,12 @@ def train(
     """A model of some cases; it does not see the features named in `without`."""
     features, seconds, numbers = stacked(cases)
     names = cases[0].names
+    is_serial = all(case.threads == 1 for case in cases)
+    if is_serial:
+        features[:, [names.index(name) for name in THREADED]] = np.nan
     how = {"cases": numbers, "objective": objective, "rounds": rounds, "seed": seed, "focused": True, **SETTINGS}
     if not without:
-        return CostModel.fit(features, seconds, names=names, **how)
+        return replace(CostModel.fit(features, seconds, names=names, **how), about={SERIAL: is_serial})
     columns = np.array([n for n, name in enumerate(names) if name not in without])
     return Restricted(CostModel.fit(features[:, columns], seconds, **how), columns)
 
@@ -102,7 +113,7 @@ def trainers(rounds: int) -> dict[str, Trainer]:
     """
     of_the_matrix = frozenset(matrix_names()) - choice_names()
     return {
-        "trees, regression": partial(train, objective="regression", rounds=rounds),
+        LED: partial(train, objective="regression", rounds=rounds),
         "trees, rank": partial(train, objective="rank", rounds=rounds),
         f"{OBJECTIVE}, no statistics of the matrix": partial(train, rounds=rounds, without=pattern_names()),
         f"{OBJECTIVE}, nothing of the matrix": partial(train, rounds=rounds, without=of_the_matrix),
@@ -111,22 +122,23 @@ def trainers(rounds: int) -> dict[str, Trainer]:
     }
 
 
-def tables(cases: Sequence[Recording], rounds: int) -> Iterator[str]:
-    """The evaluation in Markdown."""
+def tables(cases: Sequence[Recording], rounds: int, unseen: list[Ranking]) -> Iterator[str]:
+    """The evaluation in Markdown; `unseen` has each case as ranked by a model of other families."""
     trials = sum(len(case.seconds) for case in cases)
     matrices, families = ({getattr(case, by) for case in cases} for by in ("matrix", "family"))
     yield f"{trials:,} candidates of {len(cases)} cases: {len(matrices)} matrices of {len(families)} families.\n"
-    for by in ("matrix", "family"):
-        found = {name: held_out(cases, trainer, by) for name, trainer in trainers(rounds).items()}
-        yield markdown(by_model(found, f"one {by} left out")) + "\n"
-        chosen = found[f"trees, {OBJECTIVE}"]
-        yield markdown(by_op(chosen)) + "\n"
-        yield markdown(by_margin(chosen)) + "\n"
-
-
-def margin(cases: Sequence[Recording], rounds: int) -> float:
-    """How much faster than the untuned kernel a candidate must look to be taken unmeasured, families left out."""
-    return safe_margin(held_out(cases, partial(train, rounds=rounds), "family"))
+    for by in LEFT_OUT:
+        if len({getattr(case, by) for case in cases}) < 2:
+            continue
+        title = TITLES.get(by, by)
+        compared = trainers(rounds) if by == "matrix" else {LED: partial(train, rounds=rounds)}
+        ranked = {name: held_out(cases, trainer, by, FOLDS) for name, trainer in compared.items() if by != "family"}
+        found = ranked or {LED: unseen}
+        yield markdown(by_model(found, f"one {title} left out")) + "\n"
+        yield markdown(by_part(found[LED], "op" if by in ("matrix", "family") else by)) + "\n"
+        yield markdown(by_margin(found[LED])) + "\n"
+        if by != "matrix":
+            yield markdown(conformal.cells(conformal.coverage(found[LED], by), f"one {title} left out")) + "\n"
 
 
 def searches(cases: Sequence[Recording], over: Sequence[Recording], rounds: int, seeds: int) -> str:
@@ -139,30 +151,38 @@ def searches(cases: Sequence[Recording], over: Sequence[Recording], rounds: int,
     return markdown([[f"{seeds} seeds, mean (5th percentile)", *(f"{n} trials" for n in BUDGETS)], *rows])
 
 
+def read(path: Path, spread: float | None) -> list[Recording]:
+    """The cases of a data set or of records."""
+    if is_data_set(path):
+        return recordings(path, spread=SPREAD if spread is None else spread)
+    return load(path, spread=float("inf") if spread is None else spread)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, evaluate and write."""
     parser = argparse.ArgumentParser(prog="python -m sparsetir.tuning.pretrain", description=__doc__)
-    parser.add_argument("space", type=Path, nargs="+", help="files of `python -m sparsetir.tuning.collect`")
+    parser.add_argument("space", type=Path, nargs="+", help="data sets of `sparsetir collect`, or records")
     parser.add_argument("--out", type=Path, help="where the model goes")
     parser.add_argument("--evaluate", action="store_true", help="print how matrices that are left out are ranked")
     parser.add_argument("--searches", type=int, default=0, metavar="SEEDS", help="replay searches with that many seeds")
     parser.add_argument("--over", type=Path, metavar="FILE", help="searches over these trials instead")
     parser.add_argument("--objective", default=OBJECTIVE, choices=OBJECTIVES)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="trees")
-    busy = "leave out trials whose quartiles are farther apart, relative to the median"
-    parser.add_argument("--spread", type=float, default=float("inf"), metavar="SHARE", help=busy)
+    busy = f"leave out points whose two measurements are farther apart (default: {SPREAD}), or quartiles of trials"
+    parser.add_argument("--spread", type=float, metavar="SHARE", help=busy)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     if args.over is not None and not args.searches:
         parser.error("--over names trials for --searches; say how many seeds")
     try:
-        cases = usable([case for path in args.space for case in load(path, spread=args.spread)])
-        over = cases if args.over is None else usable(load(args.over, spread=args.spread))
+        cases = usable([case for path in args.space for case in read(path, args.spread)])
+        over = cases if args.over is None else usable(read(args.over, args.spread))
     except SparseTIRError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    unseen = held_out(cases, partial(train, rounds=args.rounds), "family", FOLDS) if args.evaluate or args.out else []
     if args.evaluate:
-        for text in tables(cases, args.rounds):
+        for text in tables(cases, args.rounds, unseen):
             print(text, flush=True)
     if args.searches:
         print(searches(cases, over, args.rounds, args.searches), flush=True)
@@ -170,11 +190,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         model: CostModel = train(cases, objective=args.objective, rounds=args.rounds, seed=args.seed)
         about = {
             "candidates": sum(len(case.seconds) for case in cases),
-            "matrices": sorted({case.matrix for case in cases}),
+            "matrices": len({case.matrix for case in cases}),
+            "families": sorted({case.family for case in cases}),
             "operations": sorted({case.op for case in cases}),
-            "margin": margin(cases, args.rounds),
+            "margin": safe_margin(unseen),
+            "threads": sorted({case.threads for case in cases}),
+            "bounds": conformal.Bounds.fit(unseen).as_dict(),
         }
-        replace(model, about=about).save(args.out)
+        replace(model, about={**model.about, **about}).save(args.out)
         say(f"wrote {args.out}, {args.out.stat().st_size >> 10} KiB")
     return 0
 

@@ -41,6 +41,10 @@ class Recording:
     passes : sequence of mapping of Candidate to float
         The first and the second measurement of those that were measured more than once and ran; `seconds` has the
         mean of all.
+    kind, dtype : str
+        The operation without its sizes, and the type of its values; "" where nobody said it.
+    threads : int
+        0 where nobody said it.
     """
 
     name: str
@@ -52,6 +56,9 @@ class Recording:
     op: str = ""
     untuned: tuple[float, np.ndarray] | None = field(default=None, repr=False)
     passes: tuple[Mapping[Candidate, float], ...] = field(default=(), repr=False)
+    kind: str = ""
+    dtype: str = ""
+    threads: int = 0
 
     @property
     def best(self) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.knobs import Config
 from sparsetir.tuning.model import Model
 from sparsetir.tuning.recordings import Recording, load
-from sparsetir.tuning.search import STRATEGIES, Search
+from sparsetir.tuning.search import FASTER, STRATEGIES, Search
 from sparsetir.tuning.space import Space, Values
 
 BUDGETS, SEEDS = (1, 5, 16, 64), 5
@@ -115,6 +116,50 @@ def replayed(case: Recording, strategy: str, seed: int, trials: int, prior: Mode
             best = min(best, seconds)
             reached.append(case.best / best)
     return [*reached, *[reached[-1]] * (trials - len(reached))]
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A search that ended by itself.
+
+    Parameters
+    ----------
+    trials : int
+    reached : float
+        The best time of the case over that of the search.
+    missed : bool
+        Whether something that was not tried is more than `FASTER` times faster.
+    """
+
+    trials: int
+    reached: float
+    missed: bool
+
+
+def stopped(case: Recording, seed: int, until: float, prior: Model | None = None) -> Stopped:
+    """A search over recorded trials that ends when it holds better ones to be so unlikely, or has tried all."""
+    rows = lambda candidates: np.array([case.features[c] for c in candidates])  # noqa: E731
+    search = Search(Recorded(case), features=rows, strategy="guided", seed=seed, prior=prior)
+    while len(search.told) < len(case.seconds) and (batch := search.ask()):
+        for candidate in batch:
+            seconds = case.seconds[candidate]
+            search.tell(candidate, seconds if np.isfinite(seconds) else None)
+        if search.chance() < until:
+            break
+    best = min(search.told.values())
+    return Stopped(len(search.told), case.best / best, best > FASTER * case.best)
+
+
+def stops(cases: Sequence[Recording], thresholds: Sequence[float], seeds: int, prior: Priors) -> list[list[str]]:
+    """What searches come to that end by themselves, for some thresholds, as the cells of a table."""
+    rows = [["ends when better is as unlikely as", "trials, of all", "missed more than 3 %", "regret", "worst"]]
+    for until in thresholds:
+        found = [(case, stopped(case, seed, until, prior(case))) for case in cases for seed in range(seeds)]
+        used = np.mean([stop.trials / len(case.seconds) for case, stop in found])
+        missed, regret = np.mean([stop.missed for _, stop in found]), 1 - np.mean([stop.reached for _, stop in found])
+        worst = min(stop.reached for _, stop in found)
+        rows.append([f"{until:g}", f"{used:.0%}", f"{missed:.1%}", f"{regret:.2%}", f"{worst:.2f}"])
+    return rows
 
 
 def compare(

@@ -20,6 +20,7 @@ from sparsetir.schedules import Choices
 from sparsetir.tuning.comparison import Comparison
 from sparsetir.tuning.database import Key, Record
 from sparsetir.tuning.form import with_knobs
+from sparsetir.tuning.judge import Judgement
 from sparsetir.tuning.knobs import AccumulatorKnobs, Config
 from sparsetir.tuning.space import Values, start
 from sparsetir.tuning.templates import Template
@@ -71,6 +72,8 @@ class TuneResult:
         The last one, of the fastest candidates and the untuned kernel; None where nothing was ever compared.
     is_recalled : bool
         Whether nothing was searched: the kernel is that of the records or of the pretrained model.
+    judgement : Judgement or None
+        What the pretrained model thinks of the kernel next to the untuned one; None where it does not know the program.
     """
 
     kernel: Kernel | ComposedKernel | TunedKernel | AssembledKernel
@@ -90,6 +93,7 @@ class TuneResult:
     template: Template | AccumulatorKnobs | None = field(default=None, repr=False)
     comparison: Comparison | None = field(default=None, repr=False)
     is_recalled: bool = False
+    judgement: Judgement | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         trials = f"{len(self.history)} trials, {self.speedup:.2f} times as fast as untuned"
@@ -207,7 +211,8 @@ class TuneResult:
         ]
         if self.is_guess:
             said = f"the pretrained model expects it to be {self.speedup:.2f} times as fast as the untuned kernel"
-            lines.append(f"chosen without timing it: {said}")
+            sure = f", at least {self.judgement.bound:.2f} times for nine in ten" if self.judgement is not None else ""
+            lines.append(f"chosen without timing it: {said}{sure}")
         elif self.is_recalled and self.comparison is not None:
             lines.append(f"as the last search in {self.database} ended; nothing was timed again")
         elif self.is_recalled and self.best != self.untuned:
@@ -236,6 +241,9 @@ class TuneResult:
         if self.best.conversion:
             calls = "never" if self.break_even is None else f"after {self.break_even:,.0f} calls"
             lines.append(f"the conversion of {_ms(self.best.conversion)} ms has paid {calls}")
+        if self.judgement is not None and self.best != self.untuned:
+            lines.append(f"the pretrained model expects it to be {self.judgement}")
+            lines.append(f"what decided in it, each times faster or slower: {self.judgement.why()}")
         used = ", ".join(f"{name} {share:.0%}" for name, share in list(self.importance.items())[:SHOWN])
         return [*lines, f"the cost model looks at: {used}"] if used else lines
 

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Protocol
 
 import numpy as np
+from scipy.special import ndtr
 
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.format import Format
@@ -32,6 +33,9 @@ ALIKE = 1  # candidates of one format in a batch, while little is known
 SURE = 1  # places of a batch for what the portfolio still has
 BELIEF = 8  # trials that a prior model is worth
 HEAT, COOLING = 0.3, 0.97  # of annealing: a candidate so much slower is taken with a chance of 1/e; after each batch
+
+FASTER = 1.03  # times the best so far: what a search may miss
+LATELY, FEWEST_ERRORS, LEAST_ERROR = 16, 8, 0.03  # trials whose errors count, at least, and the least error of a model
 
 Known = Mapping[Candidate, float]
 Score = Callable[[Sequence[Candidate]], np.ndarray]
@@ -258,6 +262,7 @@ class Search:
         self.told: dict[Candidate, float] = {}
         self._rows: dict[Candidate, np.ndarray] = {}
         self._model: tuple[int, CostModel | None] = (-1, None)
+        self._foretold: dict[Candidate, float] = {}  # logarithms of seconds, when a candidate was asked for
         self._trust = 1.0  # in the prior model: what its scores are multiplied by
 
     def tell(self, candidate: Candidate, seconds: float | None) -> None:
@@ -286,7 +291,34 @@ class Search:
         begun = len(trials) - len(trials) % BATCH
         batch = [c for c in self._batch(dict(trials[:begun])) if c not in self.told]
         # Records of another search may have used this batch up.
-        return batch or self._batch(self.told)
+        batch = batch or self._batch(self.told)
+        self._foretold |= {c: float(np.log(p)) for c, p in zip(batch, self.predicted(batch), strict=True) if p}
+        return batch
+
+    def chance(self) -> float:
+        """How likely it is that something that was not tried is more than `FASTER` times faster than the best so far.
+
+        1 while too little is known. A candidate's time is taken to be spread around what the models expect as the last
+        trials were around what was expected of them; formats are taken to be wrong one by one, the candidates of one
+        together.
+        """
+        ran = [c for c, seconds in self.told.items() if np.isfinite(seconds) and c in self._foretold]
+        score = self.score(self.told)
+        if score is None or len(ran) < FEWEST_ERRORS:
+            return 1.0
+        errors = np.array([np.log(self.told[c]) - self._foretold[c] for c in ran[-LATELY:]])
+        error = max(float(np.sqrt(np.mean(errors**2))), LEAST_ERROR)
+        best = min(self.told, key=self.told.__getitem__)
+        pool = [*self.space.outline(np.random.default_rng(self.seed), OUTLINED), *self.space.steps(best)]
+        rest = [c for c in dict.fromkeys(pool) if c not in self.told]
+        if not rest:
+            return 0.0
+        expected = np.log([float(p or np.inf) for p in self.predicted(rest)])
+        each = ndtr((np.log(self.told[best] / FASTER) - expected) / error)
+        likeliest: dict[Format | None, float] = {}
+        for candidate, share in zip(rest, each.tolist(), strict=True):
+            likeliest[candidate.format] = max(share, likeliest.get(candidate.format, 0.0))
+        return 1.0 - float(np.prod([1.0 - share for share in likeliest.values()]))
 
     def _batch(self, known: Known) -> list[Candidate]:
         rng = np.random.default_rng([self.seed, len(known)])
@@ -344,4 +376,4 @@ class Search:
         return of_width(rows, max((len(row) for row in rows), default=0))
 
 
-__all__ = ["BATCH", "STRATEGIES", "Search", "Strategy"]
+__all__ = ["BATCH", "FASTER", "STRATEGIES", "Search", "Strategy"]

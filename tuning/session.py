@@ -8,8 +8,6 @@ from concurrent.futures import Executor
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
-
 from sparsetir.call.finite import has_nan
 from sparsetir.call.kernel import Kernel
 from sparsetir.call.make import single
@@ -27,6 +25,7 @@ from sparsetir.tuning.database import Database, Key, Record, fingerprint
 from sparsetir.tuning.encoding import Encoding
 from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.fleet import Fleet
+from sparsetir.tuning.judge import Judgement, judge
 from sparsetir.tuning.knobs import Config
 from sparsetir.tuning.measure import duel, typical
 from sparsetir.tuning.model import CostModel
@@ -41,6 +40,7 @@ from sparsetir.tuning.templates import Template
 from sparsetir.tuning.trials import is_untuned
 from sparsetir.tuning.tuned import TunedKernel, Variant
 from sparsetir.tuning.variants import own_storage
+from sparsetir.tuning.work import Work
 from sparsetir.tuning.workers import Process
 from sparsetir.tuning.workload import Call
 
@@ -175,19 +175,17 @@ class Session:
         """The shipped model, which knows nothing of knobs."""
         return prior_for(self.encoding) if self.template is None else None
 
+    def judged(self, record: Record) -> Judgement | None:
+        """What the shipped model thinks of a record's kernel."""
+        if self.prior is None or isinstance(record.choices, Config):
+            return None
+        return judge(self.prior, self.encoding, record.candidate, self.usual)
+
     @cached_property
     def operands(self) -> features.Operands:
-        """Sizes of the call."""
-        read = [b for b in self.workload.signature.buffers.values() if b.is_dense]
-        names = {str(b.storage.name) for b in read} - set(self.workload.written)
-        dense = [a for n, a in self.workload.arrays.items() if n in names]
-        results = list(self.workload.written.values())
-        largest = max(dense, key=lambda a: a.nbytes, default=np.zeros(0))
-        gathered, width = largest.nbytes, int(largest.shape[-1]) if largest.ndim > 1 else 1
-        each = results[0].itemsize if results else 4
-        return features.Operands(
-            self.workload.feat or 1, gathered, sum(a.nbytes for a in results), each, self.key.threads, width
-        )
+        """What the call does."""
+        work = Work.of(self.kernel.signature.program, self.sizes)
+        return features.Operands.of(work, self.key.threads)
 
     @cached_property
     def encoding(self) -> Encoding:

@@ -44,11 +44,14 @@ class Budget:
         From when the budget was made.
     patience : int, optional
         Trials in a row without a better one.
+    until : float, optional
+        How unlikely it is in the end that something clearly better was not tried.
     """
 
     trials: int
     seconds: float | None = None
     patience: int | None = None
+    until: float | None = None
 
     def __post_init__(self) -> None:
         self.start = time.perf_counter()
@@ -125,11 +128,17 @@ def explore(
     fixed: dict[str, int],
     conversion: Callable[[Any], float] = lambda _format: 0.0,
     cost: Cost | None = None,
+    chance: Callable[[], float] | None = None,
 ) -> None:
-    """Ask, measure and tell until the budget is spent or the space is exhausted; see `step`."""
+    """Ask, measure and tell until the budget is spent, the space is exhausted or hardly anything better is left.
+
+    See `step`; `chance` tells how likely it is that something clearly better was not tried yet.
+    """
     how: dict[str, Any] = {"fixed": fixed, "conversion": conversion, "cost": cost}
+    until = log.budget.until
     while not log.budget.is_spent(log.history) and step(search, measure, log, **how):
-        pass
+        if until is not None and chance is not None and chance() < until:
+            return
 
 
 def step(

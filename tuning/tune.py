@@ -45,6 +45,7 @@ def finalists(history: list[Record], cost: Cost) -> list[Candidate]:
     return [candidate for *_, candidate in timed[:FINALISTS]]
 
 
+UNTIL = 0.05  # see `tune_sparse`, where nothing but a preset says how long to search
 PRESETS: dict[str, tuple[int, float | None]] = {"quick": (24, 8.0), "standard": (64, None), "thorough": (400, 120.0)}
 
 
@@ -62,6 +63,7 @@ def tune_sparse(
     seed: int = 0,
     database: str | Path | Database | None = None,
     patience: int | None = None,
+    until: float | None = None,
     target: Any = None,
     isolate: bool | None = None,
     timeout: float = TIMEOUT,
@@ -109,6 +111,10 @@ def tune_sparse(
         target, machine, threads and version are not measured again.
     patience : int, optional
         End after this many trials without a better one.
+    until : float, optional
+        End when it is less likely than this that something that was not tried is more than 3 % faster, by what the cost
+        model expects and how far it was wrong lately. By default 0.05 where the preset alone limits the search; 0
+        never ends one.
     target : Target, str or dict, optional
         As for `sparsetir.build`.
     isolate : bool, optional
@@ -176,6 +182,8 @@ def tune_sparse(
         found = type(schedule).__name__
         raise ArgumentTypeError(f"the schedule of a search is a function below @sparsetir.template; found {found}")
     check_arguments(inputs, max_trials=trials_left, max_seconds=seconds_left, seed=seed, patience=patience)
+    if until is not None and (isinstance(until, (str, bool)) or not 0 <= until <= 1):
+        raise ArgumentError(f"until must be a probability, found {until!r}")
     if not timeout > 0:
         raise ArgumentError(f"timeout must be positive, found {timeout!r}")
     if isinstance(against, str):
@@ -183,7 +191,8 @@ def tune_sparse(
     if amortize_over is not None and not amortize_over > 0:
         raise ArgumentError(f"amortize_over must be a positive number of calls, found {amortize_over!r}")
     kept = seconds_left - min(FINISH_SECONDS, FINISH_SHARE * seconds_left) if seconds_left is not None else None
-    budget = Budget(trials_left, kept, patience)
+    is_preset = max_trials is None and max_seconds is None
+    budget = Budget(trials_left, kept, patience, UNTIL if until is None and is_preset else until)
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
     if computes_patterns(program):
         refuse_others(formats=formats, schedule=schedule, amortize_over=amortize_over, executor=executor)
@@ -221,7 +230,9 @@ def trials(
     history: list[Record] = []
     try:
         log = begun(session, search, budget, records, history, cost=cost, bar=bar)
-        explore(search, session.pool.measure, log, fixed=session.fixed, conversion=session.conversion, cost=cost)
+        chance = search.chance if isinstance(search, Search) else None
+        how: dict[str, Any] = {"fixed": session.fixed, "conversion": session.conversion, "cost": cost, "chance": chance}
+        explore(search, session.pool.measure, log, **how)
     except (KeyboardInterrupt, ExecutorLostError) as error:
         if not any(is_untuned(record) for record in history):
             raise
@@ -407,6 +418,7 @@ def result(
         refused={shown(format): why for format, why in session.pool.refused.items()},
         importance=search.importance(session.encoding.names),
         template=session.template,
+        judgement=session.judged(best) if best != untuned else None,
     )
 
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,15 +14,20 @@ from sparsetir.call.finite import Watch, WatchedBound
 from sparsetir.call.kernel import Kernel
 from sparsetir.call.make import make_kernel
 from sparsetir.errors import SparseTIRError
-from sparsetir.formats.suit import suited
+from sparsetir.formats.suit import Conversion, suited
 from sparsetir.interop import is_sparse
 from sparsetir.transform.decompose import decompose_format
 
+Judge: TypeAlias = Callable[..., "Conversion | None"]
+
 
 def bound_over_another(
-    kernel: Kernel, fixed: Mapping[str, Any], arguments: Mapping[str, Any]
+    kernel: Kernel, fixed: Mapping[str, Any], arguments: Mapping[str, Any], *, judge: Judge | None = None
 ) -> BoundComposedKernel | WatchedBound | None:
-    """A bound kernel over the format that suits the fixed matrix; None where its own is best, or it is not alone."""
+    """A bound kernel over the format that suits the fixed matrix; None where its own is best, or it is not alone.
+
+    `judge` has the last word on what the rules say: see `sparsetir.tuning.announced.chosen`.
+    """
     matrices = {name: value for name, value in {**fixed, **arguments}.items() if is_sparse(value)}
     if len(matrices) != 1 or set(matrices) - set(fixed):
         return None
@@ -32,7 +37,9 @@ def bound_over_another(
     shapes = {n: np.shape(v) for n, v in {**fixed, **arguments}.items() if n != name}
     calls = kernel.calls or 0
     found = suited(kernel.signature.program, matrix, shapes, calls=calls)
-    if found is None or found.calls > calls:
+    if judge is not None:
+        found = judge(kernel, matrix, {**fixed, **arguments}, found if _pays(found, calls) else None, calls=calls)
+    if found is None or not _pays(found, calls):
         return None
     try:
         parts = decompose_format(kernel.func, {name: found.format})
@@ -46,6 +53,10 @@ def bound_over_another(
     if bound is None or watch is None:
         return bound
     return WatchedBound(bound, lambda: BoundKernel(Kernel(kernel.func, kernel.compiled), dict(fixed)), watch)
+
+
+def _pays(found: Conversion | None, calls: float) -> bool:
+    return found is not None and found.calls <= calls
 
 
 __all__ = ["bound_over_another"]

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program does on data: loads, stores, arithmetic, reuse and bytes, whatever it is called.
+
+Every access of an iteration is counted as often as the deepest loop that its subscripts depend on runs. It is one of
+
+* a stream: an element of a sparse buffer, in the order in which they are stored,
+* a gather: a dense buffer at a coordinate that was read from an index array,
+* a row: a dense buffer at the coordinates of dense loops only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import log2, prod
+from typing import Any
+
+import tvm_ffi
+from tvm import DataType, tirx
+from tvm.ir import Expr, Var
+
+from sparsetir import sizes as symbolic
+from sparsetir.ir import Program, SparseBuffer, SpIter, accesses
+from sparsetir.machine import last_cache, private_cache
+from sparsetir.tuning.ceilings import Rates
+
+STREAM, GATHER, ROW = "stream", "gather", "row"
+INDEX = 4  # bytes of a coordinate
+ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
+
+
+@dataclass(frozen=True)
+class Access:
+    """One access of an iteration.
+
+    Parameters
+    ----------
+    kind : str
+        ``"stream"``, ``"gather"`` or ``"row"``.
+    points : float
+        How often it runs.
+    elements : float
+        Of the buffer.
+    itemsize : int
+    run : float
+        Elements that lie side by side and are used in turn.
+    is_store : bool
+    """
+
+    kind: str
+    points: float
+    elements: float
+    itemsize: int
+    run: float
+    is_store: bool
+
+    @property
+    def moved(self) -> float:
+        """Bytes that are used, counting repetitions."""
+        return self.points * self.itemsize
+
+    @property
+    def held(self) -> float:
+        """Bytes of the buffer."""
+        return self.elements * self.itemsize
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a program does on data of certain sizes.
+
+    Parameters
+    ----------
+    accesses : tuple of Access
+    flops, points, entries : float
+        Operations, steps of the innermost loops, and of the sparse ones.
+    indices : float
+        Bytes of the index arrays.
+    inner : float
+        Steps of an innermost loop.
+    sums : bool
+        Whether the innermost loop sums.
+    is_sparse : bool
+        Whether results are stored at the entries.
+    """
+
+    accesses: tuple[Access, ...] = ()
+    flops: float = 1.0
+    points: float = 1.0
+    entries: float = 1.0
+    indices: float = 0.0
+    inner: float = 1.0
+    sums: bool = False
+    is_sparse: bool = False
+
+    @classmethod
+    def of(cls, program: Program, sizes: Mapping[str, int]) -> Work:
+        """That of a decoded program.
+
+        Parameters
+        ----------
+        program : Program
+        sizes : mapping of str to int
+            The value of every size symbol.
+        """
+        known = {str(name): int(value) for name, value in sizes.items()}
+        parts = [_of_iteration(program, iteration, known) for iteration in program.iterations]
+        if not parts:
+            return cls()
+        main = max(parts, key=lambda part: part.points)
+        arrays = {a.indices: a for it in program.iterations for a in it.axes if a.indices is not None}
+        indices = INDEX * sum(2.0 * _value(axis.count, known) for axis in arrays.values())
+        every = tuple(access for part in parts for access in part.accesses)
+        flops, points = sum(part.flops for part in parts), sum(part.points for part in parts)
+        return cls(every, flops, points, main.entries, indices, main.inner, main.sums, main.is_sparse)
+
+    def of_kind(self, kind: str, *, stores: bool = False) -> list[Access]:
+        """The loads of a kind, or the stores."""
+        return [a for a in self.accesses if a.kind == kind and a.is_store == stores]
+
+    @property
+    def gathered(self) -> Access | None:
+        """The gather that moves most."""
+        return max(self.of_kind(GATHER), key=lambda a: a.moved, default=None)
+
+    @property
+    def results(self) -> list[Access]:
+        """The stores."""
+        return [a for a in self.accesses if a.is_store]
+
+    @property
+    def width(self) -> int:
+        """Elements side by side that each entry uses."""
+        return int(self.gathered.run if self.gathered is not None else self.inner)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a result's element."""
+        return max((a.itemsize for a in self.results), default=4)
+
+    def numbers(self, rates: Rates, padding: float) -> dict[str, float]:
+        """What a model sees of it, amounts on a logarithmic scale; of an argument that is stored with some padding."""
+        entries = max(self.entries, 1.0)
+        loads = [a for a in self.accesses if not a.is_store]
+        gathers, rows = self.of_kind(GATHER), self.of_kind(ROW)
+        gathered, held = sum(a.moved for a in gathers), sum(a.held for a in gathers)
+        near, reuse = sum(a.moved for a in rows), self.gathered
+        results = sum(a.held for a in self.results)
+        found = {
+            "work_flops": log2(1 + self.flops / entries),
+            "work_loads": log2(1 + sum(a.points for a in loads) / entries),
+            "work_stores": log2(1 + sum(a.points for a in self.results) / entries),
+            "work_gathers": float(len(gathers)),
+            "work_rows": float(len(rows)),
+            "work_streams": float(len(self.of_kind(STREAM))),
+            "work_gathered": log2(1 + gathered / entries),
+            "work_near": log2(1 + near / entries),
+            "work_run": log2(1 + self.width),
+            "work_inner": log2(1 + self.inner),
+            "work_sums": float(self.sums),
+            "work_is_sparse": float(self.is_sparse),
+            "work_itemsize": float(min((a.itemsize for a in loads), default=4)),
+            "work_reuse_gathered": log2(1 + reuse.points / max(reuse.elements, 1.0)) if reuse is not None else 0.0,
+            "work_reuse_results": log2(
+                1 + sum(a.points for a in self.results) / max(sum(a.elements for a in self.results), 1.0)
+            ),
+            "work_held_private": log2(1 + held / private_cache()),
+            "work_held_last": log2(1 + (held + results + self.streamed) / last_cache()),
+            "work_intensity": log2(1 + self.flops / max(self.streamed + held + results, 1.0)),
+        }
+        return found | self._times(rates, padding, gathered, held, results)
+
+    @property
+    def streamed(self) -> float:
+        """Bytes of the sparse buffers and index arrays."""
+        return sum(a.held for a in self.of_kind(STREAM)) + self.indices
+
+    def _times(self, rates: Rates, padding: float, gathered: float, held: float, results: float) -> dict[str, float]:
+        """Seconds that the parts take at least on this machine, of the whole and relative to the longest."""
+        times = {
+            "compute": padding * self.flops * (self.itemsize / 4) / rates.peak,
+            "gather": padding * gathered / rates.of(held),
+            "stream": (padding * self.streamed + held + results) / rates.of(self.streamed + held + results),
+        }
+        longest = max(*times.values(), 1e-9)
+        shares = {f"time_{name}": log2(max(seconds / longest, 2.0**-10)) for name, seconds in times.items()}
+        return {"time_floor": log2(longest), **shares}
+
+
+def _of_iteration(program: Program, iteration: SpIter, sizes: Mapping[str, int]) -> Work:
+    """The work of one iteration."""
+    steps, place, points, entries = [1.0], {}, 1.0, 1.0
+    for n, (var, axis) in enumerate(zip(iteration.vars, iteration.axes, strict=True)):
+        above = _value(axis.parent.count, sizes) if axis.parent is not None else 1.0
+        points *= _value(axis.count, sizes) / max(above, 1.0)
+        steps.append(points)
+        place[var] = n
+        entries = points if axis.indices is not None else entries
+    gathered = {v for v, a in zip(iteration.vars, iteration.axes, strict=True) if a.indices is not None}
+    body = iteration.block.body
+    found = tuple(_accesses(program, body, sizes, steps, place, gathered))
+    last = steps[-1] / max(steps[-2], 1.0) if len(steps) > 1 else 1.0
+    is_sparse = any(a.is_store and a.kind == STREAM for a in found)
+    return Work(found, points * _operations(body), points, entries, 0.0, last, iteration.kinds[-1:] == "R", is_sparse)
+
+
+def _accesses(
+    program: Program,
+    body: Any,
+    sizes: Mapping[str, int],
+    steps: list[float],
+    place: Mapping[Var, int],
+    gathered: set[Var],
+) -> Iterator[Access]:
+    seen = set()
+    for view, subscripts, is_store in accesses(body):
+        buffer = program.buffers.get(view)
+        key = (view, str(subscripts), is_store)
+        if not isinstance(buffer, SparseBuffer) or key in seen:
+            continue
+        seen.add(key)
+        used = [v for subscript in subscripts for v in _variables(subscript) if v in place]
+        deepest = max((place[v] for v in used), default=-1)
+        kind = STREAM if not buffer.is_dense else GATHER if gathered.intersection(used) else ROW
+        ends_dense = bool(used) and place[used[-1]] == len(place) - 1 and used[-1] not in gathered
+        run = steps[deepest + 1] / max(steps[deepest], 1.0) if ends_dense else 1.0
+        elements = prod(_value(extent, sizes) for extent in buffer.storage_shape)
+        itemsize = max(1, int(DataType(buffer.dtype).bits) // 8)
+        yield Access(kind, steps[deepest + 1], elements, itemsize, max(run, 1.0), is_store)
+
+
+def _variables(expr: Expr) -> list[Var]:
+    found: list[Var] = []
+    tvm_ffi.structural_walk(expr, (Var, found.append))
+    return found
+
+
+def _operations(body: Any) -> int:
+    """Arithmetic operations of a step."""
+    count = 0
+
+    def on_node(_node: Any) -> None:
+        nonlocal count
+        count += 1
+
+    tvm_ffi.structural_walk(body, [(kind, on_node) for kind in ARITHMETIC])
+    return count
+
+
+def _value(expr: Expr, sizes: Mapping[str, int]) -> float:
+    """A size; that of an unknown symbol is 1."""
+    known = {name: sizes.get(name, 1) for name in symbolic.symbols(expr)}
+    return float(symbolic.evaluator([expr])(known)[0])
+
+
+__all__ = ["Access", "Work"]
