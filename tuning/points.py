@@ -40,11 +40,11 @@ class Noted(Encoding):
     stored: Mapping[Format | None, Stored] = field(default_factory=dict)
 
     @property
-    def structure(self) -> Structure:  # type: ignore[override]
+    def structure(self) -> Structure:
         return self.noted or Structure.of(None)
 
     @property
-    def estimates(self) -> Any:  # type: ignore[override]
+    def estimates(self) -> Any:
         return self.stored.__getitem__
 
 

@@ -27,13 +27,14 @@ from sparsetir.tuning.evaluate import Ranking, Trainer, by_margin, by_model, by_
 from sparsetir.tuning.model import OBJECTIVES, SERIAL, AnalyticModel, CostModel, Model, RandomModel
 from sparsetir.tuning.points import is_data_set, recordings
 from sparsetir.tuning.recordings import Recording, load
-from sparsetir.tuning.replay import BUDGETS, compare
+from sparsetir.tuning.replay import BUDGETS, compare, stops
 
 ROUNDS, OBJECTIVE = 160, "regression"
 LED = "trees, regression"  # the model that ships
 FOLDS = 10  # groups of matrices or families that are left out in turn
 LEFT_OUT = ("matrix", "family", "kind", "dtype", "threads")
 TITLES = {"kind": "operation", "threads": "number of threads"}
+UNLIKELY = (0.2, 0.05, 0.02)  # chances of something better, at which searches end by themselves
 SPREAD = 0.3  # of the logarithms of two measurements of a point
 # Few of many numbers of a pattern tell two matrices apart: a tree that may not see them all learns less by heart.
 SETTINGS: dict[str, Any] = {
@@ -148,7 +149,9 @@ def searches(cases: Sequence[Recording], over: Sequence[Recording], rounds: int,
     found = compare(over, ["guided"], BUDGETS, seeds, lambda case: models[case.family])
     found |= compare(over, ["evolution", "annealing", "portfolio", "random"], BUDGETS, seeds)
     rows = [[name, *(f"{mean:.3f} ({low:.2f})" for mean, low in results)] for name, results in found.items()]
-    return markdown([[f"{seeds} seeds, mean (5th percentile)", *(f"{n} trials" for n in BUDGETS)], *rows])
+    table = markdown([[f"{seeds} seeds, mean (5th percentile)", *(f"{n} trials" for n in BUDGETS)], *rows])
+    ended = stops(over, UNLIKELY, seeds, lambda case: models[case.family])
+    return f"{table}\n\n{markdown(ended)}"
 
 
 def read(path: Path, spread: float | None) -> list[Recording]:
