@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expressions of index notation beside our own ready programs, scipy, torch, pydata/sparse and finch-tensor.
+
+``python -m sparsetir.bench.expressions`` prints a Markdown table: for each expression the milliseconds of its first
+call, of later calls, also with sparse operands fixed where others are open, of our ready program for it, and of each
+library that is installed and says it; then how much memory a call takes, relative to operands and result. Results that
+disagree are named below the table. finch-tensor takes seconds for a call and is asked for by ``--against finch``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir import ops
+from sparsetir.build import build
+from sparsetir.formats.tensor import SparseTensor
+from sparsetir.harness import memory
+from sparsetir.harness.expressions import CASES, PEERS, Case, agree
+from sparsetir.harness.inputs import reason, say
+from sparsetir.harness.peers import set_threads
+from sparsetir.harness.tables import markdown
+from sparsetir.harness.timing import Timing, interleave
+from sparsetir.notation import einsum, einsum_expression
+from sparsetir.threads import get_num_threads, set_num_threads
+
+Call = Callable[[], Any]
+OWN = ("einsum", "bound", "program")
+USUAL = ("scipy", "torch", "sparse")
+
+
+@dataclass
+class Row:
+    """What was found of one expression.
+
+    Parameters
+    ----------
+    case : Case
+    first : float
+        Seconds of the first call, in which its programs are compiled or read from the disk.
+    times : dict of str to Timing
+        ``einsum``, ``bound`` with fixed sparse operands, ``program`` for our ready one, and libraries.
+    peak : float, optional
+        Operands and what a call adds, relative to operands and result.
+    findings : list of str
+        Libraries whose results disagree with ours.
+    """
+
+    case: Case
+    first: float
+    times: dict[str, Timing] = field(default_factory=dict)
+    peak: float | None = None
+    findings: list[str] = field(default_factory=list)
+
+    def cells(self, columns: Sequence[str]) -> list[str]:
+        times = [f"{self.times[c].median * 1e3:.3g}" if c in self.times else "" for c in columns]
+        return [self.case.name, f"`{self.case.text}`", f"{self.first * 1e3:.0f}", *times,
+                "" if self.peak is None else f"{self.peak:.2f}"]  # fmt: skip
+
+
+# ------------------------------------------------------------------ our programs
+
+
+def _kernel(program: Any, **arguments: Any) -> Call:
+    kernel = build(program)
+    return lambda: kernel(**arguments)
+
+
+PROGRAMS: dict[str, Callable[..., Call]] = {
+    "spmv": lambda A, x: _kernel(ops.spmv(), A=A, x=x),
+    "spmm": lambda A, X: _kernel(ops.spmm(), A=A, B=X),
+    "sddmm": lambda S, X, Y: _kernel(ops.sddmm(), S=S, X=X, Y=Y),
+    "product": lambda A, B: _kernel(ops.spgemm(), A=A, B=B),
+    "sum": lambda A, B: _kernel(ops.add(), A=A, B=B),
+    "hadamard": lambda A, B: _kernel(ops.multiply(), A=A, B=B),
+    "mttkrp": lambda T, B, C: _kernel(ops.mttkrp(), T_=T, B=B, C=C),
+}
+
+
+def program_call(case: Case, operands: list[Any]) -> Call | None:
+    """The ready program of this package, if it has one."""
+    make = PROGRAMS.get(case.name)
+    return None if make is None else make(*operands)
+
+
+# ------------------------------------------------------------------ measuring
+
+
+def measure(
+    case: Case,
+    size: int,
+    *,
+    against: Sequence[str] = USUAL,
+    rounds: int = 3,
+    rest: float = 0.1,
+    burst: float = 0.05,
+) -> Row:
+    """Time one expression beside whatever else says it.
+
+    Parameters
+    ----------
+    case : Case
+    size : int
+        Extent of most letters.
+    against : sequence of str
+        Names in `PEERS`; those that are not installed are left out.
+    rounds, rest, burst
+        As for `interleave`.
+    """
+    operands = case.operands(size)
+    start = time.perf_counter()
+    expected = einsum(case.text, *operands, **case.options)
+    row = Row(case, time.perf_counter() - start)
+    calls = {"einsum": lambda: einsum(case.text, *operands, **case.options)}
+    if "d" in case.kinds:
+        calls["bound"] = bound_call(case, operands)
+    for name, make in {"program": program_call, **{name: PEERS[name] for name in against}}.items():
+        call = checked(name, make, case, operands, expected, row)
+        if call is not None:
+            calls[name] = call
+    row.times = interleave(calls, rounds=rounds, rest=rest, burst_seconds=burst)
+    row.peak = peak(calls["einsum"], operands, expected)
+    return row
+
+
+def bound_call(case: Case, operands: list[Any]) -> Call:
+    """Calls with the sparse operands fixed."""
+    expression = einsum_expression(case.text, *operands, **case.options)
+    bound = expression.bind(*[v if k == "s" else None for k, v in zip(case.kinds, operands, strict=True)])
+    open_ = [v for k, v in zip(case.kinds, operands, strict=True) if k == "d"]
+    return lambda: bound(*open_)
+
+
+def checked(
+    name: str, make: Callable[..., Call | None], case: Case, operands: list[Any], expected: Any, row: Row
+) -> Call | None:
+    """A call of another library, unless it is not installed or cannot do this; what differs is noted in the row."""
+    if name in PEERS and importlib.util.find_spec(name) is None:
+        return None
+    try:
+        call = make(case, operands)
+        if call is None:
+            return None
+        found = call()
+    except Exception as error:  # what other libraries raise is theirs to choose
+        say(f"{case.name}: without {name}: {reason(error)}")
+        return None
+    if not same(case, found, expected):
+        row.findings.append(f"{case.name}: {name} differs from einsum")
+    return call
+
+
+def same(case: Case, found: Any, expected: Any) -> bool:
+    """Whether two results agree; scipy gives a Kronecker product as a matrix."""
+    if len(case.text.partition("->")[2]) == 4 and sp.issparse(found):
+        return math.isclose(float(found.sum()), float(np.sum(expected.values)), rel_tol=1e-3)
+    return agree(found, expected)
+
+
+def peak(call: Call, operands: Sequence[Any], expected: Any) -> float | None:
+    """Operands and the memory that a call adds, relative to operands and result."""
+    held = sum(nbytes(value) for value in operands)
+    found = memory.added(call)
+    return None if found is None else (held + found) / (held + nbytes(expected))
+
+
+def nbytes(value: Any) -> int:
+    """Bytes of an array or a sparse object."""
+    if sp.issparse(value):
+        return int(value.data.nbytes + value.indices.nbytes + value.indptr.nbytes)
+    if isinstance(value, SparseTensor):
+        return int(value.nbytes)
+    return int(np.asarray(value).nbytes)
+
+
+# ------------------------------------------------------------------ the table
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A Markdown table, with the ratio of each column to ``einsum`` in the last row."""
+    names = [name for name in (*OWN, *PEERS) if any(name in row.times for row in rows)]
+    heading = ["", "expression", "first", *names, "memory"]
+    return markdown(
+        [heading, *(row.cells(names) for row in rows), ["geometric mean", "", "", *ratios(rows, names), ""]]
+    )
+
+
+def ratios(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    """Of each column its time relative to that of ``einsum``, over the rows that have both."""
+    found = []
+    for name in names:
+        logs = [math.log(r.times[name].median / r.times["einsum"].median) for r in rows if name in r.times]
+        found.append(f"{math.exp(sum(logs) / len(logs)):.2f} x" if logs else "")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m sparsetir.bench.expressions", description=__doc__)
+    parser.add_argument("--size", type=int, default=20_000, metavar="N", help="extent of most letters")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each call")
+    parser.add_argument("--rest", type=float, default=0.25, metavar="SECONDS", help="sleep before each turn")
+    parser.add_argument("--threads", type=int, metavar="N", help="for every library")
+    parser.add_argument("--against", default=",".join(USUAL), metavar="NAMES", help=f"some of {', '.join(PEERS)}")
+    parser.add_argument("--only", default="", metavar="NAMES", help="names of the first column, with commas")
+    args = parser.parse_args(argv)
+    chosen = [case for case in CASES if not args.only or case.name in args.only.split(",")]
+    if not chosen or min(args.size, args.rounds) < 1:
+        parser.error(
+            f"--only names some of {', '.join(case.name for case in CASES)}; --size and --rounds are at least 1"
+        )
+    against = [name for name in args.against.split(",") if name]
+    if not set(against) <= set(PEERS):
+        parser.error(f"--against names some of {', '.join(PEERS)}, found {args.against}")
+    if args.threads is not None:
+        set_num_threads(args.threads)
+    set_threads(get_num_threads())
+    for name in against:
+        if importlib.util.find_spec(name) is None:
+            say(f"without {name}, which is not installed")
+    rows = []
+    for case in chosen:
+        rows.append(measure(case, args.size, against=against, rounds=args.rounds, rest=args.rest))
+        say(f"{case.name}: {', '.join(f'{n} {t.median * 1e3:.3g} ms' for n, t in rows[-1].times.items())}")
+    print(table(rows))
+    findings = [finding for row in rows for finding in row.findings]
+    noisy = [row.case.name for row in rows if row.times["einsum"].disturbed]
+    if noisy:
+        findings.append(f"other work on this machine disturbed {', '.join(noisy)}: repeat on a quiet one")
+    print("\n".join(["", *findings]) if findings else "")
+    return int(any(row.findings for row in rows))
+
+
+__all__ = ["Row", "main", "measure", "table"]
+
+if __name__ == "__main__":
+    raise SystemExit(main())
