@@ -42,7 +42,14 @@ def dense(*shape: int, seed: int = 3) -> np.ndarray:
     return rng(seed).standard_normal(shape)
 
 
-def summed(make: Callable[..., Any], args: dict[str, np.ndarray], fixed: set[str], symbolic: bool = False) -> Any:
+def summed(
+    make: Callable[..., Any],
+    args: dict[str, np.ndarray],
+    fixed: set[str],
+    symbolic: bool = False,
+    *,
+    emits: bool = False,
+) -> Any:
     """A module whose main makes an expression of its parameters and sums it with different weights."""
     builder, known, params, sizes = relax.BlockBuilder(), {}, [], {}
     symbol = lambda n: sizes.setdefault(n, tirx.Var(f"s{n}", "int64")) if symbolic else n  # noqa: E731
@@ -54,7 +61,7 @@ def summed(make: Callable[..., Any], args: dict[str, np.ndarray], fixed: set[str
             params.append(known[name])
     with builder.function("main", params):
         with builder.dataflow():
-            y = builder.emit(make(*known.values()))
+            y = builder.emit(make(*known.values(), **({"emit": builder.emit} if emits else {})))
             wave = builder.emit(relax.op.sin(relax.op.multiply(y, relax.const(3.0, str(y.ty.dtype.dtype)))))
             loss = builder.emit_output(relax.op.sum(wave))
         builder.emit_func_output(loss)
@@ -135,7 +142,10 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, np.ndarray]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("spmm", "linear", "sddmm", "softmax", "segment_max 1", "segment_mean 0", "gather_matmul_scatter", "dropout")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
     make, args = CASES[name]
     check(make, args)
@@ -211,10 +221,18 @@ def test_gradients_of_norms(name: str) -> None:
     check(lambda *a: op.nn.layer_norm(*a, axes=axes, **options), own, forward=forward)
 
 
-@pytest.mark.parametrize("name", [*DENSE, *OTHERS])
-def test_gradients_of_dense_operators(name: str) -> None:
-    make, args = {**DENSE, **OTHERS}[name]
-    check(make, args)
+def test_gradients_of_dense_operators() -> None:
+    """All in one module, which takes a second to compile; a message names the operator."""
+    cases = {**DENSE, **OTHERS}
+
+    def make(*params: Any, emit: Callable[[Any], Any]) -> Any:
+        left = iter(params)
+        parts = [emit(write(*(next(left) for _ in args))) for write, args in cases.values()]
+        return op.concat([emit(op.reshape(part, [-1])) for part in parts])
+
+    check(
+        make, {f"{name} {arg}": value for name, (_, args) in cases.items() for arg, value in args.items()}, emits=True
+    )
 
 
 def test_every_dense_gradient_is_compared() -> None:
