@@ -14,10 +14,11 @@ import pytest
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError
+from sparsetir.harness.products import WrongResultError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
-from sparsetir.bench.training import command, measure, problems, ways  # noqa: E402
+from sparsetir.bench.training import command, measure, operators, problems, ways  # noqa: E402
 from sparsetir.bench.training.ways import KINDS, OURS, TORCH, Spec  # noqa: E402
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "training"
@@ -43,8 +44,8 @@ def test_all_ways_learn_the_same(kind: str, problem: Any) -> None:
     chosen = ways.ways(kind)
     runs = command.trained(problem, Spec.parse(f"{kind}:4"), chosen, 2)
     assert list(runs) == chosen
-    assert [len(run.losses) for run in runs.values()] == [3] * len(chosen)
-    assert len(set(runs[OURS].losses)) == 3
+    assert [len(run.losses) for run in runs.values()] == [4] * len(chosen)
+    assert len(set(runs[OURS].losses)) == 4
     assert measure.difference(runs) < 1e-5
     assert len({run.accuracy for run in runs.values()}) == 1
 
@@ -143,6 +144,21 @@ def test_the_table(capsys: Any, monkeypatch: Any) -> None:
     with pytest.raises(SystemExit):
         command.main(["--network", "gin"])
     assert "expected a network such as" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_table_of_operators(capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(operators, "INPUTS", 20)
+    monkeypatch.setattr(operators, "OUTPUTS", 10)
+    threads = str(torch.get_num_threads())
+    command.main(["--operators", "--graph", TINY, "--features", "3", "--epochs", "1", "--threads", threads])
+    head, _, *lines = capsys.readouterr().out.splitlines()
+    assert head == "| graph | operator | ours ms | torch ms | ratio | spread |"
+    assert [line.split(" | ")[1].partition(" ")[0] for line in lines] == ["spmm,", "spmm", "spmm,", "linear"]
+    wrong = {operators.OURS: lambda: [torch.ones(2)], operators.TORCH: lambda: [torch.zeros(2)]}
+    monkeypatch.setattr(operators, "cases", lambda *_: {"spmm": wrong})
+    with pytest.raises(WrongResultError, match=r"spmm differs from torch by 1.0e\+00"):
+        operators.rows(problems.load(TINY), 3, 1)
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ class Run:
     ----------
     losses : list of float
     timing : Timing
-        Of an epoch; the first one is left out.
+        Of an epoch; the first ones are left out.
     accuracy : float
         At the end.
     peak : int or None
@@ -61,7 +61,7 @@ def side_by_side(
     Parameters
     ----------
     trainings : mapping of str to Trained
-        Each has had its first epoch, in which kernels are built.
+        Each has had its first epochs, in which kernels are built.
     epochs : int
     clock : callable, optional
         What times are taken with. Default: ``time.perf_counter``.
@@ -73,18 +73,23 @@ def side_by_side(
     """
     if epochs < 1:
         raise ArgumentError(f"expected one epoch or more, found {epochs}")
+    times = in_turn({name: training.epoch for name, training in trainings.items()}, epochs, clock=clock)
+    return {name: Run(made.losses, times[name], made.accuracy()) for name, made in trainings.items()}
+
+
+def in_turn(
+    calls: Mapping[str, Callable[[], object]], rounds: int, *, clock: Callable[[], float] | None = None
+) -> dict[str, Timing]:
+    """Times of calls, one of each in turn."""
     now = clock or time.perf_counter
-    seconds: dict[str, list[float]] = {name: [] for name in trainings}
-    for _ in range(epochs):
-        for name, training in trainings.items():
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
             time.sleep(REST)
             start = now()
-            training.epoch()
+            call()
             seconds[name].append(now() - start)
-    return {
-        name: Run(training.losses, Timing.of(seconds[name]), training.accuracy())
-        for name, training in trainings.items()
-    }
+    return {name: Timing.of(found) for name, found in seconds.items()}
 
 
 def difference(runs: Mapping[str, Run]) -> float:
@@ -148,4 +153,4 @@ def cells(runs: Mapping[str, Run], ours: str) -> list[list[str]]:
     return rows
 
 
-__all__ = ["CLOSE", "HEAD", "Run", "added", "apart", "cells", "difference", "quietly", "side_by_side"]
+__all__ = ["CLOSE", "HEAD", "Run", "added", "apart", "cells", "difference", "in_turn", "quietly", "side_by_side"]
