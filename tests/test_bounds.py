@@ -154,7 +154,10 @@ def test_a_data_set_is_trained_on(points: Path, tmp_path: Path, capsys: pytest.C
     assert all(case.names == matrix_names() and case.untuned is not None for case in cases)
     assert all(len(case.passes) == 2 and case.threads == 1 and case.dtype == "float32" for case in cases)
     out = tmp_path / "model.json"
-    assert pretrain.main([str(points), "--rounds", "3", "--spread", "9", "--evaluate", "--out", str(out)]) == 0
+    command = [str(points), "--rounds", "3", "--spread", "9", "--evaluate", "--out", str(out)]
+    assert pretrain.main([*command, "--plots", str(tmp_path / "pictures")]) == 0
+    drawn = {path.name for path in (tmp_path / "pictures").iterdir()}
+    assert drawn == {"calibration.png", "learning.png", "searches.png"}
     text = capsys.readouterr().out
     for part in ("one family left out", "one operation left out", "gain above its bound", "nothing of the matrix"):
         assert part in text

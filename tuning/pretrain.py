@@ -20,20 +20,21 @@ import numpy as np
 from sparsetir.errors import SparseTIRError, TuningError
 from sparsetir.harness.inputs import say
 from sparsetir.harness.tables import markdown
-from sparsetir.tuning import conformal
+from sparsetir.tuning import conformal, pictures
 from sparsetir.tuning.analytic import THREADED
 from sparsetir.tuning.encoding import choice_names, matrix_names, pattern_names
 from sparsetir.tuning.evaluate import Ranking, Trainer, by_margin, by_model, by_part, held_out, safe_margin
 from sparsetir.tuning.model import OBJECTIVES, SERIAL, AnalyticModel, CostModel, Model, RandomModel
 from sparsetir.tuning.points import is_data_set, recordings
 from sparsetir.tuning.recordings import Recording, load
-from sparsetir.tuning.replay import BUDGETS, compare, stops
+from sparsetir.tuning.replay import BUDGETS, compare, runs_of, stops
 
 ROUNDS, OBJECTIVE = 160, "regression"
 LED = "trees, regression"  # the model that ships
 FOLDS = 10  # groups of matrices or families that are left out in turn
 LEFT_OUT = ("matrix", "family", "kind", "dtype", "threads")
 TITLES = {"kind": "operation", "threads": "number of threads"}
+SHARES, DRAWN = (0.1, 0.3, 1.0), 24  # of the matrices in a learning curve, and trials of a search that is drawn
 UNLIKELY = (0.2, 0.05, 0.02)  # chances of something better, at which searches end by themselves
 SPREAD = 0.3  # of the logarithms of two measurements of a point
 # Few of many numbers of a pattern tell two matrices apart: a tree that may not see them all learns less by heart.
@@ -142,10 +143,35 @@ def tables(cases: Sequence[Recording], rounds: int, unseen: list[Ranking]) -> It
             yield markdown(conformal.cells(conformal.coverage(found[LED], by), f"one {title} left out")) + "\n"
 
 
+def of_other_families(cases: Sequence[Recording], over: Sequence[Recording], rounds: int) -> dict[str, Any]:
+    """For each family of `over` a model of the others' `cases`."""
+    families = dict.fromkeys(case.family for case in over)
+    return {name: train([case for case in cases if case.family != name], rounds=rounds) for name in families}
+
+
+def plots(cases: Sequence[Recording], over: Sequence[Recording], rounds: int, unseen: list[Ranking], to: Path) -> None:
+    """Draw whether gains come true, how the model learns, and what searches over `over` gain by it."""
+    say(f"wrote {pictures.calibration(unseen, to / 'calibration.png')}")
+    matrices, curve = list(dict.fromkeys(case.matrix for case in cases)), {}
+    for share in SHARES:
+        kept = set(matrices[: max(1, round(share * len(matrices)))])
+        trainer = partial(train_on, kept, rounds)
+        curve[len(kept)] = held_out(cases, trainer, "family", FOLDS)
+    say(f"wrote {pictures.learning(curve, to / 'learning.png')}")
+    models = of_other_families(cases, over, rounds)
+    reached = {"with the model": runs_of(over, "guided", DRAWN, 1, lambda case: models[case.family])}
+    reached |= {name: runs_of(over, name, DRAWN, 1) for name in ("evolution", "random")}
+    say(f"wrote {pictures.searches(reached, to / 'searches.png')}")
+
+
+def train_on(matrices: set[str], rounds: int, cases: Sequence[Recording]) -> Any:
+    """A model of the cases of some matrices; of all where none of these is among them."""
+    return train([case for case in cases if case.matrix in matrices] or cases, rounds=rounds)
+
+
 def searches(cases: Sequence[Recording], over: Sequence[Recording], rounds: int, seeds: int) -> str:
     """Searches over recorded trials, with and without a model of the other families' `cases`, in Markdown."""
-    families = dict.fromkeys(case.family for case in over)
-    models = {name: train([case for case in cases if case.family != name], rounds=rounds) for name in families}
+    models = of_other_families(cases, over, rounds)
     found = compare(over, ["guided"], BUDGETS, seeds, lambda case: models[case.family])
     found |= compare(over, ["evolution", "annealing", "portfolio", "random"], BUDGETS, seeds)
     rows = [[name, *(f"{mean:.3f} ({low:.2f})" for mean, low in results)] for name, results in found.items()]
@@ -169,26 +195,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--evaluate", action="store_true", help="print how matrices that are left out are ranked")
     parser.add_argument("--searches", type=int, default=0, metavar="SEEDS", help="replay searches with that many seeds")
     parser.add_argument("--over", type=Path, metavar="FILE", help="searches over these trials instead")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw calibration, learning and search curves")
     parser.add_argument("--objective", default=OBJECTIVE, choices=OBJECTIVES)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="trees")
     busy = f"leave out points whose two measurements are farther apart (default: {SPREAD}), or quartiles of trials"
     parser.add_argument("--spread", type=float, metavar="SHARE", help=busy)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    if args.over is not None and not args.searches:
-        parser.error("--over names trials for --searches; say how many seeds")
+    if args.over is not None and not args.searches and args.plots is None:
+        parser.error("--over names trials for --searches, which takes how many seeds, or --plots")
     try:
         cases = usable([case for path in args.space for case in read(path, args.spread)])
         over = cases if args.over is None else usable(read(args.over, args.spread))
     except SparseTIRError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    unseen = held_out(cases, partial(train, rounds=args.rounds), "family", FOLDS) if args.evaluate or args.out else []
+    wants_unseen = args.evaluate or args.out is not None or args.plots is not None
+    unseen = held_out(cases, partial(train, rounds=args.rounds), "family", FOLDS) if wants_unseen else []
     if args.evaluate:
         for text in tables(cases, args.rounds, unseen):
             print(text, flush=True)
     if args.searches:
         print(searches(cases, over, args.rounds, args.searches), flush=True)
+    if args.plots is not None:
+        plots(cases, over, args.rounds, unseen, args.plots)
     if args.out is not None:
         model: CostModel = train(cases, objective=args.objective, rounds=args.rounds, seed=args.seed)
         about = {

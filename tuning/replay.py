@@ -162,6 +162,14 @@ def stops(cases: Sequence[Recording], thresholds: Sequence[float], seeds: int, p
     return rows
 
 
+def runs_of(
+    cases: Sequence[Recording], strategy: str, trials: int, seeds: int, prior: Priors | None = None
+) -> np.ndarray:
+    """`replayed`, a row for each case and seed."""
+    both = [(case, prior(case) if prior is not None else None) for case in cases]
+    return np.array([replayed(c, strategy, seed, trials, m) for c, m in both for seed in range(seeds)])
+
+
 def compare(
     cases: Sequence[Recording],
     strategies: Sequence[str],
@@ -175,9 +183,7 @@ def compare(
     """
     found: dict[str, Any] = {}
     for strategy in strategies:
-        models = [prior(case) if prior is not None else None for case in cases]
-        both = zip(cases, models, strict=True)
-        runs = np.array([replayed(c, strategy, seed, max(budgets), m) for c, m in both for seed in range(seeds)])
+        runs = runs_of(cases, strategy, max(budgets), seeds, prior)
         reached = np.maximum(runs[:, [n - 1 for n in budgets]], 1e-9)
         means = np.exp(np.log(reached).mean(axis=0))
         found[strategy] = list(zip(means.tolist(), np.percentile(reached, 5, axis=0).tolist(), strict=True))
