@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir import bench, formats, machine
-from sparsetir.bench import command, kernels, measure, plot, report, scale, search, sweep
+from sparsetir.bench import command, kernels, measure, plot, rate, report, scale, search, sweep
 from sparsetir.bench import roofline as roofs
 from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, TuningError
 from sparsetir.harness import inputs, optional, peers, products, suite, timing
@@ -787,6 +787,32 @@ def test_scale_takes_families_of_the_suite(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         scale.main(["--families", "stencil_9d"])
     assert "found stencil_9d" in capsys.readouterr().err
+
+
+def test_the_pace_of_a_search() -> None:
+    at = [(0.5, 4.0), (1.0, 3.0), (1.5, None), (2.5, 1.02), (4.5, 1.0)]
+    history = [SimpleNamespace(elapsed=elapsed, seconds=seconds, reused=False) for elapsed, seconds in at]
+    result = SimpleNamespace(history=history, measured=5)
+    assert rate.rate(result) == 1.0
+    assert rate.until(result) == 2.0  # from the first trial on
+    assert rate.until(result, 1.0) == 4.0
+    assert np.isnan(rate.rate(SimpleNamespace(history=history[:1])))
+    *_, middle, smallest, largest = rate.table([rate.Pace("a", result, 6.0, d, 1.0) for d in (1.5, 2.5)]).splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (middle, smallest, largest)]
+    assert [row[0] for row in cells] == ["median", "smallest", "largest"]
+    assert [row[2] for row in cells] == ["1.00"] * 3
+    assert [row[-2] for row in cells] == ["2.00", "1.50", "2.50"]
+
+
+@pytest.mark.slow
+def test_searches_on_a_suite_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    rate.main(["--suite", "banded", "--size", "small", "--ops", "spmm:8", "--trials", "3"])
+    head, _, row, *_ = capsys.readouterr().out.splitlines()
+    assert [cell.strip() for cell in head.split("|")[1:3]] == ["case", "trials"]
+    assert [cell.strip() for cell in row.split("|")[1:3]] == ["banded spmm:8", "3"]
+    with pytest.raises(SystemExit):
+        rate.main([])
+    assert "expected files, --data FOLDER or --suite NAMES" in capsys.readouterr().err
 
 
 def test_kernels_of_searches_are_compared_round_by_round() -> None:

@@ -11,6 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
@@ -511,6 +512,17 @@ def test_a_candidate_that_raises_costs_only_itself(monkeypatch: pytest.MonkeyPat
     assert result.speedup == 1.0
     assert result.best == result.untuned
     assert "4 failed" in result.report()
+
+
+def test_a_search_begins_with_what_the_rules_choose_for_many_calls() -> None:
+    A = sp.csr_array(np.kron(np.eye(12), np.ones((4, 4))), dtype="float32")
+    inputs = {"A": A, "B": np.ones((48, 32), "float32")}
+    with closing(sessions.Session(ops.spmm(), inputs, None)) as session:
+        assert session.ruled == formats.bsr(4, 4)
+        assert session.search(0).ask()[0].format == formats.bsr(4, 4)
+        assert all(c.format is None for c in session.search(0, "portfolio").ask()[:2])
+    with closing(sessions.Session(ops.spmm(), inputs, None, [])) as session:
+        assert all(c.format is None for c in session.search(0).ask())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sparsetir.call.make import single
 from sparsetir.errors import ArgumentError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern
-from sparsetir.formats.suit import dense_rows, promising
+from sparsetir.formats.suit import dense_rows, promising, suited
 from sparsetir.harness.operands import dense_shapes
 from sparsetir.schedules import Choices, Registers, suit
 from sparsetir.threads import get_num_threads
@@ -35,7 +35,7 @@ from sparsetir.tuning.pretrained import prior_for
 from sparsetir.tuning.recorded import circumstances
 from sparsetir.tuning.report import OWN
 from sparsetir.tuning.search import Search
-from sparsetir.tuning.space import Space
+from sparsetir.tuning.space import Space, start
 from sparsetir.tuning.templates import Template
 from sparsetir.tuning.trials import is_untuned
 from sparsetir.tuning.tuned import TunedKernel, Variant
@@ -131,7 +131,18 @@ class Session:
             return list(formats)
         if self.template is not None:  # it is written for the loops of the program as it is
             return []
-        return promising(self.described, feat=dense_rows(dense_shapes(self.evaluator.inputs)))
+        found = promising(self.described, feat=dense_rows(dense_shapes(self.evaluator.inputs)))
+        return found if self.ruled is None or self.ruled in found else [self.ruled, *found]
+
+    @cached_property
+    def ruled(self) -> Format | None:
+        """The format that the rules choose for many calls, if any: see `sparsetir.build`."""
+        name, inputs = self.evaluator.name, self.evaluator.inputs
+        if name is None or len(inputs[name].shape) != 2 or self.template is not None:
+            return None
+        shapes = {other: np.shape(value) for other, value in inputs.items() if other != name}
+        found = suited(self.kernel.signature.program, inputs[name], shapes)
+        return None if found is None else found.format
 
     def _ready(self, format: Format | None) -> Sequence[Choices]:
         """The machine code on disk, see `sparsetir.tuning.shelf`; other choices of a template are no match for it."""
@@ -164,9 +175,14 @@ class Session:
     def search(
         self, seed: int, strategy: str = "evolution", *, informed: bool = True, records: Database | None = None
     ) -> Search:
-        """A search of this session's space; an informed one begins with what was best for similar matrices."""
+        """A search of this session's space; an informed one begins with what was best for similar matrices.
+
+        Before that comes what the rules choose for many calls: the result must not be slower.
+        """
         informed = informed and strategy in ("evolution", "guided")
-        found = hints(records, self.key, self.facts, self.fixed) if informed and records is not None else ()
+        found = hints(records, self.key, self.facts, self.fixed) if informed and records is not None else []
+        if strategy in ("evolution", "guided") and self.ruled in self.space.formats and self.ruled is not None:
+            found = [Candidate(start(self.space.values(None) or {}, self.space.base), self.ruled), *found]
         asked = self.prior if strategy == "guided" else None
         return Search(self.space, features=self.encoding.rows, strategy=strategy, seed=seed, prior=asked, hints=found)
 

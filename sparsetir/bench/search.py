@@ -12,7 +12,7 @@ import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -138,12 +138,27 @@ def table(rows: Sequence[Row]) -> str:
 
 def run(sources: Sequence[Source], products: Sequence[Product], **how: Any) -> list[Row]:
     """Every case, one after another; what fails is said and left out."""
-    rows = []
+    return by_case(sources, products, lambda name, case: measure(name, case, **how))
+
+
+class Shown(Protocol):
+    """A row of a table."""
+
+    def cells(self) -> list[str]:
+        """Its text."""
+
+
+R = TypeVar("R", bound=Shown)
+
+
+def by_case(sources: Sequence[Source], products: Sequence[Product], measured: Callable[[str, Case], R]) -> list[R]:
+    """The row of every case, one after another; what fails is said and left out."""
+    rows: list[R] = []
     for name, sparse in loaded(sources):
         for product in (p for p in products if suits(p, sparse)):
             try:
                 case = make_case(product.op, sparse, feat=product.feat)
-                rows.append(measure(f"{name} {product}", case, **how))
+                rows.append(measured(f"{name} {product}", case))
             except (SparseTIRError, MemoryError) as error:
                 say(f"without {name} {product}: {reason(error)}")
                 continue
@@ -152,9 +167,8 @@ def run(sources: Sequence[Source], products: Sequence[Product], **how: Any) -> l
     return rows
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m sparsetir.bench.search", description=__doc__)
+def add_sources(parser: argparse.ArgumentParser) -> None:
+    """The options that say what is measured."""
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="every matrix and tensor in it")
     parser.add_argument(
@@ -162,16 +176,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--size", default="medium", choices=("small", "medium", "large"), help="of the suite")
     parser.add_argument("--ops", default="spmm:128", help="operations with their columns; spmm:128")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each search; 60")
-    parser.add_argument("--seeds", type=int, default=1, help="searches of each case; 1")
-    parser.add_argument("--no-sweep", action="store_true", help="leave the sweep out")
-    args = parser.parse_args(argv)
+
+
+def sources_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[list[Source], list[Product]]:
+    """What these options say."""
     paths = [*args.files, *(find_files(args.data) if args.data else [])]
     sources = [*from_files(paths), *(from_suite(args.suite, args.size) if args.suite else [])]
     if not sources:
         parser.error("expected files, --data FOLDER or --suite NAMES")
+    return sources, list(parse_products(args.ops))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m sparsetir.bench.search", description=__doc__)
+    add_sources(parser)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each search; 60")
+    parser.add_argument("--seeds", type=int, default=1, help="searches of each case; 1")
+    parser.add_argument("--no-sweep", action="store_true", help="leave the sweep out")
+    args = parser.parse_args(argv)
+    sources, products = sources_of(parser, args)
     how = {"seconds": args.seconds, "seeds": args.seeds, "sweep": not args.no_sweep}
-    print(table(run(sources, parse_products(args.ops), **how)))
+    print(table(run(sources, products, **how)))
 
 
 if __name__ == "__main__":
