@@ -8,6 +8,8 @@ from concurrent.futures import Executor
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
+
 from sparsetir.call.finite import has_nan
 from sparsetir.call.kernel import Kernel
 from sparsetir.call.make import single
