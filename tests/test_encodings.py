@@ -148,12 +148,10 @@ def test_decomposing(text: str) -> None:
         ("(i, j) -> (i : dense, j : compressed(sorted))", "properties of a level are nonunique"),
         ("(i, j) -> (i : dense, j : compressed), width = 3", "options are posWidth"),
         ("(i, j) -> (i : dense, j : compressed), posWidth = 12", "posWidth is one of"),
-        ("(i, j) -> (i : dense, j : compressed), posWidth = 64, crdWidth = 32", "all of 32 bits or all of 64"),
-        ("(i, j) -> (i : dense, j : compressed), posWidth = 8, crdWidth = 8", "all of 32 bits or all of 64"),
         ("(i, j) -> (i : dense, j : compressed), implicitVal = 1 : f32", "what is not stored is zero"),
         ("(i, j) -> (i : dense, j : compressed), explicitVal = 1", "values are always stored"),
-        ("(i, j) -> (i : batch, j : compressed)", "one set of arrays: write dense"),
-        ("(i, j) -> (i : dense, j : loose_compressed)", "fibers lie one after the other"),
+        ("(i, j) -> (i : dense, j : batch)", "levels of a batch come before all others"),
+        ("(i, j) -> (i : dense, j : loose_compressed)", "a fiber begins where the array says where the one before it ends"),
         ("(i, j) -> (i : dense, j : structured)", "how many are kept of how many"),
         ("(i, j) -> (i : dense, j / 4 : compressed, j % 4 : structured[2, 4])", "n of m are kept in a last level"),
         ("(i, j) -> (i : dense, j : range)", "ranges are those of diagonals"),
@@ -168,6 +166,32 @@ def test_decomposing(text: str) -> None:
 def test_refusals(text: str, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         sparsetir.format(text)
+
+
+@pytest.mark.parametrize("text", ["(i, j, k) -> (i : batch, j : dense, k : compressed)",
+                                  "(i, j, k) -> (k : batch, i : batch, j : compressed)",
+                                  "(i, j, k) -> (i : batch, j : compressed, k : compressed)"])  # fmt: skip
+def test_batches(text: str) -> None:
+    S = SparseTensor.from_dense(CUBE, text)
+    np.testing.assert_array_equal(S.to_dense(), CUBE)
+    assert S.nnz == np.count_nonzero(CUBE)
+    assert S.encoding() == parse(text)
+    X = np.random.default_rng(2).random((6, 3))
+    found = sparsetir.einsum("ijk,kr->ijr", S, X, result="dense")
+    np.testing.assert_allclose(found, np.einsum("ijk,kr->ijr", CUBE, X))
+    assert SparseTensor.from_dense(np.zeros((2, 0, 3)), text).to_dense().shape == (2, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("pos", "crd", "idtype"), [(8, 8, "int32"), (0, 16, "int32"), (64, 32, "int64"), (8, 64, "int64")]
+)
+def test_widths_are_stored_in_the_type_that_has_room_for_both(pos: int, crd: int, idtype: str) -> None:
+    for levels in ("i : dense, j : compressed", "j : compressed, i : dense"):
+        fmt = sparsetir.format(f"(i, j) -> ({levels}), posWidth = {pos}, crdWidth = {crd}")
+        S = SparseTensor.from_dense(np.eye(300), fmt)
+        assert S.idtype == idtype
+        assert {a.dtype for a in S.pieces[0].arrays.values()} == {np.dtype(idtype)}
+        np.testing.assert_array_equal(S.to_dense(), np.eye(300))
 
 
 def test_formats_without_an_encoding() -> None:

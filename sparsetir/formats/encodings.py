@@ -144,14 +144,9 @@ def _known(encoding: Encoding) -> Format | None:
 
 
 def _idtype(encoding: Encoding) -> str | None:
-    """The index type that the widths ask for."""
-    widths = {encoding.pos_width, encoding.crd_width} - {0}
-    if not widths:
-        return None
-    if len(widths) > 1 or not widths <= {32, 64}:
-        found = f"posWidth = {encoding.pos_width}, crdWidth = {encoding.crd_width}"
-        raise ArgumentError(f"index arrays of one format are all of 32 bits or all of 64, found {found}")
-    return f"int{widths.pop()}"
+    """The index type that has room for both widths: index arrays of one format are all of 32 bits or all of 64."""
+    widest = max(encoding.pos_width, encoding.crd_width)
+    return None if not widest else "int64" if widest > 32 else "int32"
 
 
 def _check_values(encoding: Encoding) -> None:
@@ -161,9 +156,9 @@ def _check_values(encoding: Encoding) -> None:
         raise ArgumentError("values are always stored, also where all are equal: leave explicitVal out")
 
 
+COUNTED = ("dense", "batch")  # levels that have all coordinates
 REASONS = {
-    "batch": "all of a tensor has one set of arrays: write dense",
-    "loose_compressed": "fibers lie one after the other, so that one array says where they begin: write compressed",
+    "loose_compressed": "a fiber begins where the array says where the one before it ends, without gaps: write compressed",
     "structured": "n of m are kept in a last level below (i : dense, j floordiv m : dense)",
     "range": "ranges are those of diagonals, as in (j - i : compressed, i : range)",
 }
@@ -172,6 +167,9 @@ REASONS = {
 @register("encoded")
 class Encoded(Format):
     """A format that an encoding says: dense and compressed levels in any order, blocks, and lists of coordinates.
+
+    Levels ``batch``, which come first, are dense ones: all of a batch has one set of arrays. Index arrays are of 32
+    bits where the text asks for 8 or 16.
 
     Parameters
     ----------
@@ -207,6 +205,10 @@ class Encoded(Format):
                     level.kind, "differences are those of diagonals, as in (j - i : compressed, i : range)"
                 )
                 raise ArgumentError(f"tensors are not stored as {self.text!r}: {reason}")
+            if level.kind == "batch" and previous is not None and previous.kind != "batch":
+                raise ArgumentError(
+                    f"tensors are not stored as {self.text!r}: levels of a batch come before all others, or write dense"
+                )
             opens = previous is not None and "nonunique" in previous.properties
             if (level.kind == "singleton") != opens:
                 raise ArgumentError(
@@ -244,7 +246,7 @@ class Encoded(Format):
         for depth, (level, axis) in enumerate(zip(levels, axes, strict=True)):
             low = axis.lower()
             lines.append(f"{axis} = {self._declared(level, axis, parent, depth)}")
-            if level.kind != "dense":
+            if level.kind not in COUNTED:
                 arrays += [f"indptr_{low}", f"indices_{low}"] if level.kind == "compressed" else [f"indices_{low}"]
                 sizes += [f"nnz_{low}"] if level.kind == "compressed" else []
             parent = axis
@@ -258,7 +260,7 @@ class Encoded(Format):
         )
         groups = {d: [a for v, a in zip(levels, axes, strict=True) if v.dim == d] for d in range(self.encoding.order)}
         inverse, forward = (self._inverse, self._forward) if self._is_blocked else (None, None)
-        fills = any(v.kind == "dense" for v in levels[1:])
+        fills = any(v.kind in COUNTED for v in levels[1:])
         return (FormatRewriteRule("encoded", description, groups, inverse=inverse, forward=forward, fills=fills),)
 
     @property
@@ -313,7 +315,7 @@ class Encoded(Format):
             low = axis.lower()
             if level.part == "floordiv":
                 sizes[f"n_{low}"] = extent
-            if level.kind == "dense":
+            if level.kind in COUNTED:
                 at, count = at * extent + c, self.check_count(count * extent)
                 continue
             if level.kind == "compressed":
