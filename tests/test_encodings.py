@@ -151,7 +151,7 @@ def test_decomposing(text: str) -> None:
         ("(i, j) -> (i : dense, j : compressed), implicitVal = 1 : f32", "what is not stored is zero"),
         ("(i, j) -> (i : dense, j : compressed), explicitVal = 1", "values are always stored"),
         ("(i, j) -> (i : dense, j : batch)", "levels of a batch come before all others"),
-        ("(i, j) -> (i : dense, j : loose_compressed)", "a fiber begins where the array says where the one before it ends"),
+        ("(i, j) -> (i : dense, j : loose_compressed)", "a fiber begins where the array says"),
         ("(i, j) -> (i : dense, j : structured)", "how many are kept of how many"),
         ("(i, j) -> (i : dense, j / 4 : compressed, j % 4 : structured[2, 4])", "n of m are kept in a last level"),
         ("(i, j) -> (i : dense, j : range)", "ranges are those of diagonals"),

@@ -158,7 +158,7 @@ def _check_values(encoding: Encoding) -> None:
 
 COUNTED = ("dense", "batch")  # levels that have all coordinates
 REASONS = {
-    "loose_compressed": "a fiber begins where the array says where the one before it ends, without gaps: write compressed",
+    "loose_compressed": "a fiber begins where the array says that the one before it ends: write compressed",
     "structured": "n of m are kept in a last level below (i : dense, j floordiv m : dense)",
     "range": "ranges are those of diagonals, as in (j - i : compressed, i : range)",
 }
