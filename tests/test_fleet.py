@@ -224,10 +224,13 @@ def pin_every_other(count: Any) -> None:
 
 
 @pytest.mark.skipif(CORES < 2, reason="workers of two kinds need two cores")
-def test_workers_of_two_kinds(tmp_path: Path) -> None:
+def test_workers_of_two_kinds(tmp_path: Path, evaluator: Evaluator) -> None:
     path, inputs = tmp_path / "tuning.jsonl", arguments()
     context = get_context("fork")
     with ProcessPoolExecutor(2, context, pin_every_other, (context.Value("i", 0),)) as executor:
+        fleet = Fleet(executor, evaluator, machines="each")
+        while len(fleet.places) < 2:  # one may take seconds to begin
+            assert fleet.time().seconds
         how: dict[str, Any] = {"max_trials": 12, "executor": executor, "formats": []}
         message = 'machines="same" expects one kind of worker, found .* and .*; use machines="each"'
         with warnings.catch_warnings():
@@ -235,8 +238,9 @@ def test_workers_of_two_kinds(tmp_path: Path) -> None:
             with pytest.raises((ExecutorLostError, UserWarning), match=message):
                 tune_sparse(ops.spmm(), inputs, **how)
         result = tune_sparse(ops.spmm(), inputs, machines="each", database=path, **how)
+        fleet.close()
     check(result.kernel)
-    assert result.key.threads == sparsetir.get_num_threads()
+    assert result.key.threads in (1, sparsetir.get_num_threads())
     kinds = {line["threads"] for line in recorded(path)}
     assert kinds == {1, sparsetir.get_num_threads()}
     for kind in kinds:

@@ -294,6 +294,21 @@ def explored(search: Search, encoding: Encoding, trials: int) -> Iterator[Candid
             yield candidate
 
 
+def test_many_workers_are_given_more_than_a_batch() -> None:
+    encoding = encoding_of(suite.generate("uniform", 2_000))
+    search = new_search(encoding)
+    list(explored(search, encoding, 8))
+    first, more = search.ask(), search.ask(30)
+    assert more[: len(first)] == first
+    assert len(set(more)) == 30
+    assert not set(more) & set(search.told)
+    assert search.ask() == first  # nothing was told
+    assert search.ask(1) == first
+    small = Search(new_space(), features=encoding.rows, strategy="exhaustive")
+    every = small.ask(10_000)
+    assert len(every) == len(set(every)) == len(list(small.space))
+
+
 def test_a_prior_model_is_asked_first() -> None:
     encoding = encoding_of(suite.generate("uniform", 2_000))
     search = new_search(encoding, prior=Wanted(encoding.names))

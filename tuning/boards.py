@@ -94,6 +94,7 @@ class Boards:
 
     is_here = False
     gone: ExecutorLostError | None = None
+    slots = 0  # a batch as large as a search likes
 
     def __init__(self, address: str, evaluator: Evaluator, *, timeout: float = TIMEOUT) -> None:
         self.host, self.port, self.name = parsed(address)

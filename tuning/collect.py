@@ -170,9 +170,9 @@ class Again:
     waiting: list[Candidate]
     seed: int
 
-    def ask(self) -> list[Candidate]:
+    def ask(self, count: int = BATCH) -> list[Candidate]:
         """The next few."""
-        batch, self.waiting = self.waiting[:BATCH], self.waiting[BATCH:]
+        batch, self.waiting = self.waiting[:count], self.waiting[count:]
         return batch
 
     def predicted(self, candidates: Sequence[Candidate]) -> list[None]:

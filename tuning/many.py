@@ -152,8 +152,8 @@ class Run:
         """One batch more."""
         assert self.log is not None
         start, session = time.perf_counter(), self.session
-        how: dict[str, Any] = {"fixed": session.fixed, "conversion": session.conversion, "cost": full_cost}
-        has_more = step(self.search, session.pool.measure, self.log, **how)
+        how: dict[str, Any] = {"fixed": session.fixed, "conversion": session.conversion, "slots": session.pool.slots}
+        has_more = step(self.search, session.pool.measure, self.log, cost=full_cost, **how)
         self._note(start)
         self.curve.is_open = has_more and not self.budget.is_spent(self.history)
 

@@ -75,6 +75,7 @@ class Pool:
 
     is_here = True  # this process is as fast as the workers are
     gone: Exception | None = None  # what ended all measuring
+    slots = 0  # a batch as large as a search likes
 
     def keyed(self, key: Key) -> Key:
         """The key of records of the workers' machine, which is this one."""

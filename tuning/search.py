@@ -285,13 +285,30 @@ class Search:
         model = self._fitted(self.told) or self.prior
         return model.importance(names) if isinstance(model, CostModel) else {}
 
-    def ask(self) -> list[Candidate]:
-        """The next candidates; none when the space is exhausted."""
+    def ask(self, count: int = BATCH) -> list[Candidate]:
+        """The next candidates; none when the space is exhausted.
+
+        More than a batch is for many workers: what follows the first one is chosen as if that took a usual time.
+        """
+        found = self._next()
+        ran = [seconds for seconds in self.told.values() if np.isfinite(seconds)]
+        usual = float(np.median(ran)) if ran else float("inf")
+        while found and BATCH < count > len(found):
+            more = self._batch({**self.told, **dict.fromkeys(found, usual)}, self.score(self.told))
+            new = [c for c in more if c not in self.told and c not in found]
+            if not new:
+                break
+            found += new
+        return found[: max(count, BATCH)]
+
+    def _next(self) -> list[Candidate]:
+        """The next batch."""
         trials = list(self.told.items())
         begun = len(trials) - len(trials) % BATCH
-        batch = [c for c in self._batch(dict(trials[:begun])) if c not in self.told]
+        known = dict(trials[:begun])
+        batch = [c for c in self._batch(known, self.score(known)) if c not in self.told]
         # Records of another search may have used this batch up.
-        batch = batch or self._batch(self.told)
+        batch = batch or self._batch(self.told, self.score(self.told))
         self._foretold |= {c: float(np.log(p)) for c, p in zip(batch, self.predicted(batch), strict=True) if p}
         return batch
 
@@ -320,12 +337,12 @@ class Search:
             likeliest[candidate.format] = max(share, likeliest.get(candidate.format, 0.0))
         return 1.0 - float(np.prod([1.0 - share for share in likeliest.values()]))
 
-    def _batch(self, known: Known) -> list[Candidate]:
+    def _batch(self, known: Known, score: Score | None) -> list[Candidate]:
         rng = np.random.default_rng([self.seed, len(known)])
         hinted = _settled(self.space, self.hints, known, BATCH)
         if len(hinted) == BATCH:
             return hinted
-        others = self.strategy(self.space, known, self.score(known), rng)
+        others = self.strategy(self.space, known, score, rng)
         return list(dict.fromkeys([*hinted, *others]))[:BATCH]
 
     def score(self, known: Known) -> Score | None:

@@ -22,8 +22,8 @@ class Asks(Protocol):
 
     seed: int
 
-    def ask(self) -> list[Candidate]:
-        """The next few."""
+    def ask(self, count: int = ..., /) -> list[Candidate]:
+        """The next few, or so many."""
 
     def predicted(self, candidates: Sequence[Candidate], /) -> Iterable[float | None]:
         """Seconds that are expected of each, where any are."""
@@ -129,12 +129,13 @@ def explore(
     conversion: Callable[[Any], float] = lambda _format: 0.0,
     cost: Cost | None = None,
     chance: Callable[[], float] | None = None,
+    slots: int = 0,
 ) -> None:
     """Ask, measure and tell until the budget is spent, the space is exhausted or hardly anything better is left.
 
     See `step`; `chance` tells how likely it is that something clearly better was not tried yet.
     """
-    how: dict[str, Any] = {"fixed": fixed, "conversion": conversion, "cost": cost}
+    how: dict[str, Any] = {"fixed": fixed, "conversion": conversion, "cost": cost, "slots": slots}
     until = log.budget.until
     while not log.budget.is_spent(log.history) and step(search, measure, log, **how):
         if until is not None and chance is not None and chance() < until:
@@ -149,6 +150,7 @@ def step(
     fixed: dict[str, int],
     conversion: Callable[[Any], float] = lambda _format: 0.0,
     cost: Cost | None = None,
+    slots: int = 0,
 ) -> bool:
     """Ask for a batch, measure and tell; whether there was any.
 
@@ -165,9 +167,11 @@ def step(
         Seconds that storing the argument in a format took.
     cost : callable, optional
         What is searched for the least of; by default the seconds of a call.
+    slots : int
+        How many workers there are, if more than the search asks for by itself.
     """
     budget = log.budget
-    batch = search.ask()[: max(1, budget.trials - len(log.history))]
+    batch = (search.ask(slots) if slots else search.ask())[: max(1, budget.trials - len(log.history))]
     predicted = dict(zip(batch, search.predicted(batch), strict=True))
     for candidate, found in measure(batch) if batch else ():
         seconds = conversion(candidate.format) if found.error is None else 0.0

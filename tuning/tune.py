@@ -231,8 +231,8 @@ def trials(
     try:
         log = begun(session, search, budget, records, history, cost=cost, bar=bar)
         chance = search.chance if isinstance(search, Search) else None
-        how: dict[str, Any] = {"fixed": session.fixed, "conversion": session.conversion, "cost": cost, "chance": chance}
-        explore(search, session.pool.measure, log, **how)
+        how: dict[str, Any] = {"fixed": session.fixed, "conversion": session.conversion, "slots": session.pool.slots}
+        explore(search, session.pool.measure, log, cost=cost, chance=chance, **how)
     except (KeyboardInterrupt, ExecutorLostError) as error:
         if not any(is_untuned(record) for record in history):
             raise
