@@ -108,8 +108,9 @@ class Network(torch.nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dense", ["eager", "aot_eager"])
-@pytest.mark.parametrize("kind", [conv.GCNConv, conv.SAGEConv, conv.GATConv])
+@pytest.mark.parametrize(
+    ("kind", "dense"), [(conv.GCNConv, "eager"), (conv.SAGEConv, "aot_eager"), (conv.GATConv, "eager")]
+)
 def test_training(kind, dense):
     torch.manual_seed(1)
     model = Network(kind)
@@ -283,4 +284,6 @@ def test_graphs_and_sparse_layers(dense):
 def test_other_options_are_refused():
     with pytest.raises(Exception, match=r'options are \{"dense": one of \'eager\', .*\}; found dense=\'tvm\''):
         compiled(sums, "tvm")(X, INDEX)
+    with pytest.raises(Exception, match="has no modes; found mode='max-autotune'"):
+        torch.compile(sums, backend="sparsetir", mode="max-autotune")(X, INDEX)
     assert "sparsetir" in torch.compiler.list_backends()

@@ -30,7 +30,7 @@ def compile_graph(
     options : dict, optional
         `dense` is what runs the rest: "eager" (the default), "aot_eager", or "inductor".
     mode : str, optional
-        Of "inductor".
+        None: there are no modes.
 
     Returns
     -------
@@ -40,9 +40,9 @@ def compile_graph(
     Raises
     ------
     ArgumentError
-        Other options.
+        Other options, or a mode.
     """
-    dense = _checked(dict(options or {}))
+    dense = _checked(dict(options or {}), mode)
     messages = Messages(module)
     messages.replace()
     _warn(messages.left())
@@ -56,7 +56,9 @@ def compile_graph(
     return lookup_backend(dense)(module, inputs)
 
 
-def _checked(options: dict[str, Any]) -> str:
+def _checked(options: dict[str, Any], mode: str | None) -> str:
+    if mode is not None:
+        raise ArgumentError(f"the backend sparsetir has no modes; found mode={mode!r}: leave it out, or pass options")
     dense = options.pop("dense", "eager")
     if options or dense not in DENSE:
         found = f"dense={dense!r}" if dense not in DENSE else ", ".join(options)
