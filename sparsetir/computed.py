@@ -313,9 +313,13 @@ def maximum(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
     Returns
     -------
     PrimFunc
-        Buffers A, B and C; an element that is not stored counts as zero.
+        Buffers A, B and C; an element that is not stored counts as zero. NaN is the maximum of itself and anything.
     """
-    return _merged("maximum", T.max, dtype, idtype)
+    return _merged("maximum", _larger if "float" in dtype else T.max, dtype, idtype)
+
+
+def _larger(a: Any, b: Any) -> Any:
+    return T.if_then_else(a > b, a, T.if_then_else(a != a, a, b))
 
 
 __all__ = ["add", "masked_spgemm", "maximum", "multiply", "rap", "scaled_add", "spgemm"]

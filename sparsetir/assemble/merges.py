@@ -13,10 +13,13 @@ from tvm.ir import Var
 from sparsetir.assemble.accumulators import LONG, Output, add, long
 from sparsetir.assemble.program import Assembly, Merge
 from sparsetir.ir import Axis, cast, const
+from sparsetir.lower.nest.compare_nan import with_nan
 from sparsetir.lower.nest.replace_bools import as_logic
 from sparsetir.lower.nests import serial
-from sparsetir.lower.rewriting import alloc, cell, get, product, put, seq
+from sparsetir.lower.rewriting import alloc, cell, collect, get, product, put, seq
 from sparsetir.walks import structural_mutate
+
+FOLDED = (tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, ir.Call)  # what TVM computes with zeros, or not
 
 
 @dataclass(frozen=True)
@@ -156,12 +159,19 @@ class _Emitter:
         self.pairs += [*alloc(pair), *(tirx.BufferStore(pair, x, [const(n)]) for n, x in enumerate((other, element)))]
         return tirx.BufferLoad(pair, [cast(there, "int32")])
 
+    def opaque(self, value: ir.Expr) -> ir.Expr:
+        """A number that TVM takes for no constant: it makes zero of ``NaN * 0``, and stops at a division by zero."""
+        held = tirx.decl_buffer((1,), str(value.ty.dtype), name="absent", scope="local", layout=None)
+        self.pairs += [*alloc(held), tirx.BufferStore(held, value, [const(0)])]
+        return tirx.BufferLoad(held, [const(0)])
+
     def value(
         self, value: ir.Expr, key: Var, has: dict[Cursor, ir.Expr], *, guarded: bool, step: ir.Expr | None
     ) -> ir.Expr:
         """What is stored, in terms of positions."""
         buffers = self.assembly.source.buffers
         of_axis = {c.axis: c for c in self.cursors}
+        is_sum = not any(collect(value, kind) for kind in FOLDED)
 
         def on_load(load: ir.TensorLoad, mutator: object) -> ir.Expr:
             buffer = buffers[load.source]
@@ -172,7 +182,7 @@ class _Emitter:
             cursor = of_axis[buffer.axes[1]]
             there = has.get(cursor)
             if there is None:
-                return buffer.default
+                return buffer.default if is_sum else self.opaque(buffer.default)
             at = get(cursor.at) + (long(0) if step is None else step)
             element = tirx.BufferLoad(buffer.storage, [at])
             choose = tirx.if_then_else if guarded else self.either
@@ -183,7 +193,7 @@ class _Emitter:
                 return cast(self.row, str(var.ty.dtype))
             return cast(key, str(var.ty.dtype)) if var.same_as(self.merge.var) else var
 
-        found = structural_mutate(value, [(ir.TensorLoad, on_load)])
+        found = structural_mutate(with_nan(value), [(ir.TensorLoad, on_load)])
         return as_logic(tvm_ffi.structural_map(found, with_def_region_kind=(Var, on_var)))
 
 

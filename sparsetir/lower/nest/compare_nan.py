@@ -61,13 +61,17 @@ def _negated(node: tirx.Not, mutator: Any) -> ir.Expr:
     return _opposite(inner.a) if any(_is_of_floats(c) for c in compared) else inner
 
 
+def with_nan(node: Any) -> Any:
+    """A statement or an expression whose comparisons are as numpy's."""
+    return structural_mutate(node, [(tirx.NE, _differs), (tirx.EQ, _equals), (tirx.Not, _negated)])
+
+
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CompareNaN")
 def CompareNaN(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Replace the negated comparisons of floats in a stage-I function."""
     if not decode(func).axes:
         return func
-    body = structural_mutate(func.body, [(tirx.NE, _differs), (tirx.EQ, _equals), (tirx.Not, _negated)])
-    return with_body(func, body)
+    return with_body(func, with_nan(func.body))
 
 
-__all__ = ["CompareNaN"]
+__all__ = ["CompareNaN", "with_nan"]
