@@ -44,8 +44,8 @@ WHOLE = [
 ]
 
 
-def program(expressions: list[str], dtype: str, how: str) -> str:
-    """A program whose results, one for each expression, share the pattern of merged rows."""
+def program(expressions: list[str], dtype: str, how: str, axis: str = "T.sparse_assembled(I, n)") -> str:
+    """A program whose results, one for each expression, lie over merged rows; their columns are `axis`."""
     numbers = range(len(expressions))
     params = "".join(f", c{n}: T.handle" for n in numbers)
     results = "\n".join(f"    C{n} = T.match_sparse_buffer(c{n}, (I, J), '{dtype}')" for n in numbers)
@@ -60,7 +60,7 @@ def f(
     N = T.dense_fixed(n)
     JA = T.sparse_variable(I, (n, za), (pa, ja))
     JB = T.sparse_variable(I, (n, zb), (pb, jb))
-    J = T.sparse_assembled(I, n)
+    J = {axis}
     A = T.match_sparse_buffer(a, (I, JA), '{dtype}')
     B = T.match_sparse_buffer(b, (I, JB), '{dtype}')
     X = T.match_sparse_buffer(x, (I,), '{dtype}')
@@ -95,6 +95,23 @@ def test_merged_values_are_the_interpreters(how: str, dtype: str, expressions: l
             assert np.array_equal(found.indptr, wanted["J_indptr"]), text
             assert np.array_equal(found.indices, wanted["J_indices"]), text
             np.testing.assert_allclose(found.data, wanted[f"c{number}"], rtol=1e-6, atol=1e-7, err_msg=text)
+
+
+@pytest.mark.parametrize(("dtype", "expressions"), [("float32", FLOATS), ("int32", WHOLE)], ids=["float32", "int32"])
+def test_dense_results_over_a_union_are_the_interpreters(dtype: str, expressions: list[str]) -> None:
+    func = sparsetir.parse(program(expressions, dtype, "union", "T.dense_fixed(n)"))
+    kernel, rng = sparsetir.build(func), np.random.default_rng(0)
+    for m, n in [(6, 9), (1, 1), (20, 15)]:
+        given: dict[str, Any] = {"A": drawn(rng, m, n, dtype), "B": drawn(rng, m, n, dtype)}
+        given |= {"X": np.arange(m).astype(dtype), "Y": np.arange(n).astype(dtype)}
+        results = {f"C{k}": np.zeros((m, n), dtype) for k in range(len(expressions))}
+        args = kernel.prepare({**given, **{name: array.copy() for name, array in results.items()}})
+        with np.errstate(all="ignore"):
+            wanted = sparsetir.interpret(func, {**args.arrays, **args.sizes})
+        kernel(**given, **results)
+        for k, text in enumerate(expressions):
+            expected = wanted[f"c{k}"].reshape(m, n)
+            np.testing.assert_allclose(results[f"C{k}"], expected, rtol=1e-6, atol=1e-7, err_msg=text)
 
 
 def test_the_maximum_with_nan_is_nan() -> None:

@@ -16,10 +16,8 @@ from sparsetir.ir import Axis, cast, const
 from sparsetir.lower.nest.compare_nan import with_nan
 from sparsetir.lower.nest.replace_bools import as_logic
 from sparsetir.lower.nests import serial
-from sparsetir.lower.rewriting import alloc, cell, collect, get, product, put, seq
+from sparsetir.lower.rewriting import alloc, cell, folded, get, opaque, product, put, seq
 from sparsetir.walks import structural_mutate
-
-FOLDED = (tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, ir.Call)  # what TVM computes with zeros, or not
 
 
 @dataclass(frozen=True)
@@ -160,10 +158,10 @@ class _Emitter:
         return tirx.BufferLoad(pair, [cast(there, "int32")])
 
     def opaque(self, value: ir.Expr) -> ir.Expr:
-        """A number that TVM takes for no constant: it makes zero of ``NaN * 0``, and stops at a division by zero."""
-        held = tirx.decl_buffer((1,), str(value.ty.dtype), name="absent", scope="local", layout=None)
-        self.pairs += [*alloc(held), tirx.BufferStore(held, value, [const(0)])]
-        return tirx.BufferLoad(held, [const(0)])
+        """A number that TVM takes for no constant."""
+        before, held = opaque(value)
+        self.pairs += before
+        return held
 
     def value(
         self, value: ir.Expr, key: Var, has: dict[Cursor, ir.Expr], *, guarded: bool, step: ir.Expr | None
@@ -171,7 +169,7 @@ class _Emitter:
         """What is stored, in terms of positions."""
         buffers = self.assembly.source.buffers
         of_axis = {c.axis: c for c in self.cursors}
-        is_sum = not any(collect(value, kind) for kind in FOLDED)
+        hides = bool(folded(value))
 
         def on_load(load: ir.TensorLoad, mutator: object) -> ir.Expr:
             buffer = buffers[load.source]
@@ -182,7 +180,7 @@ class _Emitter:
             cursor = of_axis[buffer.axes[1]]
             there = has.get(cursor)
             if there is None:
-                return buffer.default if is_sum else self.opaque(buffer.default)
+                return self.opaque(buffer.default) if hides else buffer.default
             at = get(cursor.at) + (long(0) if step is None else step)
             element = tirx.BufferLoad(buffer.storage, [at])
             choose = tirx.if_then_else if guarded else self.either

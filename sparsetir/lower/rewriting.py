@@ -14,6 +14,8 @@ from tvm.ir import Var
 from sparsetir.ir import cast, const
 from sparsetir.walks import structural_walk
 
+DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+
 
 def substitute(node: Any, mapping: dict[Var, Any]) -> Any:
     """Replace uses (not definitions) of variables."""
@@ -151,3 +153,18 @@ def put(buffer: Var, value: ir.Expr) -> tirx.Stmt:
 def alloc(*cells: Var) -> list[tirx.Stmt]:
     """Declare cells."""
     return [tirx.AllocBuffer(c) for c in cells]
+
+
+def folded(node: Any) -> list[ir.Expr]:
+    """The parts of a node that TVM computes otherwise where a factor or a divisor is a constant zero.
+
+    It makes zero of ``NaN * 0``, and stops at a division by zero.
+    """
+    products = [x for x in collect(node, tirx.Mul) if "float" in str(x.ty.dtype)]
+    return [*products, *(x for kind in DIVISIONS for x in collect(node, kind))]
+
+
+def opaque(value: ir.Expr) -> tuple[list[tirx.Stmt], ir.Expr]:
+    """A number that is no constant to TVM, though to LLVM, and the statements that make it."""
+    held = tirx.decl_buffer((1,), str(value.ty.dtype), name="absent", scope="local", layout=None)
+    return [*alloc(held), tirx.BufferStore(held, value, [const(0)])], tirx.BufferLoad(held, [const(0)])

@@ -24,10 +24,8 @@ from tvm import ir, sym, tirx
 
 from sparsetir.ir import const
 from sparsetir.lower.nests import with_body
-from sparsetir.lower.rewriting import collect
+from sparsetir.lower.rewriting import DIVISIONS, collect
 from sparsetir.walks import structural_mutate
-
-DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 
 
 def _divisor(size: ir.Expr, params: set[Any]) -> ir.Expr:

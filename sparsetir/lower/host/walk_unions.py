@@ -44,9 +44,11 @@ from sparsetir.lower.rewriting import (
     alloc,
     cell,
     collect,
+    folded,
     get,
     mentions,
     moves_by_one,
+    opaque,
     put,
     renewed,
     same,
@@ -87,6 +89,12 @@ class _Step:
         stores = [tirx.BufferStore(pair, x, [const(n)]) for n, x in enumerate((other, value))]
         self.chosen.extend([*alloc(pair), *stores])
         return tirx.BufferLoad(pair, [tirx.Cast("int32", here)])
+
+    def absent(self, value: ir.Expr) -> ir.Expr:
+        """What stands for an element that is not stored, no constant to TVM."""
+        before, held = opaque(value)
+        self.chosen.extend(before)
+        return held
 
 
 def walk_unions(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -191,11 +199,14 @@ def _body(node: tirx.For, call: Call, members: list[Member], step: _Step) -> tir
     step.inside.extend(_defined(node.body))
     stays_inside = not any(m.may_be_outside for m in members)
     none = const(-1, str(call.ty.dtype))
+    hides = any(op.is_if_then_else(c) for part in folded(node.body) for c in collect(part, Call))
 
     def on_call(c: Call, mutator: Any) -> ir.Expr:
         if op.is_if_then_else(c):
             k = _asked(c.args[0], call)
             if k in (0, 1):
+                if hides and _is_absent(step.here[k]):
+                    return step.absent(mutator.mutate(c.args[2]))
                 return _chosen(step, k, _at_place(c.args[1], call, k, step.places[k]), c, mutator)
         if not _asks(c, call):
             return mutator.default_mutate(c)
@@ -210,6 +221,10 @@ def _body(node: tirx.For, call: Call, members: list[Member], step: _Step) -> tir
 
     body = structural_mutate(node.body, [(Call, on_call), (tirx.GE, on_comparison), (tirx.LE, on_comparison)])
     return renewed(seq(*step.chosen, body))
+
+
+def _is_absent(here: ir.Expr) -> bool:
+    return isinstance(here, tirx.IntImm) and not int(here)
 
 
 def _defined(body: tirx.Stmt) -> list[Var]:
