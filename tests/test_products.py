@@ -183,14 +183,11 @@ def judge(program: Program, seed: int, count: int, dtypes: tuple[str, ...] = DTY
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_few_inputs(name: str) -> None:
+def test_drawn_inputs(name: str, request: pytest.FixtureRequest) -> None:
+    """One test, so that one process compiles the kernels of all dtypes."""
     judge(PROGRAMS[name], 1, 6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_many_inputs(name: str) -> None:
-    judge(PROGRAMS[name], 2, 50)
+    if not request.config.getoption("--quick"):
+        judge(PROGRAMS[name], 2, 50)
 
 
 # --- ways through -----------------------------------------------------------------------------------------

@@ -41,12 +41,12 @@ class Pieces:
         if fault:
             raise self._refusal(fault)
         linear = Linear(set(self.views), own, local=set(self.it.block.alloc_buffers))
-        self.structure.adds_up &= linear.holds(*self.own_init, self.it.block.body)
+        if not linear.holds(*self.own_init, self.it.block.body):
+            self.structure.keep_repeated()
         neutral = is_neutral(self.it.block.body, set(self.views), clean, own)
         for view in self.views:
             if any(s.buffer.same_as(view) for p in parts for s in collect(p, tirx.BufferStore)):
-                keep = neutral and still_clean(parts, view, clean, own)
-                (self.structure.padded.add if keep else self.structure.padded.discard)(view)
+                self.structure.set_clean(view, neutral and still_clean(parts, view, clean, own))
         initialising = self._initialising() if self._inits_rows() else []
         first = [] if initialising or not self.shared_init else [self._init_iteration()]
         pieces = [self._piece(made, neutral, made in initialising) for made in self.structure.made]
@@ -143,7 +143,8 @@ class Pieces:
         is_masked = made.rule.fills and not neutral
         if made.rule.fills and neutral and multiplies(self.it.block.body, set(self.views)):
             is_masked = not self.structure.finite
-            self.structure.multiplies_zeros |= not is_masked
+            if not is_masked:
+                self.structure.multiply_zeros()
         if is_masked:
             mask = self.structure.mask(made)
             valid = tirx.NE(tirx.BufferLoad(mask.view, list(new_vars)), const(0, MASK_DTYPE))

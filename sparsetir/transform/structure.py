@@ -69,6 +69,20 @@ class Structure:
         """Whether the program walks every coordinate: then its entries are what is not zero."""
         return all(a.kind == "dense_fixed" for a in self.axes)
 
+    # ------------------------------------------------------------------ what iterations say of it
+
+    def keep_repeated(self) -> None:
+        """Entries with the same coordinates are not added up: an iteration computes something else of their sum."""
+        self.adds_up = False
+
+    def multiply_zeros(self) -> None:
+        """An iteration multiplies zeros between the entries."""
+        self.multiplies_zeros = True
+
+    def set_clean(self, view: Var, is_clean: bool) -> None:
+        """Whether slots between the entries hold zero after an iteration that stores to a buffer."""
+        (self.padded.add if is_clean else self.padded.discard)(view)
+
     # ------------------------------------------------------------------ what is rewritten
 
     def _group(self) -> list[SparseBuffer]:
