@@ -98,6 +98,17 @@ def test_layers_are_what_they_were(taken, name):
         same([call(X, *args)], expected[:1])
 
 
+def test_loops_in_one_program(taken):
+    layer = conv.GCNConv(F, 4)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        call = compiled(layer, fullgraph=True)
+        for index in (INDEX, torch.randint(0, N, (2, E))):
+            same(
+                passes(call, [X, index], list(layer.parameters())), passes(layer, [X, index], list(layer.parameters()))
+            )
+    assert taken == ["spmm", "spmm"]
+
+
 class Network(torch.nn.Module):
     def __init__(self, kind: Any) -> None:
         super().__init__()
