@@ -281,6 +281,15 @@ def test_an_expression_is_made_once() -> None:
     assert repr(step).startswith("Expression 'ij,jk->ik' of sparse (0: dense, 1: compressed) float64")
 
 
+def test_expressions_that_differ_in_letters_share_a_kernel() -> None:
+    A, X = matrix("float64"), np.random.default_rng(2).random((5, 3))
+    first, second = einsum_expression("ij,jk->ik", A, X), einsum_expression("pq,qa->pa", A, X)
+    assert first.steps[0].kernel is second.steps[0].kernel
+    np.testing.assert_allclose(second(A, X), A @ X)
+    assert "[p, q, a]:" in second.script()
+    assert "pq,qa->pa of operand 0, operand 1" in second.explain()
+
+
 def test_fixed_operands_are_combined_once() -> None:
     A = sp.random_array((300, 200), density=0.02, format="csr", rng=np.random.default_rng(0))
     W, V, x = np.random.default_rng(1).random((200, 40)), np.random.default_rng(2).random((40, 30)), np.ones(30)

@@ -324,7 +324,7 @@ class Expression:
                 found = tune_sparse(
                     step.program.func, given, max_seconds=seconds / len(kernels), database=database, progress=False
                 )
-                step.kernel = found.kernel
+                step.tuned = found.kernel
             known.append(step(members))
         return self
 
@@ -392,7 +392,7 @@ def _explained(step: Step, names: Sequence[str]) -> str:
     assert isinstance(step, KernelStep)
     if isinstance(step, FlatStep):
         return f"{','.join(step.letters)}->{step.output} of {', '.join(names)}; merges them as matrices of their rows"
-    nest = step.nest
+    nest = step.written
     text = f"{','.join(o.letters for o in nest.operands)}->{nest.output}"
     parts = [f"{text} of {', '.join(names)}"]
     for at, (operand, name) in enumerate(zip(nest.operands, names, strict=True)):

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -74,10 +75,20 @@ class KernelStep(Step):
     nest : Nest
     name : str
         Of the program.
+
+    Attributes
+    ----------
+    written, nest : Nest
+        As the expression is written, and with the letters that all contractions of this form have: they share a kernel.
+    tuned : Kernel, optional
+        What a search found.
     """
 
+    tuned: Any = None
+
     def __init__(self, members: tuple[int, ...], nest: Nest, name: str = "einsum") -> None:
-        self.members, self.nest, self.name = members, nest, name
+        self.members, self.written, self.name = members, nest, name
+        self.nest = renamed(nest)
         self.layouts = [operand.layout for operand in nest.operands]
         source = nest.operands[nest.pattern] if nest.pattern is not None else None
         self.is_prefix = source is not None and len(nest.output) < len(source.letters)
@@ -86,12 +97,12 @@ class KernelStep(Step):
     def program(self) -> Program:
         return program(self.nest, self.name)
 
-    @cached_property
+    @property
     def kernel(self) -> Any:
-        return build(self.program.func)
+        return _kernel(self.nest, self.name) if self.tuned is None else self.tuned
 
     def script(self) -> str:
-        return self.kernel.script() if "kernel" in vars(self) else _printed(self.program)
+        return _printed(program(self.written, self.name)) if self.tuned is None else str(self.tuned.script())
 
     # -------------------------------------------------------------- calls
 
@@ -195,6 +206,27 @@ class KernelStep(Step):
         if operand.given:
             value = diagonal(value, operand.given, operand.letters)
         return tree_of(value, layout.order if self.nest.assembled else ())
+
+
+LETTERS = "ijklmnopqrstuvwxyzabcdefgh"
+
+
+def renamed(nest: Nest) -> Nest:
+    """A contraction with other letters, the same for all that differ in letters alone."""
+    letters = nest.letters
+    if len(letters) > len(LETTERS):
+        return nest
+    new = str.maketrans(dict(zip(letters, LETTERS, strict=False)))
+    operands = tuple(
+        replace(operand, letters=operand.letters.translate(new), given=operand.given.translate(new))
+        for operand in nest.operands
+    )
+    return replace(nest, operands=operands, output=nest.output.translate(new), walk=nest.walk.translate(new))
+
+
+@cache
+def _kernel(nest: Nest, name: str) -> Any:
+    return build(program(nest, name).func)
 
 
 def _printed(made: Program) -> str:
