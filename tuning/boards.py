@@ -11,7 +11,7 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,7 @@ from sparsetir.formats.format import Format
 from sparsetir.schedules import Registers, suit
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Key, Record
-from sparsetir.tuning.evaluator import Evaluator, Prepared
-from sparsetir.tuning.features import Stored
+from sparsetir.tuning.evaluator import Evaluator, Formats
 from sparsetir.tuning.form import unchecked, with_knobs
 from sparsetir.tuning.measure import (
     BURST_SECONDS,
@@ -73,7 +72,7 @@ class Connection:
     libraries: dict[Candidate | None, Any] = field(default_factory=dict)
 
 
-class Boards:
+class Boards(Formats):
     """The servers of a key at a tracker, of which one is used at a time: what a `Pool` is for local processes.
 
     Parameters
@@ -99,7 +98,7 @@ class Boards:
     def __init__(self, address: str, evaluator: Evaluator, *, timeout: float = TIMEOUT) -> None:
         self.host, self.port, self.name = parsed(address)
         self.evaluator, self.timeout = evaluator, timeout
-        self.known: dict[Format | None, Prepared] = {}
+        super().__init__()
         self.usual: float | None = None
         self.paths: dict[Candidate | None, Path] = {}
         self.folder = tempfile.TemporaryDirectory(prefix="sparsetir-")
@@ -296,20 +295,6 @@ class Boards:
         if format not in self.known:
             self.known[format] = self.evaluator.prepare(format)
         return self.known[format].values
-
-    @property
-    def stored(self) -> Mapping[Format | None, Stored]:
-        """How the formats that are ready store the argument."""
-        return {f: ready.stored for f, ready in self.known.items() if ready.stored is not None}
-
-    @property
-    def refused(self) -> dict[Format | None, str]:
-        """The formats that cannot be had, and why."""
-        return {f: ready.error for f, ready in self.known.items() if ready.error is not None}
-
-    def refuse(self, format: Format | None, error: str) -> None:
-        """Note that a format turned out not to work."""
-        self.known[format] = Prepared(error=error)
 
     def rest(self) -> None:
         """Let the server go until the next job."""

@@ -62,6 +62,27 @@ class Prepared:
     error: str | None = None
 
 
+class Formats:
+    """The formats of a search, as far as anybody has asked for them."""
+
+    def __init__(self) -> None:
+        self.known: dict[Format | None, Prepared] = {}
+
+    @property
+    def stored(self) -> dict[Format | None, Stored]:
+        """How the formats that are ready store the argument."""
+        return {f: ready.stored for f, ready in self.known.items() if ready.stored is not None}
+
+    @property
+    def refused(self) -> dict[Format | None, str]:
+        """The formats that cannot be had, and why; at None why a template does not fit the program as it is."""
+        return {f: ready.error for f, ready in self.known.items() if ready.error is not None}
+
+    def refuse(self, format: Format | None, error: str) -> None:
+        """Note that a format turned out not to work."""
+        self.known[format] = Prepared(error=error)
+
+
 class Evaluator:
     """Compiles, checks and times candidates of a program.
 

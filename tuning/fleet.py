@@ -23,8 +23,7 @@ from sparsetir.schedules import Choices
 from sparsetir.threads import get_num_threads
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Key, Record
-from sparsetir.tuning.evaluator import Evaluator, Prepared
-from sparsetir.tuning.features import Stored
+from sparsetir.tuning.evaluator import Evaluator, Formats, Prepared
 from sparsetir.tuning.measure import Measurement, Place, reason
 from sparsetir.tuning.pool import ALLOWED, TIMEOUT, Pool, packed
 from sparsetir.tuning.served import (
@@ -65,7 +64,7 @@ class Waiting:
     is_second: bool = False
 
 
-class Fleet:
+class Fleet(Formats):
     """The workers of an executor.
 
     Parameters
@@ -98,7 +97,7 @@ class Fleet:
     ) -> None:
         self.executor, self.evaluator, self.upcoming = executor, evaluator, deque(upcoming)
         self.machines, self.timeout, self.slots = machines, timeout, slots_of(executor)
-        self.known: dict[Format | None, Prepared] = {}
+        super().__init__()
         self.asked: dict[Format | None, Future[Answer]] = {}
         self.times: dict[Candidate | None, float] = {}
         self.usual: float | None = None
@@ -177,20 +176,6 @@ class Fleet:
             for asked, answer in self._answers({f: self._order(prepared, f) for f in wanted}):
                 self.known[asked] = answer.value
         return self.known[format].values
-
-    @property
-    def stored(self) -> dict[Format | None, Stored]:
-        """How the formats that are ready store the argument."""
-        return {f: ready.stored for f, ready in self.known.items() if ready.stored is not None}
-
-    @property
-    def refused(self) -> dict[Format | None, str]:
-        """The formats that cannot be had, and why."""
-        return {f: ready.error for f, ready in self.known.items() if ready.error is not None}
-
-    def refuse(self, format: Format | None, error: str) -> None:
-        """Note that a format turned out not to work."""
-        self.known[format] = Prepared(error=error)
 
     @property
     def best(self) -> float:

@@ -21,8 +21,7 @@ from sparsetir.errors import TuningError
 from sparsetir.formats.format import Format
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Key, Record
-from sparsetir.tuning.evaluator import Evaluator, Prepared
-from sparsetir.tuning.features import Stored
+from sparsetir.tuning.evaluator import Evaluator, Formats, Prepared
 from sparsetir.tuning.measure import Measurement, at_pace, duel
 from sparsetir.tuning.space import Values
 from sparsetir.tuning.workers import (
@@ -51,7 +50,7 @@ CHEAP = 0.3  # seconds of a conversion that a second worker may repeat in order 
 SENT = ("numpy", "scipy", "sparsetir", "builtins", "ml_dtypes")  # whose objects can be sent to a worker
 
 
-class Pool:
+class Pool(Formats):
     """Workers that share the work of a search.
 
     Parameters
@@ -65,7 +64,7 @@ class Pool:
         self.workers = list(workers)
         self.upcoming = deque(upcoming) if len(self.workers) > 1 else deque()
         self.homes: dict[Format | None, list[Worker]] = {None: list(self.workers)}
-        self.known: dict[Format | None, Prepared] = {}
+        super().__init__()
         self.times: dict[Candidate | None, float] = {}
         self.usual: float | None = None  # seconds of the untuned kernel
 
@@ -103,20 +102,6 @@ class Pool:
             if format not in self.homes:
                 self._home(format).post(prepare, format)
                 count -= 1
-
-    @property
-    def stored(self) -> dict[Format | None, Stored]:
-        """How the formats that are ready store the argument."""
-        return {f: ready.stored for f, ready in self.known.items() if ready.stored is not None}
-
-    @property
-    def refused(self) -> dict[Format | None, str]:
-        """The formats that cannot be had, and why; at None why a template does not fit the program as it is."""
-        return {f: ready.error for f, ready in self.known.items() if ready.error is not None}
-
-    def refuse(self, format: Format | None, error: str) -> None:
-        """Note that a format turned out not to work."""
-        self.known[format] = Prepared(error=error)
 
     def _home(self, format: Format | None) -> Worker:
         """The worker that prepares a format: the one with the fewest."""
