@@ -30,7 +30,9 @@ from sparsetir.tuning.database import Key, Record
 from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.executors import opened
 from sparsetir.tuning.fleet import Fleet, sendable, slots_of
+from sparsetir.tuning.measure import Place
 from sparsetir.tuning.served import ROOM, Order, alone, described, threads_for, token_of, untuned, work
+from sparsetir.tuning.workers import Lost
 
 pytestmark = [pytest.mark.slow, pytest.mark.optimised]  # workers know no other target than this machine
 
@@ -352,3 +354,22 @@ def test_workers_of_dask(tmp_path: Path) -> None:
     check(result.kernel)
     assert [record.place.machine for record in result.history if record.place] == [machine_name()] * 3
     assert len(recorded(path)) == 3
+
+
+class Answers:
+    """A desk with the answers that it will give."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.place, self.answers = None, iter(answers)
+
+    def ask(self, *_: Any) -> Any:
+        return next(self.answers)
+
+
+def test_a_process_that_dies_as_it_begins_is_begun_again() -> None:
+    place = Place("here", 2, "llvm", "1")
+    desk: Any = Answers(Lost("was killed"), place)
+    described(desk)
+    assert desk.place is place
+    with pytest.raises(TuningError, match="a worker process could not begin: it was killed"):
+        described(Answers(Lost("was killed"), Lost("was killed")))  # type: ignore[arg-type]

@@ -175,6 +175,8 @@ def described(desk: Desk) -> None:
     """Find out where the evaluator runs."""
     if desk.place is None:
         found = desk.ask(place_of, None)
+        if isinstance(found, Lost):  # one that was killed as it began says nothing of the next
+            found = desk.ask(place_of, None)
         if isinstance(found, Lost):
             raise TuningError(f"a worker process could not begin: it {found}")
         desk.place = found
