@@ -147,8 +147,9 @@ def test_arguments_that_disagree_get_a_message(exported: Callable[[str], Exporte
     assert library.call(args, nnz_a=3) is None
     assert "indptr_a ends at" in library.message
     assert "3 stored entries" in library.message
-    assert library.call(args, m=-2) is None
-    assert "sizes must not be negative" in library.message
+    for size in ("m", "n"):
+        assert library.call(args, **{size: -2}) is None
+        assert "sizes must not be negative" in library.message
 
 
 def test_memory_that_is_not_there_gets_a_message(exported: Callable[[str], Exported]) -> None:

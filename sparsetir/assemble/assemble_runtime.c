@@ -290,6 +290,7 @@ static int rt_fill_results(const struct assembly *s, struct held *held) {
 /* The results are NULL when it begins. */
 static int rt_assemble(const struct assembly *s) {
   struct held held = {0};
+  if (s->rows < 0 || s->width < 0) return rt_fail("the result would be of a negative size: sizes must not be negative");
   int status = rt_fill_results(s, &held);
   rt_drop(&held);
   if (status == 0) return 0;
