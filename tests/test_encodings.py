@@ -151,7 +151,6 @@ def test_decomposing(text: str) -> None:
         ("(i, j) -> (i : dense, j : compressed), implicitVal = 1 : f32", "what is not stored is zero"),
         ("(i, j) -> (i : dense, j : compressed), explicitVal = 1", "values are always stored"),
         ("(i, j) -> (i : dense, j : batch)", "levels of a batch come before all others"),
-        ("(i, j) -> (i : dense, j : loose_compressed)", "a fiber begins where the array says"),
         ("(i, j) -> (i : dense, j : structured)", "how many are kept of how many"),
         ("(i, j) -> (i : dense, j / 4 : compressed, j % 4 : structured[2, 4])", "n of m are kept in a last level"),
         ("(i, j) -> (i : dense, j : range)", "ranges are those of diagonals"),
@@ -170,8 +169,10 @@ def test_refusals(text: str, message: str) -> None:
 
 @pytest.mark.parametrize("text", ["(i, j, k) -> (i : batch, j : dense, k : compressed)",
                                   "(i, j, k) -> (k : batch, i : batch, j : compressed)",
-                                  "(i, j, k) -> (i : batch, j : compressed, k : compressed)"])  # fmt: skip
-def test_batches(text: str) -> None:
+                                  "(i, j, k) -> (i : batch, j : compressed, k : compressed)",
+                                  "(i, j, k) -> (i : dense, j : compressed, k : loose_compressed)",
+                                  "(i, j, k) -> (k : loose_compressed, i : dense, j : loose_compressed)"])  # fmt: skip
+def test_batches_and_loose_levels(text: str) -> None:
     S = SparseTensor.from_dense(CUBE, text)
     np.testing.assert_array_equal(S.to_dense(), CUBE)
     assert S.nnz == np.count_nonzero(CUBE)

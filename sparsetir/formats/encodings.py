@@ -157,8 +157,8 @@ def _check_values(encoding: Encoding) -> None:
 
 
 COUNTED = ("dense", "batch")  # levels that have all coordinates
+LISTED = ("compressed", "loose_compressed")  # levels with a list of coordinates below each position
 REASONS = {
-    "loose_compressed": "a fiber begins where the array says that the one before it ends: write compressed",
     "structured": "n of m are kept in a last level below (i : dense, j floordiv m : dense)",
     "range": "ranges are those of diagonals, as in (j - i : compressed, i : range)",
 }
@@ -168,8 +168,9 @@ REASONS = {
 class Encoded(Format):
     """A format that an encoding says: dense and compressed levels in any order, blocks, and lists of coordinates.
 
-    Levels ``batch``, which come first, are dense ones: all of a batch has one set of arrays. Index arrays are of 32
-    bits where the text asks for 8 or 16.
+    Levels ``batch``, which come first, are dense ones: all of a batch has one set of arrays. Levels
+    ``loose_compressed`` are compressed ones: no room is left between fibers. Index arrays are of 32 bits where the text
+    asks for 8 or 16.
 
     Parameters
     ----------
@@ -247,8 +248,8 @@ class Encoded(Format):
             low = axis.lower()
             lines.append(f"{axis} = {self._declared(level, axis, parent, depth)}")
             if level.kind not in COUNTED:
-                arrays += [f"indptr_{low}", f"indices_{low}"] if level.kind == "compressed" else [f"indices_{low}"]
-                sizes += [f"nnz_{low}"] if level.kind == "compressed" else []
+                arrays += [f"indptr_{low}", f"indices_{low}"] if level.kind in LISTED else [f"indices_{low}"]
+                sizes += [f"nnz_{low}"] if level.kind in LISTED else []
             parent = axis
         description = describe(
             "encoded",
@@ -280,7 +281,7 @@ class Encoded(Format):
         low = axis.lower()
         size = str(level.block) if level.part == "mod" else f"n_{low}"
         flags = f", sorted={'nonordered' not in level.properties}, unique={'nonunique' not in level.properties}"
-        if level.kind == "compressed":
+        if level.kind in LISTED:
             return f"sparse_variable({parent}, ({size}, nnz_{low}), (indptr_{low}, indices_{low}){flags})"
         if level.kind == "singleton":
             return f"singleton({parent}, {size}, indices_{low}{flags})"
@@ -318,7 +319,7 @@ class Encoded(Format):
             if level.kind in COUNTED:
                 at, count = at * extent + c, self.check_count(count * extent)
                 continue
-            if level.kind == "compressed":
+            if level.kind in LISTED:
                 heads = self._heads(level, at, c)
                 starts = np.searchsorted(at[heads], np.arange(count + 1))
                 arrays[f"indptr_{low}"] = index_array(starts, self.index_type)
