@@ -55,8 +55,8 @@ def triangles(A: Any) -> int:
     degree = np.bincount(edges.ravel(), minlength=n)
     rank = np.empty(n, edges.dtype)
     rank[np.argsort(-degree, kind="stable")] = np.arange(n, dtype=edges.dtype)
-    ends = rank[edges]
-    low, high = ends.min(axis=0), ends.max(axis=0)
+    first, second = rank[edges]
+    low, high = np.minimum(first, second), np.maximum(first, second)  # a reduction over two rows is far slower
     below = sp.csr_array((np.ones(low.size, np.bool_), (high, low)), shape=(n, n))
     below.sum_duplicates()
     idtype = "int64" if max(n, below.nnz) > LARGEST_INT32 else "int32"
