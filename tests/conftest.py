@@ -33,6 +33,8 @@ PLAIN_CODE = [
     "-disable-copyprop:bool=1",
     "-disable-branch-fold:bool=1",
     "-disable-block-placement:bool=1",
+    "-disable-post-ra:bool=1",
+    "-optimize-regalloc:int=2",  # of LLVM's "true", "false" and "unset": the fast register allocator
 ]
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many cases in one test, where setting a test up costs more than a case, and pairs instead of products of families."""
+"""Many cases in one test, where setting up costs more than a case; pairs or shares instead of whole products."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -57,3 +57,11 @@ def pairwise(*families: Sequence[Any]) -> list[tuple[Any, ...]]:
         left -= {(a, b, best[a], best[b]) for a, b in pairs}
         found.append(tuple(family[at] for family, at in zip(families, best, strict=True)))
     return found
+
+
+def share(cases: Iterable[Any], of: int, first: int = 0) -> list[Any]:
+    """One case in `of`: tests of the same programs take others each, so that each program is in some of them.
+
+    All of them if SPARSETIR_FULL is set.
+    """
+    return list(cases) if FULL else list(cases)[first % of :: of]

@@ -20,6 +20,7 @@ import sparsetir
 from corpus import CASES
 from corpus.data import add_real
 from corpus.running import check, draw, run
+from each import share
 
 pytestmark = pytest.mark.real
 DATA = Path(os.environ.get("SPARSETIR_DATA", ""))
@@ -59,7 +60,7 @@ def on_matrices(case: Any) -> bool:
 
 
 @pytest.mark.skipif(not HERE, reason="SPARSETIR_DATA names no folder")
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", share(CASES, 3, 1), ids=lambda c: c.name)
 def test_the_corpus_on_corners_of_real_matrices(case: Any) -> None:
     if "float32" not in case.dtypes or not on_matrices(case):
         pytest.skip("not a program over matrices")

@@ -17,7 +17,7 @@ from tvm.script import relax as R
 from tvm.script import sparsetir as T
 
 import sparsetir.relax as srelax
-from each import pairwise
+from each import pairwise, share
 from sparsetir.compile.target import native_target
 from sparsetir.lower import TO_STAGE_2, TO_STAGE_3, as_module
 from sparsetir.lower import run as run_passes
@@ -274,7 +274,7 @@ def kernels(mod: Any) -> list[str]:
     return [name for name in names if not name.startswith(("reshape", "check"))]
 
 
-@pytest.mark.parametrize(("name", "operator", "way"), pairwise(sorted(STEPS), ["spmm", "linear"], WAYS))
+@pytest.mark.parametrize(("name", "operator", "way"), share(pairwise(sorted(STEPS), ["spmm", "linear"], WAYS), 3))
 def test_what_follows_is_done_in_the_same_kernel(name: str, operator: str, way: tuple[bool, bool]) -> None:
     step, by_numpy = STEPS[name]
     A, bias = matrix(), dense(F if operator == "spmm" else M, seed=3)

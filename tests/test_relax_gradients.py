@@ -14,6 +14,7 @@ import tvm
 from tvm import ir, relax, tirx
 
 import sparsetir.relax as srelax
+from each import share
 from sparsetir.errors import ArgumentError, LoweringError, own_errors
 from sparsetir.relax import dense_gradients
 from sparsetir.relax.gradients import GRADIENTS
@@ -152,7 +153,7 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", share(CASES, 2))
 def test_gradients_with_a_constant_structure(name: str) -> None:
     make, args = CASES[name]
     both = check(make, args, fixed=INDICES & set(args))

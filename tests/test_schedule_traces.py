@@ -21,6 +21,7 @@ from tvm.script import sparsetir as T
 import sparsetir
 from corpus import BY_NAME, CASES, Case
 from corpus.running import draw
+from each import share
 from primitives import arguments, attempt, is_equal, is_sound, keeps_meaning, moves, refused, same_results, schedule
 from sparsetir import formats
 from sparsetir.errors import ScheduleError
@@ -191,7 +192,7 @@ BROAD = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BROAD)
+@pytest.mark.parametrize("name", share(BROAD, 2))
 def test_each_primitive_alone(name: str) -> None:
     case, rng = BY_NAME[name], random.Random(name)
     base = case.make("float32", "int64")
@@ -207,7 +208,7 @@ def test_each_primitive_alone(name: str) -> None:
     assert done > 2
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", share(CASES, 3), ids=lambda c: c.name)
 def test_walks(case: Case) -> None:
     """Four legal moves, one after the other."""
     rng, dtype, kinds = random.Random(case.name), case.dtypes[0], ("empty_rows", "zero_nnz", "one_by_one")

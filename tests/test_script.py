@@ -20,8 +20,10 @@ from tvm_ffi import structural_hash
 import sparsetir
 from corpus import BY_NAME, CASES, Case
 from corpus.running import check, draw, run
+from each import share
 
-every_program = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+every_program = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+IN_TURN = [(case, ("int32", "int64")[n % 2]) for n, case in enumerate(CASES)]
 both_idtypes = pytest.mark.parametrize("idtype", ["int32", "int64"])
 
 
@@ -33,8 +35,7 @@ def make(case: Case, idtype: str = "int32") -> tirx.PrimFunc:
 # ---------------------------------------------------------------- text
 
 
-@every_program
-@both_idtypes
+@pytest.mark.parametrize(("case", "idtype"), IN_TURN, ids=lambda given: getattr(given, "name", given))
 def test_text_and_json_keep_the_function(case: Case, idtype: str) -> None:
     """The printed text parses back to an equal function, which prints the same text; JSON and the hash agree."""
     func = make(case, idtype)
@@ -48,7 +49,7 @@ def test_text_and_json_keep_the_function(case: Case, idtype: str) -> None:
     assert structural_hash(func) == structural_hash(twin)
 
 
-@every_program
+@pytest.mark.parametrize("case", share(CASES, 3), ids=lambda case: case.name)
 def test_lowered_functions_parse_back_too(case: Case) -> None:
     for stage in (2, 3):
         lowered = sparsetir.lower(make(case), stage=stage)

@@ -555,7 +555,7 @@ LEAVES = {
 }
 
 
-@pytest.mark.parametrize(("name", "schedule"), _pairs())
+@pytest.mark.parametrize(("name", "schedule"), each.share(_pairs(), 2))
 def test_a_schedule_does_not_change_the_numbers(name: str, schedule: ScheduleFn) -> None:
     sch = stage2_schedule(name)
     schedule(sch, leaf_of(sch, name))
