@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -76,6 +77,19 @@ def quick_children() -> Iterator[None]:
     """Python processes that tests begin have no torch, and load TVM in a third of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent / "no_torch"), prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture(scope="session")
+def quick_ceilings() -> Iterator[None]:
+    """Commands measure once what the machine can do, and for a moment: no test judges the rates."""
+    from sparsetir.bench import command, roofline
+
+    once = functools.cache(functools.partial(roofline.measure_roofline, seconds=0.002, rounds=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "measure_roofline", once)
+        patch.setattr(roofline, "LEAST_DRAM", 8 << 20)
+        patch.setattr(roofline, "TIMES_LAST", 0.25)
         yield
 
 

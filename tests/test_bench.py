@@ -23,6 +23,8 @@ from sparsetir.harness.operands import Case, make_case
 from sparsetir.harness.plot import best_so_far
 from sparsetir.interop import CooTensor
 
+pytestmark = pytest.mark.usefixtures("quick_ceilings")
+
 DTYPES = ("float32", "float64")
 needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="no matplotlib")
 

@@ -16,6 +16,8 @@ from sparsetir.errors import ArgumentError
 from sparsetir.harness import inputs, result_peers, suite
 from sparsetir.harness.results import OPERATIONS, SQUARE_ONLY, make_result_case
 
+pytestmark = pytest.mark.usefixtures("quick_ceilings")
+
 QUICK = kernels.Plan(rounds=1, rest=0.0, repeat=0)
 
 

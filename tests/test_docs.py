@@ -24,6 +24,8 @@ import pytest
 import sparsetir
 from sparsetir.bench import overhead
 
+pytestmark = pytest.mark.usefixtures("quick_ceilings")
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
