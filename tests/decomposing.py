@@ -14,6 +14,7 @@ import tvm_ffi
 from hypothesis import strategies as st
 
 import sparsetir
+from each import share
 from sparsetir import formats
 
 #: every registered format of a matrix, with parameters that divide none of the shapes below
@@ -51,6 +52,9 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 
 OPERANDS = {"spmm": "A", "spmv": "A", "sddmm": "S"}
+
+#: every format in one program or two
+READY = share(product(FORMATS, OPERANDS), 2)
 
 
 TYPES = list(product(("float32", "float64"), ("int32", "int64")))

@@ -229,8 +229,7 @@ def close(found: np.ndarray, want: np.ndarray, dtype: str, message: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize(("dtype", "idtype"), [("float32", "int32"), ("float64", "int64")])
 def test_every_family_and_degenerate_rows(dtype: str, idtype: str) -> None:
     kernel = sparsetir.build(attention(dtype, idtype))
     patterns = {**CASES, **{name: make(size="small") for name, make in suite.families().items()}}

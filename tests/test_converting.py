@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from each import share
 from sparsetir import formats
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats import Entries, suit
@@ -114,8 +116,7 @@ def test_converting_has_to_pay() -> None:
         assert bound.time(B=B, seconds=0.01).calls >= 3
 
 
-@pytest.mark.parametrize("family", list(families()))
-@pytest.mark.parametrize("op", ["spmm", "spmv", "sddmm"])
+@pytest.mark.parametrize(("family", "op"), share(product(families(), ["spmm", "spmv", "sddmm"]), 2))
 def test_results_stay_what_they_are(family: str, op: str) -> None:
     A, rng = families()[family]("small"), np.random.default_rng(0)
     bound = sparsetir.build(getattr(sparsetir.ops, op)(), calls=MANY).bind(**{"S" if op == "sddmm" else "A": A})

@@ -25,6 +25,7 @@ from decomposing import (
     FORMATS,
     MATRICES,
     OPERANDS,
+    READY,
     SCALE,
     TYPES,
     USUAL,
@@ -41,7 +42,6 @@ from decomposing import (
     typed,
     types_of,
 )
-from each import share
 from sparsetir import CooTensor, SparseTensor, formats
 from sparsetir.errors import ArgumentError, VerifyError
 from sparsetir.ir import decode
@@ -61,7 +61,7 @@ def test_every_registered_format_is_here() -> None:
     assert set(FORMATS) | OTHERS == set(formats.REGISTRY)
 
 
-@pytest.mark.parametrize(("name", "op"), share(product(FORMATS, OPERANDS), 2))
+@pytest.mark.parametrize(("name", "op"), READY)
 def test_ready_programs(name: str, op: str) -> None:
     dtype, idtype = types_of(op, name)
     _, kernel = ready(op, name, dtype, idtype)

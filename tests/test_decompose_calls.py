@@ -24,6 +24,7 @@ from decomposing import (
     FORMATS,
     MATRICES,
     OPERANDS,
+    READY,
     SCALE,
     SPECIAL,
     TYPES,
@@ -316,8 +317,7 @@ def test_what_a_kernel_shows(given_csr: Any) -> None:
 THIN = [(1, 1), (1, 9), (9, 1), (1, 60), (40, 1), (2, 33), (33, 2), (0, 5), (5, 0), (0, 0), (1, 0), (0, 1)]
 
 
-@pytest.mark.parametrize("op", OPERANDS)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("name", "op"), READY)
 def test_thin_matrices(name: str, op: str) -> None:
     """One row, one column, none; full and half full; without features too."""
     dtype, idtype = types_of(op, name)

@@ -14,6 +14,7 @@ from tvm import ir, tirx
 from tvm.script import sparsetir as T
 
 import sparsetir
+from each import share
 from scheduling import csr_of_row_lengths
 from sparsetir.errors import ScheduleError
 from sparsetir.harness import suite
@@ -148,7 +149,7 @@ def test_chosen_panels(order: str, choices: Choices) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", list(suite.families()))
+@pytest.mark.parametrize("family", share(suite.families(), 2))
 def test_every_family(family: str) -> None:
     A = suite.families()[family](size="small")
     for order in ORDERS:

@@ -107,8 +107,7 @@ def test_attention(graph, heads):
     assert torch.autograd.gradcheck(lambda *a: made.attention(*a, scale=0.3), (q, k, v))
 
 
-@pytest.mark.parametrize("slope", [0.2, 1.5])
-@pytest.mark.parametrize("heads", [(), (2,)])
+@pytest.mark.parametrize(("heads", "slope"), [((), 1.5), ((2,), 0.2)])
 def test_additive_attention(graph, heads, slope):
     made, index = graph
     targets, sources, v = wanting(real(M, *heads), real(N, *heads), real(N, *heads, 4))
