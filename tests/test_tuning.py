@@ -29,6 +29,7 @@ from sparsetir.compile.cache import write_cache
 from sparsetir.compile.target import make_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, TuningError
 from sparsetir.formats.pattern import pattern
+from sparsetir.formats.suit import Conversion
 from sparsetir.formats.text import parse
 from sparsetir.harness import timing
 from sparsetir.harness.operands import make_case
@@ -523,6 +524,63 @@ def test_a_search_begins_with_what_the_rules_choose_for_many_calls() -> None:
         assert all(c.format is None for c in session.search(0, "portfolio").ask()[:2])
     with closing(sessions.Session(ops.spmm(), inputs, None, [])) as session:
         assert all(c.format is None for c in session.search(0).ask())
+
+
+def test_a_search_begins_with_what_the_model_chooses_for_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    A = sp.csr_array(np.kron(np.eye(12), np.ones((4, 4))), dtype="float32")
+    inputs = {"A": A, "B": np.ones((48, 32), "float32")}
+    other = formats.bsr(8, 8)
+
+    def overruled(_kernel: Any, _matrix: Any, _arguments: Any, found: Any, **_how: Any) -> Conversion:
+        assert found is None or found.format == formats.bsr(4, 4)
+        return Conversion(other, 1.0)
+
+    monkeypatch.setattr(sessions, "chosen", overruled)
+    with closing(sessions.Session(ops.spmm(), inputs, None, [formats.bsr(4, 4), other])) as session:
+        assert [c.format for c in session.search(0).ask()[:2]] == [other, formats.bsr(4, 4)]
+        assert session.announced_of([]) == []
+    with closing(sessions.Session(ops.spmm(), inputs, None, [])) as session:
+        assert session.announced == []
+
+
+@pytest.mark.parametrize("strategy", ["guided", "evolution"])
+@pytest.mark.parametrize("turn", ["the last comparison", "the confirmation"])
+@pytest.mark.slow
+def test_what_many_calls_get_is_never_dropped_from_a_search(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, turn: str
+) -> None:
+    """It was slow when it was tried, and is the fastest when it is compared again."""
+    inputs, compared = blocked(), list[set[Any]]()
+    monkeypatch.setattr(sessions, "chosen", lambda *_a, **_k: Conversion(BLOCKS, 1.0))
+
+    def is_announced(c: Candidate | None) -> bool:
+        return c is not None and c.format == BLOCKS
+
+    def clock(cases: Any, **_kwargs: Any) -> dict[Any, float]:
+        compared.append(set(cases))
+        first = 0.4 if turn == "the last comparison" else 0.6
+        of_blocks = first if len(compared) == 1 else 0.4
+        return {c: 1.0 if c is None else of_blocks if is_announced(c) else 0.5 for c in cases}
+
+    measured = pool.Pool.time
+
+    def slow_blocks(self: Any, candidate: Candidate | None = None, worker: Any = None) -> measure.Measurement:
+        found = measured(self, candidate, worker)
+        return replace(found, seconds=9.0 if is_announced(candidate) else 0.5 if candidate else 1.0, turns=())
+
+    monkeypatch.setattr(pool, "duel", clock)
+    monkeypatch.setattr(sessions, "duel", clock)
+    monkeypatch.setattr(pool, "CLOSE", ())
+    monkeypatch.setattr(pool.Pool, "time", slow_blocks)
+    monkeypatch.setattr(tune, "FINALISTS", 2)
+    result = tune_sparse(
+        ops.spmm(), inputs, max_trials=8, formats=[BLOCKS], strategy=strategy, patience=20, progress=False
+    )
+    assert [r.stored_as for r in result.history[:2]] == [None, repr(BLOCKS)]
+    assert all(any(is_announced(c) for c in cases) for cases in compared)
+    assert result.best.stored_as == repr(BLOCKS)
+    assert result.speedup == 2.5
+    np.testing.assert_allclose(result.kernel(**inputs), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

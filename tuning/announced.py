@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.call.kernel import Kernel
-from sparsetir.formats.pattern import MatrixPattern, pattern
+from sparsetir.formats.pattern import MatrixPattern, Pattern, pattern
 from sparsetir.formats.suit import Conversion, dense_rows, promising
 from sparsetir.interop import open_source
 from sparsetir.interop.sources import Compressed
@@ -38,7 +38,13 @@ MOST = 6  # formats that are looked at
 
 
 def chosen(
-    kernel: Kernel, matrix: Any, arguments: Mapping[str, Any], found: Conversion | None, *, calls: float
+    kernel: Kernel,
+    matrix: Any,
+    arguments: Mapping[str, Any],
+    found: Conversion | None,
+    *,
+    calls: float,
+    described: Pattern | None = None,
 ) -> Conversion | None:
     """The format for a matrix: `found`, or another one that the model knows to be faster.
 
@@ -53,6 +59,8 @@ def chosen(
         What the rules say; None is the format of the program.
     calls : float
         That are to come.
+    described : Pattern, optional
+        Numbers of the matrix, where they are known.
     """
     source = open_source(matrix, "the matrix")
     if not isinstance(source, Compressed) or source.major or source.block or not source.indices.size:
@@ -63,7 +71,7 @@ def chosen(
     seconds = SLOWER * 2.0 ** work.numbers(USUAL, 1.0)["time_floor"]
     if calls * seconds < WORTH * (ASKING + PER_ENTRY * source.indices.size):
         return found
-    described = pattern(matrix)
+    described = pattern(matrix) if described is None else described
     if not isinstance(described, MatrixPattern) or work.is_sparse:
         return found
     encoding = _encoding(described, source, work)

@@ -16,11 +16,12 @@ from sparsetir.call.make import single
 from sparsetir.errors import ArgumentError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern
-from sparsetir.formats.suit import dense_rows, promising, suited
+from sparsetir.formats.suit import Conversion, dense_rows, promising, suited
 from sparsetir.harness.operands import dense_shapes
 from sparsetir.schedules import Choices, Registers, suit
 from sparsetir.threads import get_num_threads
 from sparsetir.tuning import features
+from sparsetir.tuning.announced import chosen
 from sparsetir.tuning.boards import Boards
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Database, Key, Record, fingerprint
@@ -45,6 +46,8 @@ from sparsetir.tuning.variants import own_storage
 from sparsetir.tuning.work import Work
 from sparsetir.tuning.workers import Process
 from sparsetir.tuning.workload import Call
+
+ANNOUNCED = 1000  # calls: what is built for so many is among the first trials and in the last comparison
 
 
 class Session:
@@ -139,11 +142,41 @@ class Session:
     @cached_property
     def ruled(self) -> Format | None:
         """The format that the rules choose for many calls, if any: see `sparsetir.build`."""
+        return None if self._by_rules is None else self._by_rules.format
+
+    @cached_property
+    def _by_rules(self) -> Conversion | None:
+        """What the rules say to many calls."""
         name, inputs = self.evaluator.name, self.evaluator.inputs
         if name is None or len(inputs[name].shape) != 2 or self.template is not None:
             return None
         shapes = {other: np.shape(value) for other, value in inputs.items() if other != name}
-        found = suited(self.kernel.signature.program, inputs[name], shapes)
+        return suited(self.kernel.signature.program, inputs[name], shapes)
+
+    @cached_property
+    def announced(self) -> list[Candidate]:
+        """What ``sparsetir.build(program, calls=ANNOUNCED)`` may do instead of what the untuned kernel does.
+
+        The format that the rules choose, and the one that the cost model prefers, if that is another.
+        """
+        wanted = [f for f in dict.fromkeys([self.preferred, self.ruled]) if f is not None and f in self.space.formats]
+        return [Candidate(start(self.space.values(None) or {}, self.space.base), format) for format in wanted]
+
+    def announced_of(self, history: Sequence[Record]) -> list[Candidate]:
+        """Those of `announced` that ran, as the space has them."""
+        ran = {record.candidate for record in history if record.seconds is not None}
+        settled = [self.space.settle(c) for c in self.announced]
+        return [c for c in dict.fromkeys(settled) if c is not None and c in ran]
+
+    @cached_property
+    def preferred(self) -> Format | None:
+        """The format of a kernel that is announced to be called often, if it is not its own."""
+        name, inputs = self.evaluator.name, self.evaluator.inputs
+        if name is None or len(inputs[name].shape) != 2 or self.template is not None:
+            return None
+        rules = self._by_rules
+        ruled = rules if rules is not None and rules.calls <= ANNOUNCED else None
+        found = chosen(self.kernel, inputs[name], inputs, ruled, calls=ANNOUNCED, described=self.described)
         return None if found is None else found.format
 
     def _ready(self, format: Format | None) -> Sequence[Choices]:
@@ -179,12 +212,12 @@ class Session:
     ) -> Search:
         """A search of this session's space; an informed one begins with what was best for similar matrices.
 
-        Before that comes what the rules choose for many calls: the result must not be slower.
+        Before that comes what kernels do that were announced to be called often: the result must not be slower.
         """
         informed = informed and strategy in ("evolution", "guided")
         found = hints(records, self.key, self.facts, self.fixed) if informed and records is not None else []
-        if strategy in ("evolution", "guided") and self.ruled in self.space.formats and self.ruled is not None:
-            found = [Candidate(start(self.space.values(None) or {}, self.space.base), self.ruled), *found]
+        if strategy in ("evolution", "guided"):
+            found = [*self.announced, *found]
         asked = self.prior if strategy == "guided" else None
         return Search(self.space, features=self.encoding.rows, strategy=strategy, seed=seed, prior=asked, hints=found)
 
@@ -285,16 +318,17 @@ class Session:
         pace = 1.0 if seconds is None else seconds / times[None]
         return {name: times[name] * pace for name in peers}
 
-    def confirm(self, candidate: Candidate, kernel: Any) -> dict[Candidate | None, float]:
-        """Times, in this process, of the kernel that would be returned and of the untuned one.
+    def confirm(self, kernels: Mapping[Candidate, Any]) -> dict[Candidate | None, float]:
+        """Times, in this process, of the kernels that may be returned and of the untuned one.
 
         The comparison that picks a winner flatters it: with noise, the fastest of several is also the luckiest. Where
         the workers' machine is another one, it decides.
         """
+        checked = {candidate: self.checked(candidate, kernel) for candidate, kernel in kernels.items()}
         if not self.pool.is_here:
-            self.checked(candidate, kernel)
-            return self.pool.compare([candidate])
-        calls = {None: self.evaluator.untuned, candidate: self.watched(self.checked(candidate, kernel), kernel)}
+            return self.pool.compare(list(kernels))
+        calls: dict[Candidate | None, Call] = {None: self.evaluator.untuned}
+        calls.update({candidate: self.watched(call, kernels[candidate]) for candidate, call in checked.items()})
         return duel({name: partial(typical, call) for name, call in calls.items()})
 
     def watched(self, call: Callable[[], Any], kernel: Any) -> Callable[[], Any]:

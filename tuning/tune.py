@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ExecutorLostError, SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.scalars import as_whole
@@ -289,20 +291,24 @@ def finish(
 ) -> TuneResult:
     """Compare the fastest candidates once more, and let the winner prove itself in runs that did not choose it.
 
-    What that says is recorded, unless Ctrl-C ended the search.
+    What kernels do that are announced to be called often is compared to the end, however slow it was when it was
+    tried: the result is not behind it but by what one comparison in turn errs. What that says is recorded, unless
+    Ctrl-C ended the search.
     """
     cost = partial(full_cost, amortize_over=amortize_over)
     mine = [r for r in history if r.fixed == session.fixed and not is_untuned(r)]
-    close = finalists(mine, cost)[:most]
+    close = finalists(mine, cost)[: 1 if interrupted else most]
+    sure = [c for c in session.announced_of(mine) if c not in close]
     extra = {r.candidate: cost(r) - (r.seconds or 0.0) for r in mine if r.seconds is not None}
-    times = session.pool.compare(close[:1] if interrupted else close)
+    times = session.pool.compare([*close, *sure])
     best, kernel = winner(added(times, extra)), session.kernel
     if best is not None:
-        variant = session.variant(best)
-        confirmed = session.confirm(best, variant.built())
+        able = [c for c in dict.fromkeys([best, *session.announced_of(mine)]) if np.isfinite(times.get(c, np.inf))]
+        variants = {c: session.variant(c) for c in able}
+        confirmed = session.confirm({c: variant.built() for c, variant in variants.items()})
         times = rescaled(times, confirmed, best)
         best = winner(added(confirmed, extra))
-        kernel = kernel if best is None else session.tuned(variant)
+        kernel = kernel if best is None else session.tuned(variants[best])
     held = [replace(r, seconds=times[r.candidate]) for r in mine if r.candidate in times]
     ran = sorted((r for r in held if r.seconds != float("inf")), key=lambda r: r.seconds or 0.0)
     found = Comparison(times[None], tuple(ran), best, amortize_over, session.evaluator.name)
