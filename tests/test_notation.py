@@ -329,6 +329,33 @@ def test_tune() -> None:
     np.testing.assert_allclose(step.bind(A)(X), A @ X, rtol=1e-4)
 
 
+@pytest.mark.slow
+def test_expressions_are_tuned_apart_with_what_they_were_made_for() -> None:
+    A = sp.random_array((200, 200), density=0.05, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    X = np.random.default_rng(1).random((200, 16), "float32")
+    other = einsum_expression("ij,jk->ik", A, X)
+    step = einsum_expression("ij,jk->ik", A, (200, 16)).tune(seconds=0.5)
+    assert step.steps[0].tuned is not None
+    assert other.steps[0].tuned is None
+    assert einsum_expression("ij,jk->ik", A, X).steps[0].tuned is None
+    assert step.tune(None, X, seconds=0.5) is step
+    for found in (step(A, X), other(A, X), einsum("ij,jk->ik", A, X)):
+        np.testing.assert_allclose(found, A @ X, rtol=1e-4)
+    with pytest.raises(ArgumentTypeError, match="2 operands, found 3"):
+        step.tune(A, X, X)
+    with pytest.raises(ArgumentTypeError, match="2 operands, found 1"):
+        step.tune(A)
+
+
+@pytest.mark.slow
+def test_joined_tensors_are_tuned() -> None:
+    dense = [drawn("ijk", n, 0.4) for n in (1, 2)]
+    S, T = map(SparseTensor.from_dense, dense)
+    step = einsum_expression("ijk,ijk->ijk", S, T).tune(seconds=0.5)
+    assert step.steps[0].called([S, T])[0].tuned is not None
+    np.testing.assert_allclose(step(S, T).to_dense(), dense[0] * dense[1])
+
+
 def test_orders_follow_the_pattern() -> None:
     sizes = {"i": 10_000, "j": 10_000, "k": 64, "l": 8}
     thin = [Value("ij", 50_000, "ij"), Value("jk"), Value("kl")]

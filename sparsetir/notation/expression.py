@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,16 @@ from sparsetir.notation.flat import FlatStep
 from sparsetir.notation.operands import Kind, Shape, admitted, kind_of, look
 from sparsetir.notation.planning import RESULTS, Task, agreed, broadcast, common_dtype, diagonals, extents, plan
 from sparsetir.notation.semiring import semiring
-from sparsetir.notation.steps import DenseStep, KernelStep, Step, cast, classed, classed_pattern, transposed
+from sparsetir.notation.steps import (
+    DenseStep,
+    KernelStep,
+    Step,
+    array_dtype,
+    cast,
+    classed,
+    classed_pattern,
+    transposed,
+)
 
 MOST = 512  # expressions that are kept; then all are forgotten
 
@@ -108,7 +118,7 @@ def einsum_expression(
     Returns
     -------
     Expression
-        Called with the operands.
+        Called with the operands. `Expression.tune` changes neither `einsum` nor another expression.
 
     Examples
     --------
@@ -123,7 +133,7 @@ def einsum_expression(
     known = [value.dtype for value in operands if not isinstance(value, tuple) and hasattr(value, "dtype")]
     dtype = kind_dtype(known) if known else "float32"
     values = [Shape(v, dtype) if isinstance(v, tuple) else admitted(v, at) for at, v in enumerate(operands)]
-    return _expression(subscripts, values, reduce, combine, fill, result)
+    return _expression(subscripts, values, reduce, combine, fill, result).apart(values)
 
 
 def kind_dtype(dtypes: Sequence[Any]) -> str:
@@ -202,6 +212,13 @@ class Expression:
             self.family = next(kind.family for kind in kinds if kind.layout is not None)
         self.is_plain = len(self.steps) == 1 and not any(self.views) and not self.target.is_sparse
         self.is_plain = self.is_plain and self.steps[0].members == tuple(range(len(kinds)))
+        self.examples: Sequence[Any] = ()
+
+    def apart(self, examples: Sequence[Any]) -> Expression:
+        """The same expression with steps of its own, to be tuned with these operands by default."""
+        other = copy.copy(self)
+        other.steps, other.examples = [step.apart() for step in self.steps], examples
+        return other
 
     # ------------------------------------------------------------------ calls
 
@@ -299,8 +316,9 @@ class Expression:
 
         Parameters
         ----------
-        *operands : array or sparse object
-            Those to measure with.
+        *operands : array, sparse object or None
+            Those to measure with. By default, and for None, those that the expression was made for; in place of a
+            shape, random numbers.
         seconds : float
             For all steps together.
         database : str, Path or Database, optional
@@ -313,20 +331,30 @@ class Expression:
         """
         from sparsetir.tuning import tune_sparse
 
-        values = [admitted(value, at) for at, value in enumerate(operands)]
+        given = operands or [None] * len(self.kinds)
+        values = [self._example(at) if value is None else admitted(value, at) for at, value in enumerate(given)]
         self._check(values)
         known = [self.viewed(n, value) for n, value in enumerate(values)]
         kernels = [step for step in self.steps if isinstance(step, KernelStep)]
         for step in self.steps:
             members = [known[n] for n in step.members]
             if isinstance(step, KernelStep):
-                given = step.arguments([step.tree(n, value) for n, value in enumerate(members)])
-                found = tune_sparse(
-                    step.program.func, given, max_seconds=seconds / len(kernels), database=database, progress=False
-                )
-                step.tuned = found.kernel
+                called, arguments = step.called(members)
+                limit = seconds / len(kernels)
+                func = called.program.func
+                found = tune_sparse(func, arguments, max_seconds=limit, database=database, progress=False)
+                called.tuned = found.kernel
             known.append(step(members))
         return self
+
+    def _example(self, at: int) -> Any:
+        """An operand that the expression was made for; of one that is known by its shape, random numbers."""
+        if at >= len(self.examples):
+            raise ArgumentTypeError(f"{self.text!r} takes {len(self.kinds)} operands, found {at + 1} or more")
+        value = self.examples[at]
+        if not isinstance(value, Shape):
+            return value
+        return np.random.default_rng(at).integers(1, 4, value.shape).astype(array_dtype(value.dtype))
 
     def __repr__(self) -> str:
         operands = ", ".join(_shown(kind) for kind in self.kinds)

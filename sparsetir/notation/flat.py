@@ -7,6 +7,7 @@ order of the tensors is.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -42,10 +43,25 @@ class FlatStep(KernelStep):
     def __init__(self, members: tuple[int, ...], letters: Sequence[str], output: str, nest: Nest) -> None:
         super().__init__(members, matrices(nest))
         self.letters, self.output = tuple(letters), output
-        self.wide = self if nest.idtype == "int64" else KernelStep(members, replace(self.nest, idtype="int64"))
+        self.wide: KernelStep = self
+        if nest.idtype != "int64":
+            self.wide = KernelStep(members, replace(self.nest, idtype="int64"))
 
     def __call__(self, values: Sequence[Any]) -> Any:
         return self._merged([self.flat(at, value) for at, value in enumerate(values)], self.shape(values))
+
+    def called(self, values: Sequence[Any]) -> tuple[KernelStep, dict[str, Any]]:
+        flat = [self.flat(at, value) for at, value in enumerate(values)]
+        return self._fitting_step(flat), self.arguments(flat)
+
+    def apart(self) -> FlatStep:
+        other = copy.copy(self)
+        other.wide = other if self.wide is self else copy.copy(self.wide)
+        return other
+
+    def _fitting_step(self, flat: Sequence[Any]) -> KernelStep:
+        """The step for the index type of matrices."""
+        return self if flat[0].indices.dtype == np.int32 else self.wide
 
     def bind(self, fixed: Mapping[int, Any]) -> Callable[[Sequence[Any]], Any]:
         held = {at: self.flat(at, value) for at, value in fixed.items()}
@@ -69,8 +85,7 @@ class FlatStep(KernelStep):
     def _merged(self, flat: Sequence[Any], shape: tuple[int, ...]) -> CooTensor:
         if any(m.shape != flat[0].shape for m in flat):
             raise ArgumentError(f"tensors that are joined element by element have one shape, found one of {shape}")
-        step = self if flat[0].indices.dtype == np.int32 else self.wide
-        return tensor(KernelStep.__call__(step, flat), shape)
+        return tensor(KernelStep.__call__(self._fitting_step(flat), flat), shape)
 
 
 def matrices(nest: Nest) -> Nest:

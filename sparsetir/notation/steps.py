@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
@@ -42,6 +43,10 @@ class Step:
     def script(self) -> str:
         """What it does, as text."""
         raise NotImplementedError
+
+    def apart(self) -> Step:
+        """A step that does the same and is tuned by itself."""
+        return copy.copy(self)
 
 
 class DenseStep(Step):
@@ -105,6 +110,10 @@ class KernelStep(Step):
         return _printed(program(self.written, self.name)) if self.tuned is None else str(self.tuned.script())
 
     # -------------------------------------------------------------- calls
+
+    def called(self, values: Sequence[Any]) -> tuple[KernelStep, dict[str, Any]]:
+        """The step whose kernel is called for such values, and its arguments."""
+        return self, self.arguments([self.tree(at, value) for at, value in enumerate(values)])
 
     def arguments(self, values: Sequence[Any]) -> dict[str, Any]:
         """The kernel's arguments by name."""
@@ -315,10 +324,11 @@ def cast(value: Any, dtype: str) -> Any:
         import torch
 
         return value.to(getattr(torch, dtype))
-    return value.astype(_numpy_name(dtype))
+    return value.astype(array_dtype(dtype))
 
 
-def _numpy_name(dtype: str) -> Any:
+def array_dtype(dtype: str) -> Any:
+    """As numpy takes it."""
     if dtype != "bfloat16":
         return dtype
     import ml_dtypes
@@ -330,6 +340,7 @@ __all__ = [
     "DenseStep",
     "KernelStep",
     "Step",
+    "array_dtype",
     "cast",
     "classed",
     "classed_pattern",
