@@ -20,7 +20,7 @@ import numpy as np
 from sparsetir.errors import SparseTIRError, TuningError
 from sparsetir.harness.inputs import say
 from sparsetir.harness.tables import markdown
-from sparsetir.tuning import conformal, pictures
+from sparsetir.tuning import conformal, pictures, transfer
 from sparsetir.tuning.analytic import THREADED
 from sparsetir.tuning.encoding import choice_names, matrix_names, pattern_names
 from sparsetir.tuning.evaluate import Ranking, Trainer, by_margin, by_model, by_part, held_out, safe_margin
@@ -33,6 +33,7 @@ ROUNDS, OBJECTIVE = 160, "regression"
 LED = "trees, regression"  # the model that ships
 FOLDS = 10  # groups of matrices or families that are left out in turn
 LEFT_OUT = ("matrix", "family", "kind", "dtype", "threads")
+SETTINGS_OF_MACHINES = ("threads",)  # that a model is carried over
 TITLES = {"kind": "operation", "threads": "number of threads"}
 SHARES, DRAWN = (0.1, 0.3, 1.0), 24  # of the matrices in a learning curve, and trials of a search that is drawn
 UNLIKELY = (0.2, 0.05, 0.02)  # chances of something better, at which searches end by themselves
@@ -141,6 +142,10 @@ def tables(cases: Sequence[Recording], rounds: int, unseen: list[Ranking]) -> It
         yield markdown(by_margin(found[LED])) + "\n"
         if by != "matrix":
             yield markdown(conformal.cells(conformal.coverage(found[LED], by), f"one {title} left out")) + "\n"
+    for by in SETTINGS_OF_MACHINES:
+        moved = transfer.transferred(cases, partial(train, rounds=rounds), by)
+        if moved:
+            yield markdown(transfer.cells(moved, f"to another {TITLES.get(by, by)}")) + "\n"
 
 
 def of_other_families(cases: Sequence[Recording], over: Sequence[Recording], rounds: int) -> dict[str, Any]:
