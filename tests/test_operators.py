@@ -58,6 +58,12 @@ def test_against_numpy(dense: np.ndarray, format: str, seed: int) -> None:
     same(abs(S), abs(dense))
     same(2 * S, 2 * dense)
     same(S / 4, dense / 4)
+    same(S**2, dense**2)
+    same(abs(S) ** 0.5, abs(dense) ** 0.5)
+    same(S.diagonal(), dense.diagonal())
+    same(S.trace(), dense.trace())
+    for i, j in np.ndindex(dense.shape):
+        assert S[i, j - n] == dense[i, j]
     same(S.T, dense.T)
     same(S > 0.2, dense > 0.2)
     same(S != 0, dense != 0)
@@ -114,7 +120,13 @@ def test_classes_formats_and_dtypes() -> None:
         (lambda S: S @ np.ones(4), ArgumentError, r"the shapes \(3, 2\) and \(4,\) do not fit @"),
         (lambda S: S + S.T, ArgumentError, r"the shapes \(3, 2\) and \(2, 3\) do not fit"),
         (lambda S: S[7], ArgumentError, "row 7 of a tensor of 3 rows"),
-        (lambda S: S[0, 1], ArgumentTypeError, "is sliced by its first dimension"),
+        (lambda S: S[0, :], ArgumentTypeError, "is sliced by its first dimension"),
+        (lambda S: S[0, 2], ArgumentError, r"element \(0, 2\) of a tensor of shape \(3, 2\)"),
+        (lambda S: S == S.copy(), ArgumentTypeError, "is compared with a number"),
+        (lambda S: S != S.to_dense(), ArgumentTypeError, "is compared with a number"),
+        (lambda S: S**0, ArgumentError, r"would not stay zero under \*\* 0"),
+        (lambda S: S**S, TypeError, "unsupported operand"),
+        (lambda S: S[0].diagonal(), ArgumentError, "the diagonal is that of a matrix, found 1 dimensions"),
         (lambda S: S[[5]], ArgumentError, r"row indices must lie in \[-3, 3\)"),
         (lambda S: S[[True, False]], ArgumentError, "chooses among 3 rows, found 2"),
         (lambda S: S / S, ArgumentTypeError, "divides by the zeros"),

@@ -32,8 +32,8 @@ def _comparison(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
 class Operators:
     """Operators, reductions and slices of a sparse tensor.
 
-    ``@`` multiplies matrices and vectors, sparse or dense; ``+ - * /`` and comparisons work element by element. What a
-    result does not store is zero: an operation that would make it something else is refused with the reason.
+    ``@`` multiplies matrices and vectors, sparse or dense; ``+ - * / **`` and comparisons work element by element. What
+    a result does not store is zero: an operation that would make it something else is refused with the reason.
     """
 
     __array_ufunc__ = None  # numpy's operators leave the other side to these
@@ -47,6 +47,7 @@ class Operators:
     __mul__ = _operator("multiply")
     __rmul__ = _operator("multiply", swapped=True)
     __truediv__ = _operator("divide")
+    __pow__ = _operator("power")
     __getitem__ = _operator("rows")
 
     __lt__ = _comparison(np.less)
@@ -91,6 +92,14 @@ class Operators:
     def copy(self) -> Any:
         """The same tensor with values of its own; index arrays, which nothing changes, are shared."""
         return provided("operators").mapped(np.copy, self)
+
+    def diagonal(self) -> Any:
+        """The elements (0, 0), (1, 1), ... of a matrix, as a dense array."""
+        return provided("operators").diagonal(self)
+
+    def trace(self) -> Any:
+        """The sum of the diagonal of a matrix."""
+        return self.diagonal().sum()
 
     def sum(self, axis: int | tuple[int, ...] | None = None) -> Any:
         """The sum over some dimensions, or all, as a dense array or a number.

@@ -92,6 +92,15 @@ def divide(left: Any, right: Any) -> Any:
         return _over_dense(left, np.true_divide(1, as_numpy(right, "the divisor")[0]))
 
 
+def power(tensor: SparseTensor, number: Any) -> SparseTensor:
+    """``tensor ** number`` of each element, for a number above zero."""
+    if not _is_number(number):
+        return NotImplemented
+    if not number > 0:
+        raise ArgumentError(f"zeros that are not stored would not stay zero under ** {number}: use to_dense()")
+    return _scaled(tensor, np.power, number)
+
+
 def _scaled(tensor: SparseTensor, ufunc: np.ufunc, number: Any) -> SparseTensor:
     return mapped(lambda values: ufunc(values, number), tensor)
 
@@ -203,7 +212,9 @@ def transpose(tensor: SparseTensor, axes: Any) -> SparseTensor:
 def compare(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Any:
     """A comparison of each element with a number; stored where it is true of an entry."""
     if not _is_number(other):
-        return NotImplemented
+        if not _is_operand(other):
+            return NotImplemented
+        raise ArgumentTypeError("a sparse tensor is compared with a number: for two, compare their difference with 0")
     if ufunc(tensor.dtype.type(0), other):
         sign = {"less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=", "equal": "=="}
         shown = sign.get(ufunc.__name__, "!=")
@@ -214,10 +225,12 @@ def compare(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Any:
 
 def rows(tensor: SparseTensor, index: Any) -> Any:
     """Some rows: an index gives a tensor of one dimension less, a slice or a list of indices one of as many."""
+    if isinstance(index, tuple) and len(index) == tensor.ndim and all(_is_index(n) for n in index):
+        return _element(tensor, index)
     if isinstance(index, tuple) or index is None or index is Ellipsis:
         raise ArgumentTypeError(f"a sparse tensor is sliced by its first dimension, found {index!r}")
     m = tensor.shape[0]
-    if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
+    if _is_index(index):
         return _one_row(tensor, int(index))
     chosen = np.arange(m)[index] if isinstance(index, slice) else _chosen(index, m)
     first, *others = tensor.coords
@@ -226,6 +239,30 @@ def rows(tensor: SparseTensor, index: Any) -> Any:
     entries = np.repeat(starts[chosen] - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
     coords = [np.repeat(np.arange(len(chosen)), sizes), *(c[entries] for c in others)]
     return _made(tensor, coords, tensor.values[entries], (len(chosen), *tensor.shape[1:]))
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _element(tensor: SparseTensor, index: tuple[int, ...]) -> Any:
+    """One element, zero where none is stored."""
+    if any(not -n <= at < n for at, n in zip(index, tensor.shape, strict=True)):
+        raise ArgumentError(f"element {index} of a tensor of shape {tensor.shape}")
+    held = np.ones(tensor.nnz, np.bool_)
+    for c, at, n in zip(tensor.coords, index, tensor.shape, strict=True):
+        held &= c == at % n
+    return tensor.values[held].sum(dtype=tensor.dtype)
+
+
+def diagonal(tensor: SparseTensor) -> np.ndarray:
+    """The elements of a matrix whose coordinates are equal."""
+    if tensor.ndim != 2:
+        raise ArgumentError(f"the diagonal is that of a matrix, found {tensor.ndim} dimensions")
+    i, j = tensor.coords
+    held, found = i == j, np.zeros(min(tensor.shape), tensor.dtype)
+    found[i[held]] = tensor.values[held]
+    return found
 
 
 def _chosen(index: Any, m: int) -> np.ndarray:
@@ -321,4 +358,16 @@ def _stored_counts(tensor: SparseTensor, kept: str) -> Any:
     return np.bincount(flat, minlength=math.prod(shape)).reshape(shape)
 
 
-__all__ = ["SparseTensor", "add", "compare", "divide", "matmul", "multiply", "rows", "subtract", "transpose"]
+__all__ = [
+    "SparseTensor",
+    "add",
+    "compare",
+    "diagonal",
+    "divide",
+    "matmul",
+    "multiply",
+    "power",
+    "rows",
+    "subtract",
+    "transpose",
+]
