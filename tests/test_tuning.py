@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -643,6 +644,28 @@ def test_a_lucky_call_or_turn_decides_nothing(monkeypatch: pytest.MonkeyPatch) -
     clock = iter([0.0, 0.0, 0.0, 9.0, 9.0, 9.0, 10.0, 10.0, 10.0, 109.0, 109.0, 109.0, 111.0, 111.0])
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     assert measure.typical(lambda: None, 110.0) == 2.0  # of calls that take 9 s, 1 s, 99 s and 2 s
+
+
+@pytest.mark.parametrize("pace", [[1.0] * 5, [1.0, 2.0, 1.0, 4.0, 4.0]], ids=["steady", "slowing down"])
+def test_what_is_far_behind_has_no_further_turns(pace: list[float]) -> None:
+    of_each = {None: 3.0, "fast": 1.0, "near": 1.1, "far": 1.2, "lost": float("inf")}
+    taken: dict[Any, int] = dict.fromkeys(of_each, 0)
+
+    def run(_seconds: float, name: Any) -> float:
+        taken[name] += 1
+        return of_each[name] * pace[taken[name] - 1]
+
+    found = measure.duel({name: partial(run, name=name) for name in of_each})
+    assert taken == {None: 5, "fast": 5, "near": 5, "far": 2, "lost": 2}
+    for name, seconds in of_each.items():
+        assert found[name] / found["fast"] == pytest.approx(seconds)
+
+
+def test_a_case_that_was_disturbed_once_keeps_its_turns() -> None:
+    turns = {"first": iter([1.0] * 5), "second": iter([5.0, 0.9, 0.9, 0.9, 0.9])}
+    found = measure.duel({name: lambda _seconds, t=t: next(t) for name, t in turns.items()})
+    assert found["second"] == pytest.approx(0.9 * found["first"])
+    assert list(measure.duel({"only": lambda _seconds: 2.0})) == ["only"]
 
 
 def test_few_calls_that_may_wait_for_a_core_are_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:

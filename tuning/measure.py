@@ -19,6 +19,7 @@ Timed = Callable[[float], float]
 BURST_SECONDS, PACE_SECONDS = 0.015, 0.006
 FEW = 5  # calls of a burst at least
 ROUNDS, FEWEST_ROUNDS, DUEL_SECONDS = 5, 2, 2.0
+BEHIND = 1.15  # times the fastest of a round: a case that is so slow in each of the first rounds is not timed again
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,8 @@ def summary(samples: list[float]) -> Measurement:
 def duel(cases: Mapping[Any, Timed], *, seconds: float = 0.02) -> dict[Any, float]:
     """Time near ties: all in turn, several rounds (fewer of slow calls), so that a busy machine favours none.
 
+    What is far behind in the first rounds has no turn in the others; the case named None always has one.
+
     Parameters
     ----------
     cases : mapping of callable
@@ -148,23 +151,38 @@ def duel(cases: Mapping[Any, Timed], *, seconds: float = 0.02) -> dict[Any, floa
     for turn in range(ROUNDS):
         if turn >= FEWEST_ROUNDS and time.perf_counter() > end:
             break
-        for name, run in cases.items():
-            found[name].append(run(seconds))
+        far = _far_behind(np.array(list(found.values()))) if turn >= FEWEST_ROUNDS else np.zeros(len(found), bool)
+        for (name, run), is_far in zip(cases.items(), far, strict=True):
+            found[name].append(float("nan") if is_far and name is not None else run(seconds))
     return dict(zip(found, interleaved_medians(np.array(list(found.values()))).tolist(), strict=True))
+
+
+def _far_behind(turns: np.ndarray) -> np.ndarray:
+    """Which cases were `BEHIND` times as slow as the fastest of the round in each of the first ones."""
+    first = turns[:, :FEWEST_ROUNDS]
+    far: np.ndarray = (first > BEHIND * first.min(axis=0)).all(axis=1)
+    return far
 
 
 def interleaved_medians(turns: np.ndarray) -> np.ndarray:
     """Typical seconds of each case, a row of turns, of which those of a column were taken one after another.
 
+    NaN is no turn. The pace of a column is that of the cases that have all turns, where there are any: it must not
+    change because a slow case left.
+
     Examples
     --------
     >>> interleaved_medians(np.array([[1.0, 2.0, 2.0], [2.0, 2.0, 4.0]])).tolist()  # not 2 and 2
     [1.4142135623730951, 2.8284271247461903]
+    >>> interleaved_medians(np.array([[1.0, 1.0, 2.0], [3.0, 3.0, np.nan]])).tolist()
+    [1.0, 3.0]
     """
     known = np.isfinite(turns)
+    whole = known.all(axis=1, keepdims=True)
+    known = known & whole if whole.any() else known
     logs = np.log(turns, out=np.zeros_like(turns), where=known)
     pace = np.exp(logs.sum(axis=0) / np.maximum(known.sum(axis=0), 1))
-    return np.median(turns / pace, axis=1) * np.median(pace)
+    return np.nanmedian(turns / pace, axis=1) * np.median(pace)
 
 
 def reason(error: BaseException) -> str:
