@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ import scipy.sparse as sp
 
 from sparsetir import interop
 from sparsetir.call.arguments import LARGEST_INT32
+
+BLOCK = 1 << 14  # elements whose coordinates are computed at a time
 
 
 @dataclass
@@ -93,11 +96,21 @@ def _tensor(pattern: Pattern, number: int) -> Any:
     coords = np.empty((len(pattern.shape), len(pattern.keys)), narrow)
     if has_rows:
         coords[0] = np.repeat(np.arange(pattern.shape[0], dtype=narrow), np.diff(pattern.indptr))
-    keys = pattern.keys
-    for d in range(len(pattern.shape) - 1, int(has_rows), -1):
-        keys, coords[d] = np.divmod(keys, max(pattern.shape[d], 1))
-    coords[int(has_rows)] = keys
+    write_coordinates(coords, pattern.keys, pattern.shape, int(has_rows))
     return interop.CooTensor(coords, pattern.values[number], pattern.shape)
 
 
-__all__ = ["Pattern", "as_object"]
+def write_coordinates(coords: np.ndarray, keys: np.ndarray, shape: Sequence[int], first: int) -> None:
+    """Write the coordinates of numbered elements, in all dimensions from the `first` on.
+
+    A block of elements at a time: quotients and remainders of all would take as much memory as the coordinates.
+    """
+    for begin in range(0, len(keys), BLOCK):
+        block = slice(begin, begin + BLOCK)
+        left = keys[block]
+        for d in range(len(shape) - 1, first, -1):
+            left, coords[d, block] = np.divmod(left, max(shape[d], 1))
+        coords[first, block] = left
+
+
+__all__ = ["Pattern", "as_object", "write_coordinates"]

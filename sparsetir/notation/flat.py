@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from sparsetir.call.pattern_results import write_coordinates
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor
@@ -127,10 +128,7 @@ def tensor(made: Any, shape: Sequence[int]) -> CooTensor:
     coords = np.empty((len(shape), made.nnz), narrow)
     if first:
         coords[0] = np.repeat(np.arange(shape[0], dtype=narrow), np.diff(made.indptr))
-    key = made.indices
-    for d in range(len(shape) - 1, first, -1):
-        key, coords[d] = np.divmod(key, max(shape[d], 1))
-    coords[first] = key
+    write_coordinates(coords, made.indices, shape, first)
     return CooTensor(coords, made.data, tuple(shape))
 
 
