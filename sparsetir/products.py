@@ -413,7 +413,12 @@ def _torch_rows(value: Any) -> Any:
 
 
 def _dtype_name(value: Any) -> str:
-    return str(value.dtype).removeprefix("torch.")
+    return _name_of(value.dtype)
+
+
+@cache
+def _name_of(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _common(names: set[str], numbers: list[Any]) -> str:

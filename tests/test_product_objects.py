@@ -17,6 +17,7 @@ import scipy.sparse as sp
 import sparsetir
 from each import on
 from product_oracle import DTYPES
+from sparsetir.call.rows import CompressedRows
 from sparsetir.errors import ArgumentError, StructureError
 from sparsetir.harness import suite
 
@@ -315,3 +316,76 @@ def test_broken_structures_are_errors(name: str) -> None:
             broken = rebuilt(A, **{part: array.astype("int32") for part, array in parts(A).items()})
             with pytest.raises(StructureError):
                 CALLS[name](*((broken, A) if place == 0 else (A, broken)))
+
+
+# --- matrices that are stored as the programs read them ------------------------------------------------------
+
+
+def _reserved(A):
+    made = A.copy()
+    made.data, made.indices = np.append(made.data, np.float32(7)), np.append(made.indices, np.int32(0))
+    return made
+
+
+def _changed(part, change):
+    def make(A):
+        made = A.copy()
+        array = getattr(made, part).copy()
+        change(array)
+        setattr(made, part, array)
+        return made
+
+    return make
+
+
+def _read_only(A):
+    made = A.copy()
+    made.data.flags.writeable = False
+    return made
+
+
+def _set(at, value):
+    return lambda array: array.__setitem__(at, value)
+
+
+STORED = {
+    "as it is": lambda A: A,
+    "a matrix": sp.csr_matrix,
+    "room at the end": _reserved,
+    "unsorted": _changed("indices", lambda i: i.__setitem__(slice(None), i[::-1].copy())),
+    "out of range": _changed("indices", _set(1, 99)),
+    "negative": _changed("indices", _set(0, -1)),
+    "twice": _changed("indices", lambda i: i.__setitem__(1, i[0])),
+    "decreasing pointers": _changed("indptr", _set(2, 0)),
+    "pointers beyond the end": _changed("indptr", _set(-1, 10**6)),
+    "strided values": lambda A: sp.csr_array((np.repeat(A.data, 2)[::2], A.indices, A.indptr), A.shape, copy=False),
+    "read-only": _read_only,
+    "wide indices": lambda A: sp.csr_array((A.data, A.indices.astype("int64"), A.indptr.astype("int64")), A.shape),
+    "doubles": lambda A: A.astype("float64"),
+    "columns": lambda A: A.tocsc(),
+    "fewer rows": lambda A: A[:3],
+    "no entries": lambda A: sp.csr_array(A.shape, dtype=A.dtype),
+}
+
+
+def outcome(kernel, arguments):
+    try:
+        found = kernel(**arguments)
+    except Exception as error:
+        return type(error), str(error)
+    return type(found), found.shape, found.dtype, *(a.tobytes() for a in (found.indptr, found.indices, found.data))
+
+
+@pytest.mark.parametrize("program", ["add", "spgemm", "scaled_add"])
+def test_matrices_are_bound_alike_in_both_ways(program, monkeypatch):
+    A = sp.random_array((6, 6), density=0.6, format="csr", dtype="float32", rng=np.random.default_rng(3))
+    A.sort_indices()
+    kernel, numbers = sparsetir.build(getattr(sparsetir.ops, program)()), {}
+    if program == "scaled_add":
+        numbers = {"alpha": 2.0, "beta": 3}
+    calls = [{"A": make(A), "B": other(A), **numbers} for make in STORED.values() for other in STORED.values()]
+    quick = [outcome(kernel, call) for call in calls]
+    rows = CompressedRows(kernel.signature)
+    assert sum(rows.bind(call) is not None for call in calls) > 5
+    monkeypatch.setattr(CompressedRows, "bind", lambda self, arguments: None)
+    assert [outcome(kernel, call) for call in calls] == quick

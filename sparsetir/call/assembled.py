@@ -20,6 +20,7 @@ from sparsetir.assemble.selection import ordered
 from sparsetir.call.arguments import Arguments, numpy_dtype
 from sparsetir.call.passing import argument_list
 from sparsetir.call.pattern_results import Pattern, as_object
+from sparsetir.call.rows import CompressedRows
 from sparsetir.call.saving import Saved
 from sparsetir.call.signature import Signature
 from sparsetir.call.timing import Timing, measure
@@ -80,6 +81,7 @@ class AssembledKernel(Saved):
         self._count = Size(self.assembly.rows[-1].count) if self.assembly.rows else None
         self._lengths = [Size(a.length) for a in self.assembly.axes]
         self._shape = [Size(a.length) for a in (*self.assembly.rows, *self.assembly.axes)]
+        self._rows = CompressedRows(self.signature)
         self._spare: list[Work] = []
         self._rooms: list[list[np.ndarray]] = []
 
@@ -122,6 +124,9 @@ class AssembledKernel(Saved):
         """The arguments of a call, checked in full."""
         if unnamed:
             raise self.signature.unnamed(unnamed)
+        bound = self._rows.bind(arguments)
+        if bound is not None:
+            return bound
         for result in self.assembly.results:
             given = next((n for n in (result.name, result.storage) if n in arguments), None)
             if given is not None:

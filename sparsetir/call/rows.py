@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrices that are stored as a program reads them: bound without asking what else they could be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir import interop
+from sparsetir.call.arguments import LARGEST_INT32, Arguments, checks_are_on, is_integer, numpy_dtype
+from sparsetir.call.signature import Signature
+from sparsetir.ir import SparseBuffer
+
+ROWS = (sp.csr_array, sp.csr_matrix)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A buffer over dense rows with sparse columns, and what an argument must be to fill it as it is.
+
+    Parameters
+    ----------
+    names : tuple of str
+        The parameters of values, row pointers and column indices.
+    dtypes : tuple of dtype
+        Theirs.
+    sizes : tuple of str
+        Symbols of the rows, the columns and the number of entries.
+    level : Level
+        The axis of the columns.
+    """
+
+    names: tuple[str, str, str]
+    dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]]
+    sizes: tuple[str, str, str]
+    level: interop.Level
+
+    def take(self, args: Arguments, value: Any) -> bool:
+        """Note the arrays of a matrix, and whether it is one that fills the buffer as it is."""
+        if type(value) not in ROWS or value.ndim != 2:
+            return False
+        arrays = value.data, value.indptr, value.indices
+        for array, dtype in zip(arrays, self.dtypes, strict=True):
+            if type(array) is not np.ndarray or array.dtype != dtype or array.ndim != 1 or not array.flags.carray:
+                return False
+        (rows, columns), count = value.shape, len(value.data)
+        if len(value.indices) != count or max(rows, columns, count) > LARGEST_INT32:
+            return False
+        for name, size in zip(self.sizes, (rows, columns, count), strict=True):
+            if args.sizes.setdefault(name, size) != size:
+                return False
+        args.arrays.update(zip(self.names, arrays, strict=True))
+        need_sorted = self.level.sorted or self.level.unique
+        return not checks_are_on() or interop.is_sound(
+            self.level, value.indptr, value.indices, parent_count=rows, length=columns, need_sorted=need_sorted
+        )
+
+
+def matrix(signature: Signature, buffer: SparseBuffer) -> Matrix | None:
+    """The buffer, if scipy's compressed rows can fill it as they are."""
+    if [axis.kind for axis in buffer.axes] != ["dense_fixed", "sparse_variable"] or buffer.dtype == "bfloat16":
+        return None
+    rows, columns = buffer.axes
+    indptr, indices = (str(n) for n in signature.axes_of_array[columns])
+    names = str(buffer.storage.name), indptr, indices
+    params = [signature.by_name.get(name) for name in names]
+    if columns.parent is not rows or columns.rule is not None or any(p is None or not p.shape for p in params):
+        return None
+    count = signature.by_name[names[0]].shape
+    sizes = [signature.length[rows].name, signature.length[columns].name, count[0].name if count else None]
+    if any(size is None for size in sizes) or len(set(sizes)) < 3:
+        return None
+    dtypes = tuple(numpy_dtype(p.dtype) for p in params if p is not None)
+    return Matrix(names, dtypes, tuple(map(str, sizes)), signature.levels[buffer.name][1])  # type: ignore[arg-type]
+
+
+class CompressedRows:
+    """Binds calls whose sparse arguments are scipy's compressed rows, in the types of the program.
+
+    Parameters
+    ----------
+    signature : Signature
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        found = {name: matrix(signature, buffer) for name, buffer in signature.buffers.items()}
+        self.matrices = {name: held for name, held in found.items() if held is not None}
+        self.arrays = [p.name for p in signature.params if p.is_array and p.name not in signature.made]
+        self.numbers = {p.name: p for p in signature.params if not p.is_array}
+
+    def bind(self, arguments: Mapping[str, Any]) -> Arguments | None:
+        """The arguments of a call; None for one of another kind, or that is wrong."""
+        args = Arguments()
+        for name, value in arguments.items():
+            held, number = self.matrices.get(name), self.numbers.get(name)
+            if held is not None:
+                if not held.take(args, value):
+                    return None
+            elif number is None or not _is_number(value, number.dtype):
+                return None
+            elif args.sizes.setdefault(name, value) != value:
+                return None
+        is_whole = all(n in args.arrays for n in self.arrays) and all(n in args.sizes for n in self.numbers)
+        return args if is_whole else None
+
+
+def _is_number(value: Any, dtype: str) -> bool:
+    """Whether a number can be passed as it is."""
+    if dtype.startswith("int"):
+        return is_integer(value) and (dtype != "int32" or abs(value) <= LARGEST_INT32)
+    return dtype.startswith("float") and type(value) in (int, float)
+
+
+__all__ = ["CompressedRows"]
