@@ -109,7 +109,7 @@ def masked_spgemm(dtype: str = "float32", *, idtype: str = "int32") -> tirx.Prim
         K = T.sparse_variable(I, (p, nnz_a), (indptr_a, indices_a), idtype, sorted=False, unique=False)
         K_dense = T.dense_fixed(p, idtype)
         J_b = T.sparse_variable(K_dense, (n, nnz_b), (indptr_b, indices_b), idtype, sorted=False, unique=False)
-        J_m = T.sparse_variable(I, (n, nnz_m), (indptr_m, indices_m), idtype, sorted=False, unique=False)
+        J_m = T.sparse_variable(I, (n, nnz_m), (indptr_m, indices_m), idtype)
         J = T.sparse_assembled(I, n, idtype)
         A = T.match_sparse_buffer(a, (I, K), dtype)
         B = T.match_sparse_buffer(b, (K_dense, J_b), dtype)

@@ -14,6 +14,7 @@ import sparsetir
 from corpus.computed import PROGRAMS, SHAPES, draw_arguments, matrix
 from each import pairwise
 from sparsetir import Accumulators, ops
+from sparsetir.assemble.options import KINDS
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.tuning import accumulators
@@ -95,6 +96,27 @@ def test_a_search_finds_the_fastest_and_records_it(tmp_path: Path, monkeypatch: 
     assert (built(**given) != expected).nnz == 0
     other = sparsetir.build(ops.masked_spgemm(), database=records)
     assert other.options.accumulators == Accumulators()
+
+
+def test_a_mask_in_any_order() -> None:
+    """Every accumulator gives the same bits, also for a mask whose rows are unsorted and hold entries twice."""
+    rng = np.random.default_rng(5)
+    A, B, M = (sp.random_array((60, 60), density=d, rng=rng, format="csr", dtype="float32") for d in (0.2, 0.2, 0.3))
+    M.data[:] = 1
+    ones = M.astype(bool)
+    twice = sp.csr_array((np.ones(2 * M.nnz, bool), np.repeat(M.indices, 2), 2 * M.indptr), shape=M.shape)
+    shuffled = ones.indices[np.lexsort((rng.random(M.nnz), np.repeat(np.arange(60), np.diff(M.indptr))))]
+    unsorted = sp.csr_array((ones.data, shuffled, M.indptr), shape=M.shape)
+    right = (A @ B).multiply(M).tocsr()
+    for kind in KINDS:
+        kernel = sparsetir.build(ops.masked_spgemm(), schedule=Accumulators(kind=kind))
+        first = kernel(A=A, B=B, M=ones)
+        assert abs(first - right).max() < 1e-5
+        assert np.array_equal(first.indices, right.sorted_indices().indices)
+        for mask in (twice, unsorted):
+            found = kernel(A=A, B=B, M=mask)
+            assert np.array_equal(found.indices, first.indices)
+            assert found.data.tobytes() == first.data.tobytes()
 
 
 def test_a_search_times_for_real() -> None:

@@ -36,6 +36,18 @@ def test_triangles_are_counted_once(seed):
         assert sparsetir.triangles(matrix) == expected(A)
 
 
+def test_symmetric_rows_as_they_come():
+    """Sorted, unsorted, with an entry twice, and with a row that begins with the column the one before ends with."""
+    A = graph(3, 25, 0.3).tocsr()
+    A = sp.csr_array(A + A.T)
+    order = np.lexsort((np.random.default_rng(4).random(A.nnz), np.repeat(np.arange(25), np.diff(A.indptr))))
+    unsorted = sp.csr_array((A.data, A.indices[order], A.indptr), shape=A.shape)
+    twice = sp.csr_array((np.ones(2 * A.nnz), np.repeat(A.indices, 2), 2 * A.indptr), shape=A.shape)
+    path = sp.csr_array(sp.diags_array([1.0, 1, 1], offsets=[-1, 0, 1], shape=(9, 9)))
+    for matrix in (A, unsorted, twice, path):
+        assert sparsetir.triangles(matrix) == expected(matrix.tocoo())
+
+
 def test_hubs_and_complete_graphs():
     n = 60
     full = sp.csr_array(np.ones((n, n)))

@@ -7,7 +7,7 @@ the row is written out in order of its coordinates, which leaves the accumulator
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from sparsetir.lower.rewriting import alloc, cell, get, put, seq
 WORD = 64  # coordinates in a block
 BYTES = 8  # that are looked at together
 SPREAD = 0x9E3779B1  # an odd number that spreads neighbouring coordinates over a table
+DUMPS = 256  # elements that take what a mask lacks: neighbours seldom wait for each other
 GATHER = 0x0102040810204080  # takes the lowest bits of eight bytes to the highest byte
 LONG = "int64"
 
@@ -309,6 +310,74 @@ class Table:
             held = tirx.BufferLoad(array, [self.chunk, get(self.at)])
             stmts.append(tirx.BufferStore(values, cast(held, str(values.ty.dtype)), place))
         return serial(step, get(self.out.count), seq(*stmts))
+
+
+@dataclass
+class Stamped:
+    """The elements of a row under a mask, side by side in the order of the mask's row.
+
+    Parameters
+    ----------
+    out : Output
+    chunk : Var
+    arrays : sequence of Var
+        For each chunk the elements of a row, behind `DUMPS` others.
+    seen : Var
+        Which of them were entered, as bytes.
+    places : Var
+        For each chunk and coordinate where its element stands. Between rows that is one of the first `DUMPS`, which
+        nobody reads: what the mask lacks is added up there, without a branch that would be hard to predict.
+    count : Expr
+        Entries of the mask's row.
+    coordinate : callable
+        The coordinate of one of them.
+    """
+
+    out: Output
+    chunk: Var
+    arrays: Sequence[Var]
+    seen: Var
+    places: Var
+    count: ir.Expr
+    coordinate: Callable[[Var], ir.Expr]
+
+    def begin(self) -> list[tirx.Stmt]:
+        step = Var("step", ir.PrimType(LONG))
+        key, slot = Var("key", ir.PrimType(LONG)), Var("slot", ir.PrimType(LONG))
+        stamp = tirx.BufferStore(self.places, cast(slot, "int32"), [self.chunk, key])
+        bound = [tirx.Bind(key, self.coordinate(step)), tirx.Bind(slot, step + long(DUMPS))]
+        row = serial(step, self.count, seq(*bound, stamp))
+        clear = serial(slot, self.count, seq(*self.cleared(slot + long(DUMPS))))
+        return [put(self.out.count, long(0)), clear, row]
+
+    def cleared(self, slot: ir.Expr) -> list[tirx.Stmt]:
+        """An element as it is before the first statement sets it."""
+        pairs = zip(self.arrays, self.out.initial, strict=False)
+        firsts = [tirx.BufferStore(a, cast(v, str(a.ty.dtype)), [self.chunk, slot]) for a, v in pairs]
+        return [tirx.BufferStore(self.seen, const(0, "uint8"), [self.chunk, slot]), *firsts]
+
+    def enter(self, key: ir.Expr) -> list[tirx.Stmt]:
+        self.slot = Var("slot", ir.PrimType(LONG))
+        held = cast(tirx.BufferLoad(self.places, [self.chunk, cast(key, LONG)]), LONG)
+        return [tirx.Bind(self.slot, held), tirx.BufferStore(self.seen, const(1, "uint8"), [self.chunk, self.slot])]
+
+    def element(self, result: int, key: ir.Expr) -> tuple[Var, list[ir.Expr]]:
+        return self.arrays[result], [self.chunk, self.slot]
+
+    def finish(self) -> list[tirx.Stmt]:
+        step = Var("step", ir.PrimType(LONG))
+        key, slot = Var("key", ir.PrimType(LONG)), Var("slot", ir.PrimType(LONG))
+        place = [get(self.out.pos) + get(self.out.count)]
+        assert self.out.keys is not None
+        stmts: list[tirx.Stmt] = [tirx.BufferStore(self.out.keys, cast(key, str(self.out.keys.ty.dtype)), place)]
+        for array, values in zip(self.arrays, self.out.values, strict=True):
+            held = tirx.BufferLoad(array, [self.chunk, slot])
+            stmts.append(tirx.BufferStore(values, cast(held, str(values.ty.dtype)), place))
+        is_seen = tirx.BufferLoad(self.seen, [self.chunk, slot]) != const(0, "uint8")
+        found = tirx.IfThenElse(is_seen, seq(*stmts, add(self.out.count, 1)), None)
+        bound = [tirx.Bind(key, self.coordinate(step)), tirx.Bind(slot, step + long(DUMPS))]
+        none = tirx.BufferStore(self.places, cast(key & long(DUMPS - 1), "int32"), [self.chunk, key])
+        return [serial(step, self.count, seq(*bound, none, found))]
 
 
 def slots_of(count: ir.Expr) -> ir.Expr:

@@ -3,7 +3,8 @@
 /* What c_interface.py puts around the compiled functions of a program with computed patterns: it shares out the rows,
  * holds the accumulators, and allocates the results, as sparsetir/call/assembled.py does in Python. */
 
-enum { ROW_WORK = 8, SERIAL_WORK = 20000, WORD = 64, BYTES = 8 }; /* as in call/workspace.py and call/assembled.py */
+/* as in call/workspace.py, call/assembled.py and assemble/accumulators.py */
+enum { ROW_WORK = 8, SERIAL_WORK = 20000, WORD = 64, BYTES = 8, DUMPS = 256 };
 
 typedef int (*rt_function)(void *, const TVMFFIAny *, int32_t, TVMFFIAny *);
 
@@ -15,6 +16,7 @@ struct result {
 
 struct assembly {
   rt_function bound, symbolic, numeric; /* without `bound` the rows of `members` are merged */
+  int is_stamped;                       /* rows are collected in the order of a mask, without `symbolic` */
   const TVMFFIAny *common;
   int common_count;
   int64_t rows, width;
@@ -27,7 +29,7 @@ struct assembly {
   void **keys;
 };
 
-static const DLDataType RT_LONG = {kDLInt, 64, 1}, RT_BYTE = {kDLUInt, 8, 1};
+static const DLDataType RT_LONG = {kDLInt, 64, 1}, RT_INT = {kDLInt, 32, 1}, RT_BYTE = {kDLUInt, 8, 1};
 
 /* Memory of one call; `rt_drop` frees it. */
 struct held {
@@ -105,25 +107,49 @@ struct work {
   int64_t words, tops;
   void **arrays, **masks;
   void *bits, *bytes, *top;
+  void *seen, *places; /* where rows are collected in the order of a mask */
 };
 
 static void rt_fill(void *memory, int64_t count, int item, uint64_t bits) {
   for (int64_t n = 0; n < count; ++n) memcpy((char *)memory + n * item, &bits, (size_t)item);
 }
 
+/* An array for each result with `row` elements for each chunk. */
+static void rt_take_arrays(struct work *w, const struct assembly *s, int chunks, int64_t row, struct held *held) {
+  w->arrays = rt_hold(held, s->result_count, sizeof(void *));
+  for (int n = 0; n < s->result_count && !held->failed; ++n) {
+    int item = s->results[n].held.bits / 8;
+    w->arrays[n] = rt_hold(held, chunks * row, item);
+    if (w->arrays[n]) rt_fill(w->arrays[n], chunks * row, item, s->results[n].initial);
+  }
+}
+
+static int rt_take_stamps(struct work *w, const struct assembly *s, int chunks, struct held *held) {
+  rt_take_arrays(w, s, chunks, s->width + DUMPS, held);
+  w->seen = rt_hold(held, chunks * (s->width + DUMPS), 1);
+  w->places = rt_hold(held, chunks * s->width, 4);
+  for (int64_t n = 0; !held->failed && n < chunks * s->width; ++n)
+    ((int32_t *)w->places)[n] = (int32_t)(n % s->width & (DUMPS - 1));
+  return held->failed;
+}
+
+static void rt_push_stamps(struct arguments *a, const struct work *w, const struct assembly *s, int chunks) {
+  rt_push(a, s->width + DUMPS);
+  rt_push(a, s->width);
+  for (int n = 0; n < s->result_count; ++n)
+    rt_push_table(a, w->arrays[n], s->results[n].held, 2, chunks, s->width + DUMPS);
+  rt_push_table(a, w->seen, RT_BYTE, 2, chunks, s->width + DUMPS);
+  rt_push_table(a, w->places, RT_INT, 2, chunks, s->width);
+}
+
 static int rt_take(struct work *w, const struct assembly *s, int chunks, struct held *held) {
   w->words = (s->width + WORD - 1) / WORD;
   w->tops = (w->words + BYTES - 1) / BYTES * BYTES;
-  w->arrays = rt_hold(held, s->result_count, sizeof(void *));
   w->masks = rt_hold(held, s->filter_count, sizeof(void *));
   w->bits = rt_hold_zeros(held, chunks * w->words, 8);
   w->bytes = rt_hold_zeros(held, chunks * w->words * WORD, 1);
   w->top = rt_hold_zeros(held, chunks * w->tops, 1);
-  for (int n = 0; n < s->result_count && !held->failed; ++n) {
-    int item = s->results[n].held.bits / 8;
-    w->arrays[n] = rt_hold(held, chunks * s->width, item);
-    if (w->arrays[n]) rt_fill(w->arrays[n], chunks * s->width, item, s->results[n].initial);
-  }
+  rt_take_arrays(w, s, chunks, s->width, held);
   for (int n = 0; n < s->filter_count && !held->failed; ++n) w->masks[n] = rt_hold_zeros(held, chunks * w->words, 8);
   return held->failed;
 }
@@ -209,6 +235,16 @@ static int64_t rt_merged_places(const struct assembly *s, const struct split *sp
   return total;
 }
 
+/* As many entries as each row has at most. */
+static int64_t rt_bounded_places(const struct assembly *s, const struct split *split, int64_t *first) {
+  int64_t total = 0;
+  for (int c = 0; c < split->chunks; ++c) {
+    first[c] = total;
+    for (int64_t row = split->ranges[c]; row < split->ranges[c + 1]; ++row) total += split->bound[row];
+  }
+  return total;
+}
+
 static int64_t rt_counted_places(const struct assembly *s, const struct split *split, int64_t *first, int64_t *indptr) {
   for (int64_t row = 0; row < s->rows; ++row) indptr[row + 1] += indptr[row];
   for (int c = 0; c < split->chunks; ++c) first[c] = indptr[split->ranges[c]];
@@ -235,11 +271,12 @@ static int rt_numeric(const struct assembly *s, const struct split *split, const
   rt_push_array(&a, first, RT_LONG, split->chunks);
   rt_push_array(&a, *s->keys, s->key, capacity);
   for (int n = 0; n < s->result_count; ++n) rt_push_array(&a, *s->results[n].out, s->results[n].dtype, capacity);
-  rt_push_work(&a, work, s, split->chunks, 1);
+  if (s->is_stamped) rt_push_stamps(&a, work, s, split->chunks);
+  else rt_push_work(&a, work, s, split->chunks, 1);
   return rt_run(s->numeric, &a);
 }
 
-/* Merged chunks stand where they begin at most: move them together. */
+/* Chunks that were written without counting stand where they begin at most: move them together. */
 static void rt_close_gaps(const struct assembly *s, const struct split *split, const int64_t *first) {
   int64_t filled = 0, *indptr = *s->indptr;
   for (int c = 0; c < split->chunks; ++c) {
@@ -275,15 +312,17 @@ static int rt_allocate_entries(const struct assembly *s, int64_t count) {
 static int rt_fill_results(const struct assembly *s, struct held *held) {
   struct split split = {0};
   struct work work;
-  if (rt_share_out(&split, s, held) || rt_take(&work, s, split.chunks, held)) return -1;
+  if (rt_share_out(&split, s, held)) return -1;
+  if ((s->is_stamped ? rt_take_stamps : rt_take)(&work, s, split.chunks, held)) return -1;
   int64_t *indptr = *s->indptr = calloc((size_t)s->rows + 1, 8), *first = rt_hold_zeros(held, split.chunks, 8), count;
   if (!indptr) return rt_fail("out of memory: %lld row pointers", (long long)s->rows + 1);
   if (held->failed) return -1;
-  if (s->bound && s->rows && rt_symbolic(s, &split, &work, indptr + 1, held)) return -1;
-  count = s->bound ? rt_counted_places(s, &split, first, indptr) : rt_merged_places(s, &split, first);
+  if (s->symbolic && s->rows && rt_symbolic(s, &split, &work, indptr + 1, held)) return -1;
+  if (s->symbolic) count = rt_counted_places(s, &split, first, indptr);
+  else count = s->bound ? rt_bounded_places(s, &split, first) : rt_merged_places(s, &split, first);
   if (rt_allocate_entries(s, count)) return -1;
   if (s->rows && count && rt_numeric(s, &split, &work, indptr + 1, count, first, held)) return -1;
-  if (!s->bound) rt_close_gaps(s, &split, first);
+  if (!s->symbolic) rt_close_gaps(s, &split, first);
   return 0;
 }
 

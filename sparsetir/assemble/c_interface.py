@@ -41,6 +41,7 @@ class AssembledInterface(Interface):
         if options.select or options.accumulators.is_table:
             raise LoweringError(f"{kernel.name} selects entries or uses hash tables, which exported kernels do not yet")
         self.assembly = assembly
+        self.is_stamped = options.stamps(has_mask=assembly.mask is not None)
         params = [p for p in assembly.func.params if not tirx.is_buffer_var(p) or assembly.result_of(p) is None]
         super().__init__(kernel, self.ownership, params)
         chain = "_".join(a.name for a in assembly.axes)
@@ -97,7 +98,9 @@ class AssembledInterface(Interface):
     @property
     def functions(self) -> list[str]:
         """The compiled ones that are called."""
-        return ["numeric"] if self.assembly.merge is not None else ["bound", "symbolic", "numeric"]
+        if self.assembly.merge is not None:
+            return ["numeric"]
+        return ["bound", "numeric"] if self.is_stamped else ["bound", "symbolic", "numeric"]
 
     @property
     def rows(self) -> ir.Expr | None:
@@ -112,6 +115,7 @@ class AssembledInterface(Interface):
         fields = [
             ", ".join(f".{name} = code_{name}" for name in self.functions),
             f".common = common, .common_count = {len(self.given)}",
+            f".is_stamped = {int(self.is_stamped)}",
             f".rows = {'1' if self.rows is None else self.size_of(self.rows)}, .width = {width}",
             f".key = {_dtype(self.assembly.key_dtype)}",
             f".results = results, .result_count = {len(self.values)}, .filter_count = {len(filters)}",

@@ -19,7 +19,19 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.assemble import merges
-from sparsetir.assemble.accumulators import LONG, WORD, Accumulator, Bits, Bytes, Insertion, Output, Table, add, long
+from sparsetir.assemble.accumulators import (
+    LONG,
+    WORD,
+    Accumulator,
+    Bits,
+    Bytes,
+    Insertion,
+    Output,
+    Stamped,
+    Table,
+    add,
+    long,
+)
 from sparsetir.assemble.options import Options
 from sparsetir.assemble.program import Assembly
 from sparsetir.assemble.rows import Rows, Scatter, with_own
@@ -71,10 +83,10 @@ class Functions:
         made = {"numeric": self.numeric()}
         if self.assembly.merge is None:
             made["bound"] = self.bound()
-            if not self.options.select:
+            if not self.options.select and not self.is_stamped:
                 made["symbolic"] = self.symbolic()
-            if not self.options.select and not self.options.accumulators.is_table:
-                made["values"] = self.values()
+                if not self.options.accumulators.is_table:
+                    made["values"] = self.values()
         attrs = dict(self.rows.func.attrs)
         named = {f"{self.assembly.name}_{name}": self.of_params(func) for name, func in made.items()}
         return ir.IRModule({n: f.with_attrs({**attrs, "global_symbol": n}) for n, f in named.items()})
@@ -85,6 +97,11 @@ class Functions:
         written = {p: lowered.get(str(p.name), p) for p in self.assembly.source.func.params}
         body = tvm_ffi.structural_map(func.body, with_def_region_kind=(Var, lambda v, _kind: written.get(v, v)))
         return tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+
+    @property
+    def is_stamped(self) -> bool:
+        """Whether rows are collected in the order of a mask."""
+        return self.options.stamps(has_mask=self.assembly.mask is not None)
 
     @property
     def width(self) -> ir.Expr:
@@ -125,7 +142,7 @@ class Functions:
         """The rows of a chunk one behind the other, from ``first[chunk]`` on."""
         split, ends = Split.of(self.rows), array("ends", LONG, self.rows.count)
         capacity, first = size("capacity"), array("first", LONG, split.chunks)
-        work = self.workspace(split, values=True)
+        work = self.stamps(split) if self.is_stamped else self.workspace(split, values=True)
         keys = array("keys", self.assembly.key_dtype, capacity)
         values = [array(f"{r.name}_values", r.dtype, capacity) for r in self.assembly.results]
         out = Output(cell("pos", LONG), cell("count", LONG), keys, values, [r.initial for r in self.assembly.results])
@@ -204,8 +221,15 @@ class Functions:
             is_table=self.options.accumulators.is_table,
         )
 
+    def stamps(self, split: Split) -> Stamps:
+        """What holds rows in the order of a mask, of all chunks."""
+        width, columns = size("width"), size("columns")
+        held = [array(f"{r.name}_work", r.held_dtype, split.chunks, width) for r in self.assembly.results]
+        seen, places = array("seen", "uint8", split.chunks, width), array("places", "int32", split.chunks, columns)
+        return Stamps(width, columns, held, seen, places)
+
     def ways(
-        self, out: Output, work: Workspace, chunk: Var, split: Split, done: Callable[[Var], list[tirx.Stmt]]
+        self, out: Output, work: Workspace | Stamps, chunk: Var, split: Split, done: Callable[[Var], list[tirx.Stmt]]
     ) -> Callable[[Var], list[tirx.Stmt]]:
         """What is done with a row: small ones by insertion, others in an array."""
 
@@ -216,6 +240,8 @@ class Functions:
         def at(row: Var) -> list[tirx.Stmt]:
             if merge is not None:
                 return [*merges.row_of(self.assembly, merge, out, row), *done(row)]
+            if isinstance(work, Stamps):
+                return [self.under_mask(out, work, chunk, row), *done(row)]
             entered = tirx.BufferLoad(split.bound, [row])
             larger = self.larger(out, work, chunk, row, entered)
             if small == 0:
@@ -242,6 +268,17 @@ class Functions:
         body = self.scattered(accumulator, work, chunk)
         return seq(*accumulator.begin(), *self.filtered(body, work, chunk, row), *accumulator.finish())
 
+    def under_mask(self, out: Output, work: Stamps, chunk: Var, row: Var) -> tirx.Stmt:
+        """A row in the order of the mask's, written out."""
+        mask = self.assembly.mask
+        assert mask is not None
+        above = cast(row, mask.idtype)
+        begin, count = cast(mask.begin(above, []), LONG), cast(mask.extent(above, []), LONG)
+        coordinate = lambda step: cast(mask.coordinate(begin + step, step, []), LONG)  # noqa: E731
+        stamped = Stamped(out, chunk, work.arrays, work.seen, work.places, count, coordinate)
+        body = self.at_row(row, self.scattered(stamped, work, chunk))
+        return seq(*stamped.begin(), body, *stamped.finish())
+
     def filtered(self, body: tirx.Stmt, work: Workspace, chunk: Var, row: Var) -> list[tirx.Stmt]:
         """The body of a row between two loops over the entries of each filter, which set and clear its bits."""
         set_: list[tirx.Stmt] = []
@@ -257,7 +294,7 @@ class Functions:
                 stmts.append(serial(step, count, seq(tirx.Bind(key, coordinate), tirx.BufferStore(bits, value, at))))
         return [*set_, self.at_row(row, body), *clear]
 
-    def passes(self, key: ir.Expr, work: Workspace, chunk: Var) -> ir.Expr | None:
+    def passes(self, key: ir.Expr, work: Workspace | Stamps, chunk: Var) -> ir.Expr | None:
         """Whether all filters store a coordinate, none of them in a complement."""
         wide, found = cast(key, LONG), None
         for bits in work.allowed:
@@ -266,7 +303,7 @@ class Functions:
             found = is_there if found is None else tirx.And(found, is_there)
         return found
 
-    def scattered(self, accumulator: Accumulator, work: Workspace, chunk: Var) -> tirx.Stmt:
+    def scattered(self, accumulator: Accumulator, work: Workspace | Stamps, chunk: Var) -> tirx.Stmt:
         """The body of a row with every scatter into `accumulator`; of the coordinates alone without values."""
 
         def on_store(store: tirx.BufferStore, mutator: object) -> tirx.Stmt:
@@ -335,6 +372,24 @@ class Workspace:
     def masks(self) -> list[Var]:
         """What holds the filters of a row."""
         return [self.mask_words, *self.allowed] if self.allowed else []
+
+
+@dataclass(frozen=True)
+class Stamps:
+    """Parameters that hold rows in the order of a mask: see `Stamped`."""
+
+    width: Var
+    columns: Var
+    arrays: Sequence[Var]
+    seen: Var
+    places: Var
+    has_values: bool = True
+    allowed: Sequence[Var] = ()
+
+    @property
+    def params(self) -> list[Var]:
+        """In the order of the functions."""
+        return [self.width, self.columns, *self.arrays, self.seen, self.places]
 
 
 @dataclass

@@ -25,7 +25,8 @@ class Accumulators:
         Entries, repeated ones included, up to which a row is sorted by insertion; from 0 to 256.
     kind : {"both", "bits", "bytes", "table"}
         What collects longer rows: an array as wide as the result whose entries are marked by bits, by bytes, or by
-        either of them as the row is sparse or dense; or a hash table and a sort.
+        either of them as the row is sparse or dense; or a hash table and a sort. With "both" all rows under a mask that
+        is no complement are collected in the order of the mask's.
     counted : bool
         Whether rows are counted before they are written, also where there is memory for the most that they may have.
 
@@ -81,6 +82,10 @@ class Options:
     complement: bool = False
     select: bool = False
     accumulators: Accumulators = field(default_factory=Accumulators)
+
+    def stamps(self, *, has_mask: bool) -> bool:
+        """Whether rows under a mask are collected in its order."""
+        return has_mask and not self.complement and self.accumulators.kind == "both"
 
     def tabled(self) -> Options:
         """The same with hash tables."""

@@ -124,6 +124,12 @@ class Assembly:
         """Of a coordinate below a row: of several axes one number."""
         return self.axes[0].idtype if len(self.axes) == 1 else "int64"
 
+    @property
+    def mask(self) -> Axis | None:
+        """The one filter, sorted and each coordinate once, that rows may be collected in the order of."""
+        plain = [a for a in self.filters if a.sorted and a.unique and a.indices is not None]
+        return plain[0] if len(plain) == len(self.filters) == 1 else None
+
     def result_of(self, buffer: Var) -> Result | None:
         """The result whose stand-in an array is."""
         return next((r for r in self.results if r.storage == str(buffer.name)), None)

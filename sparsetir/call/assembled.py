@@ -15,6 +15,7 @@ import tvm
 
 from sparsetir import interop
 from sparsetir.assemble import AssembledCompiled, Assembly, Options
+from sparsetir.assemble.accumulators import DUMPS
 from sparsetir.assemble.c_interface import AssembledInterface
 from sparsetir.assemble.selection import ordered
 from sparsetir.call.arguments import Arguments, numpy_dtype
@@ -25,12 +26,15 @@ from sparsetir.call.saving import Saved
 from sparsetir.call.signature import Signature
 from sparsetir.call.timing import Timing, measure
 from sparsetir.call.workspace import (
+    PLACE_BYTES,
     SERIAL_WORK,
     Call,
+    Stamps,
     Work,
     closed,
     full,
     gathered,
+    kept,
     merged_bound,
     merged_ranges,
     passed,
@@ -82,7 +86,9 @@ class AssembledKernel(Saved):
         self._lengths = [Size(a.length) for a in self.assembly.axes]
         self._shape = [Size(a.length) for a in (*self.assembly.rows, *self.assembly.axes)]
         self._rows = CompressedRows(self.signature)
+        self.is_stamped = self.options.stamps(has_mask=self.assembly.mask is not None)
         self._spare: list[Work] = []
+        self._stamps: list[Stamps] = []
         self._rooms: list[list[np.ndarray]] = []
 
     @property
@@ -175,6 +181,7 @@ class AssembledKernel(Saved):
         if self.options.accumulators.is_table or self.assembly.merge is not None:
             return False
         item = 1 + sum(numpy_dtype(r.held_dtype).itemsize for r in self.assembly.results)
+        item = max(item, PLACE_BYTES) if self.is_stamped else item
         return self._width(args.sizes) * item * get_num_threads() > WIDE_BYTES
 
     @cached_property
@@ -185,7 +192,7 @@ class AssembledKernel(Saved):
 
     def is_roomy(self, call: Call) -> bool:
         """Whether the rows are written before their lengths are known."""
-        if self.assembly.merge is not None or self.options.select:
+        if self.assembly.merge is not None or self.options.select or self.is_stamped:
             return True
         if self.options.accumulators.counted:
             return False
@@ -227,7 +234,7 @@ class AssembledKernel(Saved):
 
     def one_phase(self, call: Call, top: int | None = None, above: Any = None) -> Pattern:
         """Write the rows of each chunk from where they may begin at most, then close the gaps."""
-        work = self.take(call)
+        work = self.stamps(call) if self.is_stamped else self.take(call)
         indptr = np.zeros(call.rows + 1, np.int64)
         first, total = self.places(call, top)
         room = self.room(total)
@@ -287,7 +294,7 @@ class AssembledKernel(Saved):
     def numeric(
         self,
         call: Call,
-        work: Work,
+        work: Work | Stamps,
         ends: np.ndarray,
         first: np.ndarray,
         keys: np.ndarray,
@@ -297,13 +304,13 @@ class AssembledKernel(Saved):
         """Write rows from `first` of each chunk on, and where each ends."""
         if not call.rows or not len(keys):
             return
-        first, sizes = np.ascontiguousarray(first), [work.width, *work.sizes]
-        arrays = [*work.arrays, *work.marks, *work.masks]
-        self.run("numeric", *call.split, ends, len(keys), first, keys, *values, *sizes, *arrays, *selected)
+        first = np.ascontiguousarray(first)
+        self.run("numeric", *call.split, ends, len(keys), first, keys, *values, *work.params, *selected)
 
     def refill(self, args: Arguments, pattern: Pattern, call: Call) -> list[np.ndarray]:
         """The values for other values of the operands, of which the pattern is known; `call` was one with it."""
-        if self.assembly.merge is not None or self.options.accumulators.is_table or self.is_wide(args):
+        has_values = self.assembly.merge is None and not self.is_stamped and not self.options.accumulators.is_table
+        if not has_values or self.is_wide(args):
             return self.assemble(args).values
         call.common = argument_list(self.signature, args, without=self._results)
         keys, values = pattern.keys, self.entries(len(pattern.keys))[1]
@@ -329,10 +336,9 @@ class AssembledKernel(Saved):
             shapes = [(call.chunks, 2 << (largest | 1).bit_length())] * 2
         else:
             shapes = [(call.chunks, n) for n in (call.width, words, words * WORD, -(-words // BYTES) * BYTES)]
-        while self._spare:
-            work = self._spare.pop()
-            if work.bits.shape == shapes[1] and all(a.shape == shapes[0] for a in work.arrays):
-                return work
+        held = kept(self._spare, *shapes[:2])
+        if held is not None:
+            return held
         dtypes = [np.dtype(numpy_dtype(r.held_dtype)) for r in self.assembly.results]
         arrays = [full(shapes[0], d, v) for d, v in zip(dtypes, call.initial, strict=True)]
         allowed = [np.zeros((call.chunks, words), np.int64) for _ in self.assembly.filters]
@@ -340,9 +346,16 @@ class AssembledKernel(Saved):
         bytes_, top = [*(full(shape, np.dtype(np.uint8), 0) for shape in shapes[2:]), None, None][:2]
         return Work(arrays, bits, bytes_, top, allowed)
 
-    def _give_back(self, work: Work) -> None:
-        if work.nbytes <= KEPT_BYTES and not self._spare:
-            self._spare.append(work)
+    def stamps(self, call: Call) -> Stamps:
+        """What holds rows in the order of a mask, for as many chunks."""
+        dtypes = [np.dtype(numpy_dtype(r.held_dtype)) for r in self.assembly.results]
+        shapes = (call.chunks, call.width + DUMPS), (call.chunks, call.width)
+        return kept(self._stamps, *shapes) or Stamps.of(call, dtypes)
+
+    def _give_back(self, work: Work | Stamps) -> None:
+        spare = self._stamps if isinstance(work, Stamps) else self._spare
+        if work.nbytes <= KEPT_BYTES and not spare:
+            spare.append(work)  # type: ignore[arg-type]
 
     def _width(self, sizes: dict[str, int]) -> int:
         return math.prod(int(n.at(sizes)) for n in self._lengths)

@@ -6,15 +6,17 @@ from __future__ import annotations
 import ctypes
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tvm
 
 from sparsetir import alignment
+from sparsetir.assemble.accumulators import DUMPS
 from sparsetir.call.passing import as_bfloat16
 from sparsetir.threads import get_num_threads
 
+PLACE_BYTES = 4  # for each coordinate, where rows stand in the order of a mask
 ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
 SERIAL_WORK = 20_000  # coordinates entered, below which a second thread costs more than it does
 
@@ -28,6 +30,11 @@ class Work:
     bytes: np.ndarray | None
     top: np.ndarray | None
     allowed: list[np.ndarray]
+
+    @property
+    def shapes(self) -> tuple[Any, ...]:
+        """Of the arrays, and of what tells which of their elements are there."""
+        return self.arrays[0].shape, self.bits.shape
 
     @property
     def width(self) -> int:
@@ -53,6 +60,44 @@ class Work:
         """How many words a bitmap has, and how many the one above it."""
         return [self.bits.shape[1], 0 if self.top is None else self.top.shape[1]]
 
+    @property
+    def params(self) -> list[Any]:
+        """What the numeric function takes of it."""
+        return [self.width, *self.sizes, *self.arrays, *self.marks, *self.masks]
+
+
+@dataclass
+class Stamps:
+    """Rows in the order of a mask, one for each chunk: `places` says of each coordinate where its element stands."""
+
+    arrays: list[np.ndarray]
+    seen: np.ndarray
+    places: np.ndarray
+
+    @classmethod
+    def of(cls, call: Call, dtypes: list[np.dtype[Any]]) -> Stamps:
+        """For a call, with arrays of some dtypes: a row of the mask has at most an entry for each column."""
+        shape = (call.chunks, call.width + DUMPS)
+        places = alignment.empty((call.chunks, call.width), np.dtype(np.int32))
+        np.bitwise_and(np.arange(call.width, dtype=np.int32), DUMPS - 1, out=places[0])
+        places[1:] = places[0]
+        arrays = [full(shape, dtype, value) for dtype, value in zip(dtypes, call.initial, strict=True)]
+        return cls(arrays, alignment.empty(shape, np.dtype(np.uint8)), places)
+
+    @property
+    def shapes(self) -> tuple[Any, ...]:
+        """Of the arrays, and of what tells where their elements are."""
+        return self.arrays[0].shape, self.places.shape
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in (*self.arrays, self.seen, self.places))
+
+    @property
+    def params(self) -> list[Any]:
+        """What the numeric function takes of it."""
+        return [self.seen.shape[1], self.places.shape[1], *self.arrays, self.seen, self.places]
+
 
 @dataclass
 class Call:
@@ -75,6 +120,18 @@ class Call:
     def split(self) -> list[Any]:
         """What every function but the first takes of it."""
         return [*self.common, self.chunks, self.ranges, *([] if self.bound is None else [self.bound])]
+
+
+Held = TypeVar("Held", Work, Stamps)
+
+
+def kept(spare: list[Held], *shapes: tuple[int, int]) -> Held | None:
+    """What an earlier call left, where it has these shapes."""
+    while spare:
+        work = spare.pop()
+        if work.shapes == shapes:
+            return work
+    return None
 
 
 def merged_ranges(pointers: list[np.ndarray], rows: int) -> np.ndarray:
@@ -134,12 +191,15 @@ def passed(value: Any) -> Any:
 
 
 __all__ = [
+    "PLACE_BYTES",
     "SERIAL_WORK",
     "Call",
+    "Stamps",
     "Work",
     "closed",
     "full",
     "gathered",
+    "kept",
     "merged_bound",
     "merged_ranges",
     "passed",
