@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any
 
@@ -67,19 +68,39 @@ LAYERS: dict[str, tuple[Any, tuple[Any, ...], bool]] = {
 
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What reaches a graph."""
-    calls, spmm = [], Graph.spmm
-    monkeypatch.setattr(Graph, "spmm", lambda self, *args: calls.append(self) or spmm(self, *args))
+    """What reaches a graph, as products or as attention."""
+    calls: list[Any] = []
+    for name in ("spmm", "additive_attention"):
+        record(monkeypatch, name, calls)
     return calls
 
 
-def passes(layer: Any, *args: Any, x: Any = X) -> list[Any]:
+@pytest.fixture
+def attentions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs whose attention was called."""
+    calls: list[Any] = []
+    record(monkeypatch, "additive_attention", calls)
+    return calls
+
+
+def record(monkeypatch: pytest.MonkeyPatch, name: str, calls: list[Any]) -> None:
+    method = getattr(Graph, name)
+    monkeypatch.setattr(Graph, name, lambda self, *args: calls.append(self) or method(self, *args))
+
+
+def passes(layer: Any, *args: Any, x: Any = X, parameters: Any = None) -> list[Any]:
     """The result of a layer and the gradients of its input and parameters."""
     x = x.clone().requires_grad_()
-    layer.zero_grad()
+    parameters = parameters or layer
+    parameters.zero_grad()
     y = layer(x, *args)
     (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
-    return [y.detach(), x.grad, *(p.grad.clone() for p in layer.parameters() if p.grad is not None)]
+    return [y.detach(), x.grad, *(p.grad.clone() for p in parameters.parameters() if p.grad is not None)]
+
+
+def passes_patched(*args: Any) -> list[Any]:
+    with patch_pyg():
+        return passes(*args)
 
 
 def same(found: list[Any], expected: list[Any]) -> None:
@@ -101,6 +122,132 @@ def test_layers_are_what_they_were(products, name):
     count = len(products)
     same(passes(layer, *args), expected)
     assert len(products) == count
+
+
+ATTENTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "1 head": ({}, {}, True),
+    "8 heads": ({"heads": 8}, {}, True),
+    "means of heads": ({"heads": 8, "concat": False}, {}, True),
+    "no loops": ({"heads": 2, "add_self_loops": False}, {}, True),
+    "residual, slope": ({"heads": 2, "residual": True, "negative_slope": 0.5}, {}, True),
+    "steeper": ({"heads": 2, "negative_slope": 1.5}, {}, True),
+    "dropout": ({"heads": 2, "dropout": 0.5}, {}, False),
+    "edges": ({"heads": 8, "edge_dim": 1}, {"edge_attr": WEIGHT[:, None]}, False),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention_is_one_kernel(attentions, name):
+    options, given, is_one = ATTENTIONS[name]
+    torch.manual_seed(1)
+    layer = conv.GATConv(F, 4, **options).train()
+    found = {}
+    for patch in (contextlib.nullcontext(), patch_pyg()):
+        torch.manual_seed(2)
+        with patch:
+            found[patch] = passes(lambda x: layer(x, INDEX, **given), parameters=layer)
+    same(*found.values())
+    assert len(attentions) == is_one
+    layer.eval()
+    same(passes(layer, INDEX, *given.values()), passes_patched(layer, INDEX, *given.values()))
+    assert len(attentions) == is_one + (not given)
+
+
+def test_attention_weights(tmp_path):
+    layer = conv.GATConv(F, 4, heads=2)
+
+    def both(x: Any) -> Any:
+        y, (index, weights) = layer(x, INDEX, return_attention_weights=True)
+        assert isinstance(weights, torch.Tensor)
+        assert (weights.requires_grad, weights.dtype) == (True, torch.float32)
+        assert tuple(weights.shape) == (len(weights), 2) == (index.shape[1], 2)
+        torch.save(weights.detach(), tmp_path / "weights")
+        torch.testing.assert_close(torch.load(tmp_path / "weights"), weights.detach())
+        return torch.cat([y.flatten(), weights.flatten() ** 2])
+
+    expected = passes(both, parameters=layer)
+    with patch_pyg():
+        same(passes(both, parameters=layer), expected)
+
+
+class Near(conv.GATConv):
+    """Scores of its own, and what it keeps of them."""
+
+    def edge_update(self, alpha_j: Any, alpha_i: Any, edge_attr: Any, index: Any, ptr: Any, dim_size: Any) -> Any:
+        scores = torch.nn.functional.leaky_relu(alpha_i + alpha_j, self.negative_slope)
+        self.seen = scores
+        return conv.gat_conv.softmax(scores, index, ptr, dim_size)
+
+    def message(self, x_j: Any, alpha: Any) -> Any:
+        return x_j * alpha.view(-1, self.heads, 1)
+
+
+class Doubled(torch.autograd.Function):
+    """A function that torch does not see into."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(_ctx: Any, g: Any) -> Any:
+        return g * 2
+
+
+class Opaque(Near):
+    """Messages that pass through such a function."""
+
+    def message(self, x_j: Any, alpha: Any) -> Any:
+        return Doubled.apply(x_j) * Doubled.apply(alpha).unsqueeze(-1)
+
+
+class Scaled(Near):
+    """Scores and messages that are changed in place."""
+
+    def edge_update(self, alpha_j: Any, alpha_i: Any, edge_attr: Any, index: Any, ptr: Any, dim_size: Any) -> Any:
+        scores = (alpha_j + alpha_i).mul_(2)
+        return conv.gat_conv.softmax(torch.nn.functional.leaky_relu(scores, 0.2, True), index, ptr, dim_size)
+
+    def message(self, x_j: Any, alpha: Any) -> Any:
+        x_j += 1
+        return x_j * alpha.unsqueeze(-1)
+
+
+@pytest.mark.parametrize(("kind", "count"), [(Near, 1), (Opaque, 0), (Scaled, 0)])
+def test_attention_of_own_layers(attentions, kind, count):
+    layer = kind(F, 4, heads=2)
+    expected = passes(layer, INDEX)
+    seen = getattr(layer, "seen", torch.ones(())).detach()
+    with patch_pyg():
+        same(passes(layer, INDEX), expected)
+    assert len(attentions) == count
+    same([getattr(layer, "seen", torch.ones(())).detach()], [seen])
+
+
+def test_hooks_of_gradients_in_messages():
+    class Hooked(conv.GATConv):
+        def message(self, x_j: Any, alpha: Any) -> Any:
+            alpha.register_hook(lambda g: g * 0)
+            return x_j * alpha.unsqueeze(-1)
+
+    layer = Hooked(F, 4)
+    expected = passes(layer, INDEX)
+    with patch_pyg():
+        same(passes(layer, INDEX), expected)
+
+
+def test_messages_kept_over_a_change_of_nodes():
+    class Kept(conv.SAGEConv):
+        def message(self, x_j: Any) -> Any:
+            self.kept = x_j
+            return x_j
+
+    layer, x = Kept(F, 4), X.clone()
+    with patch_pyg():
+        layer(x, INDEX)
+    x += 1
+    with pytest.raises(StructureError, match="changed in place after edges selected it"):
+        layer.kept.sum()
 
 
 def test_bipartite_layers():

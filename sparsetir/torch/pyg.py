@@ -2,8 +2,9 @@
 """Message passing of torch_geometric on kernels of this package.
 
 Layers there select the rows of nodes for every edge, make messages of them, and scatter these. Here a selection is only
-noted (`Gathered`); where a message is no more than that, or that times a weight of its edge, scattering it is a product
-with the graph. Whatever else is done with it is done with the rows, as before.
+noted (noted.py); where a message is no more than that, or that times a weight of its edge, scattering it is a product
+with the graph, and where the weight is the softmax of scores as in GAT, attention. Whatever else is done with it is
+done with the rows, as before.
 """
 
 from __future__ import annotations
@@ -21,119 +22,10 @@ from torch.utils import _pytree as pytree
 
 from sparsetir.harness.optional import require
 from sparsetir.torch.functions import NAMES
+from sparsetir.torch.noted import PLAIN, Rows, note, recipe, values
 from sparsetir.torch.recent import Graphs, Recent
 
 REDUCTIONS = {"sum", "add", "mean", "max", "amax", "min", "amin"}
-PRODUCTS = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply}
-SUMS = {torch.add, Tensor.add}
-
-
-class Gathered:
-    """Rows of `x` for every edge, and a weight; a tensor as soon as it is used as one.
-
-    Parameters
-    ----------
-    x : Tensor
-    index : Tensor
-        The row of each edge.
-    is_target : bool, optional
-        Whether these are the targets of the edges; None where that is not known.
-    graphs : Graphs
-    weight : Tensor, optional
-        [edges], or [edges, heads].
-    """
-
-    def __init__(self, x: Tensor, index: Tensor, is_target: bool | None, graphs: Graphs, weight: Any = None) -> None:
-        self.x, self.index, self.is_target, self.graphs, self.weight = x, index, is_target, graphs, weight
-        self.made: Tensor | None = None
-
-    def tensor(self) -> Tensor:
-        """The rows themselves."""
-        if self.made is None:
-            self.made = self.x.index_select(0, self.index)
-            if self.weight is not None:
-                ones = [1] * (self.dim() - self.weight.dim())
-                self.made = self.made * self.weight.view(*self.weight.shape, *ones)
-        return self.made
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((self.index.numel(), *self.x.shape[1:]))
-
-    def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
-
-    def dim(self) -> int:
-        return self.x.dim()
-
-    def weighted(self, weight: Any) -> Gathered | None:
-        """The product with a weight of each edge, or of each edge and head."""
-        if self.weight is not None or type(weight) is not Tensor or weight.dtype is not self.x.dtype:
-            return None
-        shape, rank = weight.shape, self.dim()
-        if weight.dim() != rank or rank not in (2, 3) or shape[0] != self.index.numel() or shape[-1] != 1:
-            return None
-        if rank == 3 and shape[1] not in (1, self.x.shape[1]):
-            return None
-        weight = weight.flatten() if rank == 2 or shape[1] == 1 else weight.squeeze(-1)
-        return Gathered(self.x, self.index, self.is_target, self.graphs, weight)
-
-    def added(self, other: Any) -> Tensor | None:
-        """The sum with the values of the other ends."""
-        if type(other) is not Gathered or self.dim() > 2 or other.x.shape[1:] != self.x.shape[1:]:
-            return None
-        ends = {self.is_target: self, other.is_target: other}
-        is_plain = self.weight is None and other.weight is None and other.x.dtype is self.x.dtype
-        if not is_plain or set(ends) != {True, False}:
-            return None
-        at, to = ends[False], ends[True]
-        graph = self.graphs.of(to.index, at.index, to.x.shape[0], at.x.shape[0])
-        return graph.edge_sum(to.x, at.x)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not kwargs and len(args) == 2:
-            one, other = args if isinstance(args[0], Gathered) else args[::-1]
-            found = one.weighted(other) if func in PRODUCTS else one.added(other) if func in SUMS else None
-            if found is not None:
-                return found
-        args, kwargs = pytree.tree_map(_as_tensor, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.tensor(), name)
-
-    def __mul__(self, other: Any) -> Any:
-        return torch.mul(self, other)
-
-    def __add__(self, other: Any) -> Any:
-        return torch.add(self, other)
-
-    __rmul__, __radd__ = __mul__, __add__
-
-
-def _as_tensor(value: Any) -> Any:
-    return value.tensor() if isinstance(value, Gathered) else value
-
-
-def _plain(name: str) -> Callable[..., Any]:
-    """An operator of the rows themselves."""
-
-    def call(self: Gathered, *args: Any) -> Any:
-        return getattr(self.tensor(), name)(*map(_as_tensor, args))
-
-    return call
-
-
-OPERATORS = """
-    sub rsub truediv rtruediv floordiv mod pow rpow neg abs matmul rmatmul getitem len iter eq ne lt le gt ge bool float
-    int and or xor invert
-""".split()
-for _name in OPERATORS:
-    setattr(Gathered, f"__{_name}__", _plain(f"__{_name}__"))
-Gathered.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 # ------------------------------------------------------------------ what takes the places of functions
@@ -144,14 +36,14 @@ def _selecting(original: Callable[..., Any], graphs: Graphs) -> Callable[..., An
 
     @wraps(original)
     def select(self: Any, src: Any, index: Tensor) -> Any:
-        is_usual = type(src) in (Tensor, torch.nn.Parameter) and src.dtype in NAMES and src.is_cpu and src.dim() > 0
+        is_usual = type(src) in PLAIN and src.dtype in NAMES and src.is_cpu and src.dim() > 0
         if torch.compiler.is_compiling() or not is_usual or self.node_dim not in (0, -src.dim()) or index.dim() != 1:
             return original(self, src, index)
         whole, is_target = index._base, None
         if whole is not None and whole.dim() == 2 and whole.shape[0] == 2 and whole.is_contiguous():
             row = (index.storage_offset() - whole.storage_offset()) // max(whole.shape[1], 1)
             is_target = row == (1 if self.flow == "source_to_target" else 0)
-        return Gathered(src, index, is_target, graphs)
+        return note(Rows(index, is_target, graphs), src)
 
     return select
 
@@ -161,12 +53,14 @@ def _scattering(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def scatter(src: Any, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Any:
-        if not isinstance(src, Gathered):
-            return original(src, index, dim, dim_size, reduce)
-        if dim_size is None or dim not in (0, -src.dim()) or reduce not in REDUCTIONS or index.shape != src.index.shape:
-            return original(src.tensor(), index, dim, dim_size, reduce)
-        graph = src.graphs.of(index, src.index, int(dim_size), src.x.shape[0])
-        return graph.spmm(src.x, src.weight, reduce)
+        how, size = recipe(src), None if dim_size is None else int(dim_size)
+        rows = getattr(how, "rows", how)
+        if not isinstance(rows, Rows) or size is None or reduce not in REDUCTIONS:
+            return original(values(src), index, dim, dim_size, reduce)
+        if dim not in (0, -src.dim()) or index.shape != rows.index.shape:
+            return original(values(src), index, dim, dim_size, reduce)
+        graph = rows.graphs.of(index, rows.index, size, src.tensors[0].shape[0])
+        return how.reduced(graph, src.tensors, reduce)
 
     return scatter
 
@@ -176,13 +70,14 @@ def _normalizing(original: Callable[..., Any], graphs: Graphs) -> Callable[..., 
 
     @wraps(original)
     def softmax(src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None, dim: int = 0) -> Any:
-        src = _as_tensor(src)
         graph = None
         if isinstance(index, Tensor) and num_nodes is not None and not torch.compiler.is_compiling():
             graph = graphs.at_targets(index, int(num_nodes))
         if graph is None or dim != 0 or src.dim() not in (1, 2) or src.dtype not in NAMES:
-            return original(src, index, ptr, num_nodes, dim)
-        return graph.softmax(src)
+            return original(values(src), index, ptr, num_nodes, dim)
+        how = recipe(src)
+        found = None if how is None else how.shares(src.tensors, graph)
+        return graph.softmax(values(src)) if found is None else found
 
     return softmax
 

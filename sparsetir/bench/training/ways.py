@@ -21,7 +21,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.torch import Graph, patch_pyg
 
 KINDS = ("gcn", "sage-mean", "sage-max", "gat", "rgcn")
-OURS, TORCH, INDEX, EDGE_INDEX, PATCHED = "ours", "torch CSR", "PyG edge_index", "PyG EdgeIndex", "PyG, patched"
+OURS, TORCH, INDEX, EDGE_INDEX, PATCHED = "ours", "torch CSR", "PyG edge_index", "PyG EdgeIndex", "PyG patched"
 FIRST, SPARSE = ("gcn", "sage-mean", "gat"), 0.1  # the kinds whose layers can begin with a product of features
 WAYS = (OURS, TORCH, INDEX, EDGE_INDEX, PATCHED)
 

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of a value for each edge that are computed only when something needs their values.
+
+What is done with them along the way of a layer is noted, as a `Recipe` and the tensors it is computed from:
+
+====================================  ==============
+``x[j]``                              `Rows`
+``x[j] * weight``                     `Weighted`
+``a[i] + b[j]``                       `Sums`
+``leaky_relu(a[i] + b[j])``           `Scores`
+the softmax of these                  `Shares`
+``x[j] * shares``                     `Mixed`
+====================================  ==============
+
+Reducing one at targets is an operator of the graph. To all else they are tensors: they have values and gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+from sparsetir.errors import StructureError
+from sparsetir.torch.graph import Graph
+from sparsetir.torch.recent import Graphs
+
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+# ------------------------------------------------------------------ recipes
+
+
+class Recipe:
+    """How values of edges are computed from tensors; it refuses by None what it does not know."""
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def shape(self, *tensors: Tensor) -> tuple[int, ...]:
+        """Of the values."""
+        raise NotImplementedError
+
+    def times(self, _tensors: tuple[Tensor, ...], _other: Any) -> Tensor | None:
+        """The product with another value of edges."""
+        return None
+
+    def plus(self, _tensors: tuple[Tensor, ...], _other: Any) -> Tensor | None:
+        """The sum with another value of edges."""
+        return None
+
+    def rectified(self, _tensors: tuple[Tensor, ...], _slope: float) -> Tensor | None:
+        """``leaky_relu`` of the values."""
+        return None
+
+    def shares(self, _tensors: tuple[Tensor, ...], _graph: Graph) -> Tensor | None:
+        """The softmax over the edges of each target of a graph."""
+        return None
+
+    def as_column(self, _tensors: tuple[Tensor, ...]) -> Tensor | None:
+        """The values with an axis of length 1 at the end."""
+        return None
+
+    def reduced(self, _graph: Graph, _tensors: tuple[Tensor, ...], _reduce: str) -> Tensor | None:
+        """The values reduced at the targets of a graph."""
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(Recipe):
+    """Rows of x for every edge.
+
+    Parameters
+    ----------
+    index : Tensor
+        The row of each edge.
+    is_target : bool or None
+        Whether these are the targets of the edges; None where that is not known.
+    graphs : Graphs
+    """
+
+    index: Tensor
+    is_target: bool | None
+    graphs: Graphs
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        return tensors[0].index_select(0, self.index)
+
+    def shape(self, *tensors: Tensor) -> tuple[int, ...]:
+        return (self.index.numel(), *tensors[0].shape[1:])
+
+    def times(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
+        """The product with a weight of each edge, or of each edge and head."""
+        (x,), shape = tensors, self.shape(*tensors)
+        found, given = recipe(other), tuple(getattr(other, "shape", ()))
+        is_usable = type(other) in PLAIN or isinstance(found, Shares)
+        if not is_usable or other.dtype is not x.dtype or not 2 <= x.dim() <= 3 or len(given) != x.dim():
+            return None
+        if given[0] != shape[0] or given[-1] != 1 or given[1:-1] not in ((), (1,), shape[1:-1]):
+            return None
+        if isinstance(found, Shares):
+            return note(Mixed(self, found), x, *other.tensors)
+        return note(Weighted(self), x, other.flatten() if 1 in given[1:-1] or x.dim() == 2 else other.squeeze(-1))
+
+    def plus(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
+        """The sum with the values of the other ends."""
+        found, (x,) = recipe(other), tensors
+        if type(found) is not Rows or x.dim() > 2 or {self.is_target, found.is_target} != {True, False}:
+            return None
+        (at, sources), (to, targets) = sorted(((self, x), (found, other.tensors[0])), key=lambda end: end[0].is_target)
+        if targets.dtype is not sources.dtype or targets.shape[1:] != sources.shape[1:]:
+            return None
+        graph = self.graphs.of(to.index, at.index, targets.shape[0], sources.shape[0])
+        return note(Sums(graph), targets, sources)
+
+    def reduced(self, graph: Graph, tensors: tuple[Tensor, ...], reduce: str) -> Tensor | None:
+        return graph.spmm(tensors[0], None, reduce)
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted(Recipe):
+    """Rows times a weight, [edges] or [edges, heads]."""
+
+    rows: Rows
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        x, weight = tensors
+        return self.rows(x) * weight.view(*weight.shape, *[1] * (x.dim() - weight.dim()))
+
+    def shape(self, *tensors: Tensor) -> tuple[int, ...]:
+        return self.rows.shape(tensors[0])
+
+    def reduced(self, graph: Graph, tensors: tuple[Tensor, ...], reduce: str) -> Tensor | None:
+        return graph.spmm(*tensors, reduce)
+
+
+@dataclass(frozen=True, eq=False)
+class Sums(Recipe):
+    """What the ends of the edges of a graph have, added."""
+
+    graph: Graph
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        return self.graph.edge_sum(*tensors)
+
+    def shape(self, *tensors: Tensor) -> tuple[int, ...]:
+        return (self.graph.num_edges, *tensors[0].shape[1:])
+
+    def rectified(self, tensors: tuple[Tensor, ...], slope: float) -> Tensor | None:
+        return note(Scores(self.graph, slope), *tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class Scores(Sums):
+    """``leaky_relu`` of such sums."""
+
+    slope: float
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        return functional.leaky_relu(self.graph.edge_sum(*tensors), self.slope)
+
+    def rectified(self, tensors: tuple[Tensor, ...], slope: float) -> Tensor | None:
+        return None
+
+    def shares(self, tensors: tuple[Tensor, ...], graph: Graph) -> Tensor | None:
+        return note(Shares(graph, self.slope), *tensors) if graph is self.graph else None
+
+
+@dataclass(frozen=True, eq=False)
+class Shares(Scores):
+    """The softmax of such scores, perhaps with an axis of length 1 at the end."""
+
+    is_column: bool = False
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        found = self.graph.softmax(super().__call__(*tensors))
+        return found.unsqueeze(-1) if self.is_column else found
+
+    def shape(self, *tensors: Tensor) -> tuple[int, ...]:
+        return (*super().shape(*tensors), *[1] * self.is_column)
+
+    def shares(self, tensors: tuple[Tensor, ...], graph: Graph) -> Tensor | None:
+        return None
+
+    def as_column(self, tensors: tuple[Tensor, ...]) -> Tensor | None:
+        return None if self.is_column else note(Shares(self.graph, self.slope, True), *tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed(Recipe):
+    """Rows times such shares."""
+
+    rows: Rows
+    weight: Shares
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        return self.rows(tensors[0]) * self.weight(*tensors[1:])
+
+    def shape(self, *tensors: Tensor) -> tuple[int, ...]:
+        return self.rows.shape(tensors[0])
+
+    def reduced(self, graph: Graph, tensors: tuple[Tensor, ...], reduce: str) -> Tensor | None:
+        """Attention, where the same edges are summed over; a product with the shares otherwise."""
+        x, *ends = tensors
+        is_flat = x.dim() == 2 or ends[0].shape[1:] == (1,)
+        if graph is not self.weight.graph or reduce not in ("sum", "add"):
+            weight = self.weight(*ends)
+            return graph.spmm(x, weight.flatten() if is_flat else weight.squeeze(-1), reduce)
+        if not is_flat:
+            return graph.additive_attention(*ends, x, self.weight.slope)
+        found = graph.additive_attention(*(end.flatten() for end in ends), x.flatten(1), self.weight.slope)
+        return found.view(-1, *x.shape[1:])
+
+
+# ------------------------------------------------------------------ what is noted, as a tensor
+
+
+class Noted(Tensor):
+    """Values of edges by their recipe; computed once, as soon as they are used."""
+
+    recipe: Recipe
+    tensors: tuple[Tensor, ...]
+    made: Tensor | None
+    versions: list[int] | None
+
+    def tensor(self) -> Tensor:
+        """The values, with gradients of what they are computed from."""
+        if self.made is None:
+            if self.versions != _versions(self.tensors):
+                raise StructureError(
+                    "what the nodes have was changed in place after edges selected it, and is used only now: "
+                    "use the messages before the change, or change a copy"
+                )
+            self.made = self.recipe(*self.tensors)
+        return self.made
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether nothing was done to the values that the recipe does not say."""
+        made = self.made
+        return made is None or not (made.is_inference() or made._version or made._backward_hooks or made.retains_grad)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        found = KNOWN[func](*args, **kwargs) if func in KNOWN else None
+        return func(*_values(args), **_values(kwargs)) if found is None else found
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*_values(args), **_values(kwargs or {}))
+
+
+class _Note(Function):
+    """Makes a noted tensor, whose gradient is that of its recipe should something ask the tensor itself."""
+
+    @staticmethod
+    def forward(ctx: Any, how: Recipe, *tensors: Tensor) -> Tensor:
+        ctx.how = how
+        ctx.save_for_backward(*tensors)
+        kind: Any = {"dtype": tensors[0].dtype, "device": tensors[0].device}
+        return Tensor._make_wrapper_subclass(Noted, how.shape(*tensors), **kind)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        needed = ctx.needs_input_grad[1:]
+        given = [t.detach().requires_grad_(n) for t, n in zip(ctx.saved_tensors, needed, strict=True)]
+        with torch.enable_grad():
+            out = ctx.how(*given)
+        found = iter(torch.autograd.grad(out, [t for t in given if t.requires_grad], g))
+        return None, *(next(found) if n else None for n in needed)
+
+
+def note(how: Recipe, *tensors: Tensor) -> Noted:
+    """The values of edges that a recipe makes of tensors."""
+    found: Any = _Note.apply(how, *tensors)
+    found.recipe, found.tensors, found.made, found.versions = how, tensors, None, _versions(tensors)
+    return found
+
+
+def recipe(value: Any) -> Recipe | None:
+    """How a value is computed, None where it is no noted one."""
+    return value.recipe if type(value) is Noted and value.is_usual else None
+
+
+def values(given: Any) -> Any:
+    """The tensor itself in the place of a noted one."""
+    return given.tensor() if type(given) is Noted else given
+
+
+def _values(given: Any) -> Any:
+    return pytree.tree_map(values, given)
+
+
+def _versions(tensors: tuple[Tensor, ...]) -> list[int] | None:
+    return None if any(t.is_inference() for t in tensors) else [t._version for t in tensors]
+
+
+# ------------------------------------------------------------------ what is noted of functions of torch
+
+
+def _product(one: Any, other: Any = None, **options: Any) -> Any:
+    for first, second in ((one, other), (other, one)):
+        how = recipe(first)
+        found = None if how is None or options else how.times(first.tensors, second)
+        if found is not None:
+            return found
+    return None
+
+
+def _sum(one: Any, other: Any = None, **options: Any) -> Any:
+    how = recipe(one)
+    return None if how is None or options else how.plus(one.tensors, other)
+
+
+def _leaky_relu(input: Any, negative_slope: Any = 0.01, inplace: bool = False) -> Any:
+    how = recipe(input)
+    return None if how is None or inplace else how.rectified(input.tensors, float(negative_slope))
+
+
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    return input if p == 0 or (not training and 0 <= p <= 1) else None
+
+
+def _unsqueeze(input: Any, dim: int) -> Any:
+    how = recipe(input)
+    return None if how is None or dim not in (-1, input.dim()) else how.as_column(input.tensors)
+
+
+def _view(input: Any, *shape: Any, **options: Any) -> Any:
+    shape = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    if options or not all(isinstance(n, int) for n in shape):
+        return None
+    edges, *rest = (*input.shape, 1)
+    return _unsqueeze(input, -1) if shape in ((-1, *rest), (edges, *rest)) and edges else None
+
+
+KNOWN: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(
+        (torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__), _product
+    ),
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _sum),
+    functional.leaky_relu: _leaky_relu,
+    functional.dropout: _dropout,
+    **dict.fromkeys((torch.unsqueeze, Tensor.unsqueeze), _unsqueeze),
+    **dict.fromkeys((Tensor.view, Tensor.reshape, torch.reshape), _view),
+}
+METADATA = {
+    Tensor.size,
+    Tensor.dim,
+    Tensor.numel,
+    Tensor.nelement,
+    Tensor.__len__,
+    Tensor.is_floating_point,
+    *(
+        getattr(Tensor, name).__get__
+        for name in ("shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_leaf", "is_cpu", "is_cuda")
+    ),
+}
+
+
+__all__ = ["PLAIN", "Noted", "Rows", "note", "recipe", "values"]
