@@ -114,7 +114,8 @@ class Rows(Recipe):
         found, (x,) = recipe(other), tensors
         if type(found) is not Rows or x.dim() > 2 or {self.is_target, found.is_target} != {True, False}:
             return None
-        (at, sources), (to, targets) = sorted(((self, x), (found, other.tensors[0])), key=lambda end: end[0].is_target)
+        pair = (self, x), (found, other.tensors[0])
+        (at, sources), (to, targets) = pair[::-1] if self.is_target else pair
         if targets.dtype is not sources.dtype or targets.shape[1:] != sources.shape[1:]:
             return None
         graph = self.graphs.of(to.index, at.index, targets.shape[0], sources.shape[0])
@@ -138,7 +139,7 @@ class Weighted(Recipe):
         return self.rows.shape(tensors[0])
 
     def reduced(self, graph: Graph, tensors: tuple[Tensor, ...], reduce: str) -> Tensor | None:
-        return graph.spmm(*tensors, reduce)
+        return graph.spmm(tensors[0], tensors[1], reduce)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,14 +209,14 @@ class Mixed(Recipe):
 
     def reduced(self, graph: Graph, tensors: tuple[Tensor, ...], reduce: str) -> Tensor | None:
         """Attention, where the same edges are summed over; a product with the shares otherwise."""
-        x, *ends = tensors
-        is_flat = x.dim() == 2 or ends[0].shape[1:] == (1,)
+        x, to, at = tensors
+        is_flat = x.dim() == 2 or to.shape[1:] == (1,)
         if graph is not self.weight.graph or reduce not in ("sum", "add"):
-            weight = self.weight(*ends)
+            weight = self.weight(to, at)
             return graph.spmm(x, weight.flatten() if is_flat else weight.squeeze(-1), reduce)
         if not is_flat:
-            return graph.additive_attention(*ends, x, self.weight.slope)
-        found = graph.additive_attention(*(end.flatten() for end in ends), x.flatten(1), self.weight.slope)
+            return graph.additive_attention(to, at, x, self.weight.slope)
+        found = graph.additive_attention(to.flatten(), at.flatten(), x.flatten(1), self.weight.slope)
         return found.view(-1, *x.shape[1:])
 
 
@@ -342,8 +343,8 @@ def _view(input: Any, *shape: Any, **options: Any) -> Any:
     shape = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
     if options or not all(isinstance(n, int) for n in shape):
         return None
-    edges, *rest = (*input.shape, 1)
-    return _unsqueeze(input, -1) if shape in ((-1, *rest), (edges, *rest)) and edges else None
+    whole = (*input.shape, 1)
+    return _unsqueeze(input, -1) if shape in (whole, (-1, *whole[1:])) and whole[0] else None
 
 
 KNOWN: dict[Any, Callable[..., Any]] = {

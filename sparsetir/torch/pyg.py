@@ -55,7 +55,7 @@ def _scattering(original: Callable[..., Any]) -> Callable[..., Any]:
     def scatter(src: Any, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Any:
         how, size = recipe(src), None if dim_size is None else int(dim_size)
         rows = getattr(how, "rows", how)
-        if not isinstance(rows, Rows) or size is None or reduce not in REDUCTIONS:
+        if how is None or not isinstance(rows, Rows) or size is None or reduce not in REDUCTIONS:
             return original(values(src), index, dim, dim_size, reduce)
         if dim not in (0, -src.dim()) or index.shape != rows.index.shape:
             return original(values(src), index, dim, dim_size, reduce)
