@@ -64,7 +64,7 @@ class Choices:
         threads : int
             Chunks are multiples of it, and 0.
         feat : int, optional
-            Length of an output row: wider tiles are left out.
+            Length of an output row: of the tiles that hold all of it, only the smallest is tried.
 
         Returns
         -------

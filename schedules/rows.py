@@ -50,8 +50,8 @@ CHUNKS_PER_THREAD = (1, 2, 4, 8, 16, 32)
 
 
 def tiles(_threads: int, feat: int | None) -> tuple[int, ...]:
-    """No wider than an output row."""
-    return tuple(tile for tile in TILES if feat is None or tile <= feat) or TILES[:1]
+    """No wider than an output row, or one that holds all of it."""
+    return tuple(tile for tile in TILES if feat is None or tile < 2 * feat) or TILES[:1]
 
 
 DECLARED = (

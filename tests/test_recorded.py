@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from clocks import keep_time
 from sparsetir import formats, ops
 from sparsetir.build import build
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.schedules import Choices
-from sparsetir.tuning import Database, Key, Record, pool, tune, tune_sparse
-from sparsetir.tuning import session as sessions
+from sparsetir.tuning import Database, Key, Record, tune, tune_sparse
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.comparison import Comparison, last_of, note
 
@@ -41,9 +41,7 @@ def blocked() -> dict[str, Any]:
 
 def decided(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Candidate | None], float]) -> None:
     """Let every comparison find these times."""
-    found = lambda cases, **_kwargs: {c: seconds(c) for c in cases}  # noqa: E731
-    monkeypatch.setattr(pool, "duel", found)
-    monkeypatch.setattr(sessions, "duel", found)
+    keep_time(monkeypatch, lambda cases: {c: seconds(c) for c in cases})
 
 
 @pytest.mark.slow

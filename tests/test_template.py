@@ -18,6 +18,7 @@ import scipy.sparse as sp
 from tvm import s_tir
 
 import sparsetir
+from clocks import keep_time
 from sparsetir import formats, ops
 from sparsetir.compile.cache import write_cache
 from sparsetir.errors import ArgumentTypeError, ScheduleError, SparseTIRError, TuningError
@@ -382,11 +383,10 @@ def test_a_search_turns_the_knobs(tmp_path: Path) -> None:
 def test_the_winner_is_built_with_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = Config.of({"tile": (2, 8), "chunks": 2})
 
-    def it_wins(cases: Any, **_kwargs: Any) -> dict[Any, float]:
+    def it_wins(cases: Any) -> dict[Any, float]:
         return {c: 0.5 if c is not None and c.choices == wanted else 1.0 for c in cases}
 
-    monkeypatch.setattr(pool, "duel", it_wins)
-    monkeypatch.setattr(sessions, "duel", it_wins)
+    keep_time(monkeypatch, it_wins)
     monkeypatch.setattr(tune, "finalists", lambda history, _cost: [Candidate(wanted)])
     result = tune_sparse(ops.spmm(), arguments(), schedule=tiled, strategy="exhaustive", isolate=False, progress=False)
     assert result.best.choices == wanted

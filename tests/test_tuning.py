@@ -24,6 +24,7 @@ import pytest
 import scipy.sparse as sp
 from tvm.script import sparsetir as T
 
+from clocks import keep_time
 from sparsetir import formats, ops
 from sparsetir.build import build
 from sparsetir.compile.cache import write_cache
@@ -274,7 +275,8 @@ def test_other_texts_are_no_formats(text: str) -> None:
 
 
 def test_the_space_follows_the_sizes() -> None:
-    assert Choices.space(threads=3, feat=20)["tile"] == (8, 16)
+    assert Choices.space(threads=3, feat=16)["tile"] == (8, 16)
+    assert Choices.space(threads=3, feat=20)["tile"] == (8, 16, 32)  # the last one holds a row at once
     assert Choices.space(threads=3, feat=2)["tile"] == (8,)
     assert set(Choices.space(threads=3)["chunks"]) == {0, 3, 6, 12, 24, 48, 96}
     assert space.start({"tile": (8, 16)}) == Choices(tile=16)
@@ -520,11 +522,13 @@ def test_a_search_begins_with_what_the_rules_choose_for_many_calls() -> None:
     A = sp.csr_array(np.kron(np.eye(12), np.ones((4, 4))), dtype="float32")
     inputs = {"A": A, "B": np.ones((48, 32), "float32")}
     with closing(sessions.Session(ops.spmm(), inputs, None)) as session:
-        assert session.ruled == formats.bsr(4, 4)
-        assert session.search(0).ask()[0].format == formats.bsr(4, 4)
-        assert all(c.format is None for c in session.search(0, "portfolio").ask()[:2])
+        assert session.ruled == session.preferred == formats.bsr(4, 4)
+        assert [c.format for c in session.first] == [formats.bsr(4, 4)]
     with closing(sessions.Session(ops.spmm(), inputs, None, [])) as session:
-        assert all(c.format is None for c in session.search(0).ask())
+        assert session.first == []
+    for strategy in ("guided", "random"):
+        found = tune_sparse(ops.spmm(), inputs, max_seconds=1e-9, strategy=strategy, isolate=False, progress=False)
+        assert [r.stored_as for r in found.history] == [None, "bsr(r=4, c=4)"]
 
 
 def test_a_search_begins_with_what_the_model_chooses_for_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,10 +542,10 @@ def test_a_search_begins_with_what_the_model_chooses_for_many_calls(monkeypatch:
 
     monkeypatch.setattr(sessions, "chosen", overruled)
     with closing(sessions.Session(ops.spmm(), inputs, None, [formats.bsr(4, 4), other])) as session:
-        assert [c.format for c in session.search(0).ask()[:2]] == [other, formats.bsr(4, 4)]
-        assert session.announced_of([]) == []
+        assert [c.format for c in session.first] == [other, formats.bsr(4, 4)]
+        assert session.announced == session.first[0]
     with closing(sessions.Session(ops.spmm(), inputs, None, [])) as session:
-        assert session.announced == []
+        assert session.announced is None
 
 
 @pytest.mark.parametrize("strategy", ["guided", "evolution"])
@@ -557,7 +561,7 @@ def test_what_many_calls_get_is_never_dropped_from_a_search(
     def is_announced(c: Candidate | None) -> bool:
         return c is not None and c.format == BLOCKS
 
-    def clock(cases: Any, **_kwargs: Any) -> dict[Any, float]:
+    def clock(cases: Any) -> dict[Any, float]:
         compared.append(set(cases))
         first = 0.4 if turn == "the last comparison" else 0.6
         of_blocks = first if len(compared) == 1 else 0.4
@@ -569,8 +573,7 @@ def test_what_many_calls_get_is_never_dropped_from_a_search(
         found = measured(self, candidate, worker)
         return replace(found, seconds=9.0 if is_announced(candidate) else 0.5 if candidate else 1.0, turns=())
 
-    monkeypatch.setattr(pool, "duel", clock)
-    monkeypatch.setattr(sessions, "duel", clock)
+    keep_time(monkeypatch, clock)
     monkeypatch.setattr(pool, "CLOSE", ())
     monkeypatch.setattr(pool.Pool, "time", slow_blocks)
     monkeypatch.setattr(tune, "FINALISTS", 2)
@@ -611,12 +614,11 @@ def test_a_candidate_far_behind_the_best_is_dropped(
 def test_a_lucky_winner_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    def lucky_once(cases: Any, **_kwargs: Any) -> dict[Any, float]:
+    def lucky_once(cases: Any) -> dict[Any, float]:
         seen.append(len(cases))
         return {name: (1.0 if name is None else 0.5 if len(seen) == 1 else 1.5) for name in cases}
 
-    monkeypatch.setattr(pool, "duel", lucky_once)
-    monkeypatch.setattr(sessions, "duel", lucky_once)
+    keep_time(monkeypatch, lucky_once)
     result = tune_sparse(ops.spmm(), arguments(), max_trials=4, progress=False)
     assert seen == [4, 2]
     assert result.speedup == 1.0
@@ -628,12 +630,11 @@ def test_a_lucky_winner_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_speedup_is_that_of_the_confirmation(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
-    def shrinking(cases: Any, **_kwargs: Any) -> dict[Any, float]:
+    def shrinking(cases: Any) -> dict[Any, float]:
         seen.append(len(cases))
         return {name: (1.0 if name is None else 0.25 if len(seen) == 1 else 0.5) for name in cases}
 
-    monkeypatch.setattr(pool, "duel", shrinking)
-    monkeypatch.setattr(sessions, "duel", shrinking)
+    keep_time(monkeypatch, shrinking)
     assert tune_sparse(ops.spmm(), arguments(), max_trials=4, progress=False).speedup == 2.0
 
 
@@ -849,11 +850,10 @@ def test_formats_are_searched_with_the_schedule() -> None:
 
 @pytest.mark.slow
 def test_a_format_that_wins_is_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def blocks_win(cases: Any, **_kwargs: Any) -> dict[Any, float]:
+    def blocks_win(cases: Any) -> dict[Any, float]:
         return {c: 0.5 if c is not None and c.format == BLOCKS else 1.0 for c in cases}
 
-    monkeypatch.setattr(pool, "duel", blocks_win)
-    monkeypatch.setattr(sessions, "duel", blocks_win)
+    keep_time(monkeypatch, blocks_win)
     monkeypatch.setattr(tune, "finalists", lambda history, _cost: [r.candidate for r in history if r.candidate.format])
     inputs = blocked()
     result = tune_sparse(ops.spmm(), inputs, max_trials=8, formats=[BLOCKS], progress=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from math import inf, isfinite
 from typing import Any
 
 from sparsetir.errors import SparseTIRError
@@ -28,7 +29,7 @@ def winner(times: Mapping[Candidate | None, float]) -> Candidate | None:
 def rescaled(
     times: Mapping[Candidate | None, float], confirmed: Mapping[Candidate | None, float], best: Candidate
 ) -> dict[Candidate | None, float]:
-    """One set of times: those of the confirmation, and of all others relative to the winner.
+    """One set of times: those of the confirmation, and of all others relative to the winner, or to the untuned kernel.
 
     Examples
     --------
@@ -36,8 +37,9 @@ def rescaled(
     >>> list(rescaled({None: 4.0, first: 1.0, second: 2.0}, {None: 5.0, first: 2.0}, first).values())
     [5.0, 2.0, 4.0]
     """
-    scale = confirmed[best] / times[best]
-    return {c: confirmed[c] if c in confirmed else seconds * scale for c, seconds in times.items()}
+    by = best if isfinite(times.get(best, inf)) and isfinite(confirmed[best]) else None
+    scale = confirmed[by] / times[by]
+    return {**{c: seconds * scale for c, seconds in times.items()}, **confirmed}
 
 
 @dataclass(frozen=True)

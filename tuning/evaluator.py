@@ -21,6 +21,7 @@ from sparsetir.harness.products import KnownOp, recognise
 from sparsetir.harness.reference import Reference
 from sparsetir.harness.timing import timed_calls
 from sparsetir.interop import is_sparse
+from sparsetir.schedules import Choices
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.features import Stored
 from sparsetir.tuning.measure import (
@@ -54,11 +55,14 @@ class Prepared:
         The choices that make a difference.
     stored : Stored, optional
         How the format stores the argument.
+    usual : Choices, optional
+        What a kernel over the format does for the arguments that nobody tuned.
     error : str, optional
     """
 
     values: Values | None = None
     stored: Stored | None = None
+    usual: Choices | None = None
     error: str | None = None
 
 
@@ -77,6 +81,11 @@ class Formats:
     def refused(self) -> dict[Format | None, str]:
         """The formats that cannot be had, and why; at None why a template does not fit the program as it is."""
         return {f: ready.error for f, ready in self.known.items() if ready.error is not None}
+
+    def usual_over(self, format: Format | None) -> Choices | None:
+        """What a kernel over a format does for the arguments that nobody tuned; None while nobody has asked for it."""
+        ready = self.known.get(format)
+        return None if ready is None else ready.usual
 
     def refuse(self, format: Format | None, error: str) -> None:
         """Note that a format turned out not to work."""
@@ -121,7 +130,7 @@ class Evaluator:
         self.untuned = self.workload.call(self._untuned(), self.names)
         self.reference, self.checked_against = self._reference(is_first)
         self.name = self._sparse_argument()
-        self.variants = FormatVariants(func, target, self.inputs, self.workload, self.name, template)
+        self.variants = FormatVariants(self.kernel, target, self.inputs, self.workload, self.name, template)
         self.fixed = self.variants(None).sizes
         self.best = float("inf")  # of all candidates: seconds over those of the untuned kernel
         self.paced = float("inf"), float("-inf")  # the last burst of the untuned kernel: its typical call, and when
@@ -159,7 +168,8 @@ class Evaluator:
         values = self.variants.values(format)
         if values is None:
             return Prepared(error=self.variants.refused.get(format))
-        return Prepared(values, self.variants.stored[format])
+        ready = self.variants(format)
+        return Prepared(values, ready.stored, ready.usual if self.template is None else None)
 
     def compile(self, candidate: Candidate) -> str | None:
         """Make machine code of a candidate; the reason where there can be none."""

@@ -19,6 +19,7 @@ Timed = Callable[[float], float]
 BURST_SECONDS, PACE_SECONDS = 0.015, 0.006
 FEW = 5  # calls of a burst at least
 ROUNDS, FEWEST_ROUNDS, DUEL_SECONDS = 5, 2, 2.0
+MOST_ROUNDS = 25  # where what was measured does not decide
 BEHIND = 1.15  # times the fastest of a round: a case that is so slow in each of the first rounds is not timed again
 
 
@@ -129,9 +130,20 @@ def summary(samples: list[float]) -> Measurement:
 
 
 def duel(cases: Mapping[Any, Timed], *, seconds: float = 0.02) -> dict[Any, float]:
-    """Time near ties: all in turn, several rounds (fewer of slow calls), so that a busy machine favours none.
+    """Time near ties: see `turns`.
 
-    What is far behind in the first rounds has no turn in the others; the case named None always has one.
+    Returns
+    -------
+    dict of float
+        For each case the median of its turns, relative to those of the other cases in the same round.
+    """
+    return dict(zip(cases, interleaved_medians(turns(cases, seconds=seconds)).tolist(), strict=True))
+
+
+def turns(
+    cases: Mapping[Any, Timed], *, seconds: float = 0.02, enough: Callable[[np.ndarray], bool] | None = None
+) -> np.ndarray:
+    """Seconds of all cases in turn, several rounds (fewer of slow calls), so that a busy machine favours none.
 
     Parameters
     ----------
@@ -139,22 +151,27 @@ def duel(cases: Mapping[Any, Timed], *, seconds: float = 0.02) -> dict[Any, floa
         Each takes how long to call, and returns the seconds of a typical call.
     seconds : float
         Of a turn.
+    enough : callable, optional
+        Whether the turns so far decide; up to `MOST_ROUNDS` are taken until they do. By default there are `ROUNDS`, and
+        what is far behind in the first of them has no turn in the others; the case named None always has one.
 
     Returns
     -------
-    dict of float
-        For each case the median of its turns, relative to those of the other cases in the same round: a shared machine
-        is at one pace for seconds and at half of it for the next.
+    ndarray
+        A row for each case, a column for each round; NaN is no turn.
     """
     found: dict[Any, list[float]] = {name: [] for name in cases}
     end = time.perf_counter() + DUEL_SECONDS
-    for turn in range(ROUNDS):
+    for turn in range(ROUNDS if enough is None else MOST_ROUNDS):
+        so_far = np.array(list(found.values()))
         if turn >= FEWEST_ROUNDS and time.perf_counter() > end:
             break
-        far = _far_behind(np.array(list(found.values()))) if turn >= FEWEST_ROUNDS else np.zeros(len(found), bool)
+        if enough is not None and turn >= ROUNDS and enough(so_far):
+            break
+        far = _far_behind(so_far) if enough is None and turn >= FEWEST_ROUNDS else np.zeros(len(found), bool)
         for (name, run), is_far in zip(cases.items(), far, strict=True):
             found[name].append(float("nan") if is_far and name is not None else run(seconds))
-    return dict(zip(found, interleaved_medians(np.array(list(found.values()))).tolist(), strict=True))
+    return np.array(list(found.values()))
 
 
 def _far_behind(turns: np.ndarray) -> np.ndarray:
@@ -177,12 +194,17 @@ def interleaved_medians(turns: np.ndarray) -> np.ndarray:
     >>> interleaved_medians(np.array([[1.0, 1.0, 2.0], [3.0, 3.0, np.nan]])).tolist()
     [1.0, 3.0]
     """
+    return np.nanmedian(at_one_pace(turns), axis=1)
+
+
+def at_one_pace(turns: np.ndarray) -> np.ndarray:
+    """The turns as they would be if the machine were as fast in every column as it usually is."""
     known = np.isfinite(turns)
     whole = known.all(axis=1, keepdims=True)
     known = known & whole if whole.any() else known
     logs = np.log(turns, out=np.zeros_like(turns), where=known)
     pace = np.exp(logs.sum(axis=0) / np.maximum(known.sum(axis=0), 1))
-    return np.nanmedian(turns / pace, axis=1) * np.median(pace)
+    return turns / (pace / np.median(pace))
 
 
 def reason(error: BaseException) -> str:
@@ -193,6 +215,7 @@ def reason(error: BaseException) -> str:
 
 __all__ = [
     "Measurement",
+    "at_one_pace",
     "at_pace",
     "burst",
     "duel",
@@ -200,5 +223,6 @@ __all__ = [
     "lower_quartile",
     "reason",
     "summary",
+    "turns",
     "typical",
 ]

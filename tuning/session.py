@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cached_property, partial
@@ -10,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir.call.converting import Judge, format_for
 from sparsetir.call.finite import has_nan
 from sparsetir.call.kernel import Kernel
 from sparsetir.call.make import single
 from sparsetir.errors import ArgumentError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern
-from sparsetir.formats.suit import Conversion, dense_rows, promising, suited
+from sparsetir.formats.suit import dense_rows, promising
 from sparsetir.harness.operands import dense_shapes
 from sparsetir.schedules import Choices, Registers, suit
 from sparsetir.threads import get_num_threads
@@ -24,6 +26,7 @@ from sparsetir.tuning import features
 from sparsetir.tuning.announced import chosen
 from sparsetir.tuning.boards import Boards
 from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.contest import Outcome, contest, judged
 from sparsetir.tuning.database import Database, Key, Record, fingerprint
 from sparsetir.tuning.encoding import Encoding
 from sparsetir.tuning.evaluator import Evaluator
@@ -38,7 +41,7 @@ from sparsetir.tuning.pretrained import prior_for
 from sparsetir.tuning.recorded import circumstances
 from sparsetir.tuning.report import OWN
 from sparsetir.tuning.search import Search
-from sparsetir.tuning.space import Space, start
+from sparsetir.tuning.space import Space
 from sparsetir.tuning.templates import Template
 from sparsetir.tuning.trials import is_untuned
 from sparsetir.tuning.tuned import TunedKernel, Variant
@@ -47,7 +50,7 @@ from sparsetir.tuning.work import Work
 from sparsetir.tuning.workers import Process
 from sparsetir.tuning.workload import Call
 
-ANNOUNCED = 1000  # calls: what is built for so many is among the first trials and in the last comparison
+ANNOUNCED = 1000  # calls: the result is not behind what is built for so many
 
 
 class Session:
@@ -112,7 +115,7 @@ class Session:
             self.pool = Fleet(executor, self.evaluator, listed, machines=machines, timeout=timeout)
         self.key = self.pool.keyed(self.key)
         base = self.usual.choices if template is None else Config()
-        self.space = Space([None, *listed], self.pool.values, base, self._ready)
+        self.space = Space([None, *listed], self.pool.values, base, self._ready, self.pool.usual_over)
         self._check_template()
         self.facts = self._facts()
 
@@ -137,47 +140,42 @@ class Session:
         if self.template is not None:  # it is written for the loops of the program as it is
             return []
         found = promising(self.described, feat=dense_rows(dense_shapes(self.evaluator.inputs)))
-        return found if self.ruled is None or self.ruled in found else [self.ruled, *found]
+        ruled = dict.fromkeys([self._format_for(ANNOUNCED), self.ruled])
+        likely = [f for f in ruled if f is not None and f not in found]
+        return [*likely, *found]
 
     @cached_property
     def ruled(self) -> Format | None:
-        """The format that the rules choose for many calls, if any: see `sparsetir.build`."""
-        return None if self._by_rules is None else self._by_rules.format
-
-    @cached_property
-    def _by_rules(self) -> Conversion | None:
-        """What the rules say to many calls."""
-        name, inputs = self.evaluator.name, self.evaluator.inputs
-        if name is None or len(inputs[name].shape) != 2 or self.template is not None:
-            return None
-        shapes = {other: np.shape(value) for other, value in inputs.items() if other != name}
-        return suited(self.kernel.signature.program, inputs[name], shapes)
-
-    @cached_property
-    def announced(self) -> list[Candidate]:
-        """What ``sparsetir.build(program, calls=ANNOUNCED)`` may do instead of what the untuned kernel does.
-
-        The format that the rules choose, and the one that the cost model prefers, if that is another.
-        """
-        wanted = [f for f in dict.fromkeys([self.preferred, self.ruled]) if f is not None and f in self.space.formats]
-        return [Candidate(start(self.space.values(None) or {}, self.space.base), format) for format in wanted]
-
-    def announced_of(self, history: Sequence[Record]) -> list[Candidate]:
-        """Those of `announced` that ran, as the space has them."""
-        ran = {record.candidate for record in history if record.seconds is not None}
-        settled = [self.space.settle(c) for c in self.announced]
-        return [c for c in dict.fromkeys(settled) if c is not None and c in ran]
+        """The format that the rules choose for ever so many calls, if any."""
+        return self._format_for(math.inf)
 
     @cached_property
     def preferred(self) -> Format | None:
-        """The format of a kernel that is announced to be called often, if it is not its own."""
-        name, inputs = self.evaluator.name, self.evaluator.inputs
-        if name is None or len(inputs[name].shape) != 2 or self.template is not None:
+        """The format that ``sparsetir.build(program, calls=ANNOUNCED)`` converts the argument to, if any."""
+        return self._format_for(ANNOUNCED, partial(chosen, described=self.described))
+
+    def _format_for(self, calls: float, judge: Judge | None = None) -> Format | None:
+        if self.evaluator.name is None or self.template is not None:
             return None
-        rules = self._by_rules
-        ruled = rules if rules is not None and rules.calls <= ANNOUNCED else None
-        found = chosen(self.kernel, inputs[name], inputs, ruled, calls=ANNOUNCED, described=self.described)
-        return None if found is None else found.format
+        return format_for(self.kernel, self.evaluator.name, self.evaluator.inputs, calls=calls, judge=judge)
+
+    @cached_property
+    def announced(self) -> Candidate | None:
+        """What ``sparsetir.build(program, calls=ANNOUNCED)`` does; None where that is what the untuned kernel does.
+
+        None, too, where the caller's formats or configurations are without it.
+        """
+        return self._usual_over(self.preferred)
+
+    @cached_property
+    def first(self) -> list[Candidate]:
+        """What every search measures first: what is `announced`, and what the rules choose if that is another."""
+        found = [self.announced, self._usual_over(self.ruled)]
+        return [candidate for candidate in dict.fromkeys(found) if candidate is not None]
+
+    def _usual_over(self, format: Format | None) -> Candidate | None:
+        found = None if format is None else self.space.usual(format)
+        return found if found is not None and found in self.space else None
 
     def _ready(self, format: Format | None) -> Sequence[Choices]:
         """The machine code on disk, see `sparsetir.tuning.shelf`; other choices of a template are no match for it."""
@@ -210,14 +208,9 @@ class Session:
     def search(
         self, seed: int, strategy: str = "evolution", *, informed: bool = True, records: Database | None = None
     ) -> Search:
-        """A search of this session's space; an informed one begins with what was best for similar matrices.
-
-        Before that comes what kernels do that were announced to be called often: the result must not be slower.
-        """
+        """A search of this session's space; an informed one begins with what was best for similar matrices."""
         informed = informed and strategy in ("evolution", "guided")
         found = hints(records, self.key, self.facts, self.fixed) if informed and records is not None else []
-        if strategy in ("evolution", "guided"):
-            found = [*self.announced, *found]
         asked = self.prior if strategy == "guided" else None
         return Search(self.space, features=self.encoding.rows, strategy=strategy, seed=seed, prior=asked, hints=found)
 
@@ -318,18 +311,24 @@ class Session:
         pace = 1.0 if seconds is None else seconds / times[None]
         return {name: times[name] * pace for name in peers}
 
-    def confirm(self, kernels: Mapping[Candidate, Any]) -> dict[Candidate | None, float]:
-        """Times, in this process, of the kernels that may be returned and of the untuned one.
+    def confirm(
+        self,
+        kernels: Mapping[Candidate, Any],
+        incumbents: Sequence[Candidate | None] = (None,),
+        extra: Mapping[Candidate, float] | None = None,
+    ) -> Outcome:
+        """A contest, in this process, of the kernels that may be returned and of the untuned one.
 
         The comparison that picks a winner flatters it: with noise, the fastest of several is also the luckiest. Where
         the workers' machine is another one, it decides.
         """
         checked = {candidate: self.checked(candidate, kernel) for candidate, kernel in kernels.items()}
         if not self.pool.is_here:
-            return self.pool.compare(list(kernels))
+            there = self.pool.compare(list(kernels))
+            return judged({name: np.array([seconds]) for name, seconds in there.items()}, incumbents, extra)
         calls: dict[Candidate | None, Call] = {None: self.evaluator.untuned}
         calls.update({candidate: self.watched(call, kernels[candidate]) for candidate, call in checked.items()})
-        return duel({name: partial(typical, call) for name, call in calls.items()})
+        return contest({name: partial(typical, call) for name, call in calls.items()}, incumbents, extra)
 
     def watched(self, call: Callable[[], Any], kernel: Any) -> Callable[[], Any]:
         """A call with the look at its results that it costs where the format multiplies zeros."""

@@ -42,6 +42,9 @@ class Space:
         What is chosen where nothing is open; by default the sketches' choices.
     ready : callable, optional
         The choices of a format whose machine code is there already, one for each code; by default none.
+    usual : callable, optional
+        What a kernel over a format does that nobody tuned, where that is known: its candidates begin with it. By
+        default `base`.
     """
 
     def __init__(
@@ -50,8 +53,9 @@ class Space:
         values: Callable[[Format | None], Values | None],
         base: Choices | Config | None = None,
         ready: Callable[[Format | None], Sequence[Choices]] = lambda _format: (),
+        usual: Callable[[Format | None], Choices | None] = lambda _format: None,
     ) -> None:
-        self.formats, self._values, self._ready = list(formats), values, ready
+        self.formats, self._values, self._ready, self._usual = list(formats), values, ready, usual
         self.base = Choices() if base is None else base
         self._known: dict[Format | None, Values | None] = {}
         self._codes: dict[Format | None, set[tuple[Any, ...]]] = {}  # that are ready
@@ -62,11 +66,20 @@ class Space:
             self._known[format] = self._values(format)
         return self._known[format]
 
+    def usual(self, format: Format | None) -> Candidate | None:
+        """What a kernel over a format does that nobody tuned; None for a format that is not to be had."""
+        values = self.values(format) if format in self.formats else None
+        return None if values is None else Candidate(self._start(format, values), format)
+
+    def _start(self, format: Format | None, values: Values) -> Choices | Config:
+        """What the candidates of a format begin with."""
+        return start(values, self._usual(format) or self.base)
+
     def first(self) -> Iterator[Candidate]:
         """The portfolio: choices for the program as it is and then every format once, in turn."""
         own = self.portfolio(None)
         had = ((f, values) for f in self.formats if f is not None and (values := self.values(f)) is not None)
-        others = (Candidate(start(values, self.base), f) for f, values in had)
+        others = (Candidate(self._start(f, values), f) for f, values in had)
         yield from islice(own, 2)
         rest = iter(own[2:])
         while True:
@@ -78,7 +91,7 @@ class Space:
     def introduced(self) -> Iterator[Candidate]:
         """`first`, as if all formats left open what the program as it is does: see `outline`."""
         yield from self.portfolio(None)
-        yield from (Candidate(start(values, self.base), f) for f, values in self._supposed() if f is not None)
+        yield from (Candidate(self._start(f, values), f) for f, values in self._supposed() if f is not None)
 
     def portfolio(self, format: Format | None) -> list[Candidate]:
         """The entries of `suit.PORTFOLIO` that lie in a format's space, without repetition."""
@@ -86,7 +99,7 @@ class Space:
         return [] if values is None else self._portfolio(values, format)
 
     def _portfolio(self, values: Values, format: Format | None) -> list[Candidate]:
-        base = start(values, self.base)
+        base = self._start(format, values)
         entries = suit.PORTFOLIO if isinstance(base, Choices) else ({},)  # the names of knobs mean nothing
         inside = [{n: v for n, v in entry.items() if v in values.get(n, ())} for entry in entries]
         return [Candidate(choices, format) for choices in dict.fromkeys(base.changed(**entry) for entry in inside)]
@@ -99,7 +112,7 @@ class Space:
         supposed = self._supposed()
         for format, values in supposed:
             yield from self._portfolio(values, format)
-        formats = [(format, values, start(values, self.base)) for format, values in supposed]
+        formats = [(format, values, self._start(format, values)) for format, values in supposed]
         for _ in range(count if formats else 0):
             format, values, begin = formats[int(rng.integers(len(formats)))]
             yield Candidate(begin.changed(**drawn(values, rng)), format)
@@ -137,13 +150,13 @@ class Space:
         for format in self.formats:
             values = self.values(format)
             if values is not None:
-                yield from (Candidate(choices, format) for choices in points(values, self.base))
+                yield from (Candidate(choices, format) for choices in points(values, self._start(format, values)))
 
     def __contains__(self, candidate: Candidate) -> bool:
         values = self.values(candidate.format) if candidate.format in self.formats else None
         if values is None:
             return False
-        base, chosen = start(values, self.base).as_dict(), candidate.choices.as_dict()
+        base, chosen = self._start(candidate.format, values).as_dict(), candidate.choices.as_dict()
         return base.keys() == chosen.keys() and all(v in values.get(n, (base[n],)) for n, v in chosen.items())
 
     def sample(self, rng: np.random.Generator, formats: Sequence[Format | None] = ()) -> Candidate:
@@ -153,7 +166,7 @@ class Space:
         while (values := self.values(format)) is None and among:
             format = among.pop(int(rng.integers(len(among))))
         values = values or {}
-        return Candidate(start(values, self.base).changed(**drawn(values, rng)), format)
+        return Candidate(self._start(format, values).changed(**drawn(values, rng)), format)
 
     def mutate(
         self, candidate: Candidate, rng: np.random.Generator, formats: Sequence[Format | None] | None = None
@@ -172,7 +185,7 @@ class Space:
         if values is None:
             return candidate
         kept = {n: v for n, v in candidate.choices.as_dict().items() if v in values.get(n, ())}
-        return Candidate(start(values, self.base).changed(**kept), format)
+        return Candidate(self._start(format, values).changed(**kept), format)
 
     def crossover(self, one: Candidate, other: Candidate, rng: np.random.Generator) -> Candidate:
         """The format of one, each choice of either."""

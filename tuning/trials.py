@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -170,13 +170,27 @@ def step(
     slots : int
         How many workers there are, if more than the search asks for by itself.
     """
-    budget = log.budget
-    batch = (search.ask(slots) if slots else search.ask())[: max(1, budget.trials - len(log.history))]
+    batch = (search.ask(slots) if slots else search.ask())[: max(1, log.budget.trials - len(log.history))]
+    for _ in measured(batch, search, measure, log, fixed=fixed, conversion=conversion, cost=cost):
+        if log.budget.is_spent(log.history):
+            break
+    return bool(batch)
+
+
+def measured(
+    batch: list[Candidate],
+    search: Asks,
+    measure: Measure,
+    log: Log,
+    *,
+    fixed: dict[str, int],
+    conversion: Callable[[Any], float] = lambda _format: 0.0,
+    cost: Cost | None = None,
+) -> Iterator[Candidate]:
+    """Measure a batch, whoever asked for it, and tell; each candidate when that is done. See `step`."""
     predicted = dict(zip(batch, search.predicted(batch), strict=True))
     for candidate, found in measure(batch) if batch else ():
         seconds = conversion(candidate.format) if found.error is None else 0.0
         log.add(candidate, fixed, found, predicted=predicted.get(candidate), conversion=seconds)
         search.tell(candidate, found.seconds if cost is None else cost(log.history[-1]))
-        if budget.is_spent(log.history):
-            break
-    return bool(batch)
+        yield candidate

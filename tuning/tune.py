@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ExecutorLostError, SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.scalars import as_whole
@@ -31,7 +29,7 @@ from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.session import Session, shown
 from sparsetir.tuning.templates import Template
-from sparsetir.tuning.trials import Asks, Budget, Cost, Log, explore, is_untuned, with_best
+from sparsetir.tuning.trials import Asks, Budget, Cost, Log, explore, is_untuned, measured, with_best
 
 # The fastest candidates of a search are compared again, interleaved with the untuned kernel.
 FINALISTS = 8
@@ -256,8 +254,8 @@ def begun(
     cost: Cost,
     bar: Progress | None = None,
 ) -> Log:
-    """The log of a search that was told what the database has, with the untuned kernel as its first trial."""
-    for record in records.load(session.key)[: budget.trials]:
+    """The log of a search that was told what the database has; its first trials are kernels that nobody tuned."""
+    for record in reusable(session, records, budget):
         history.append(with_best(record, history))
         if record.fixed == session.fixed and not is_untuned(record):
             search.tell(record.candidate, cost(record))
@@ -275,7 +273,25 @@ def begun(
     session.pool.keep_pace(next((r.seconds for r in history if is_untuned(r)), None))
     if not any(is_untuned(record) for record in history):
         log.add(Candidate(), {}, session.pool.time(None))
+    # Whatever the strategy, the seconds or the records: the result must not be behind these.
+    first = untried(session, history)[: budget.trials - len(history)] if budget.trials > 1 else []
+    how: dict[str, Any] = {"fixed": session.fixed, "conversion": session.conversion, "cost": cost}
+    for _ in measured(first, search, session.pool.measure, log, **how):
+        pass
     return log
+
+
+def reusable(session: Session, records: Database, budget: Budget) -> list[Record]:
+    """The records that a search begins with; they leave room for what it must measure."""
+    held = records.load(session.key)[: budget.trials]
+    is_full = len(held) == budget.trials > 1
+    return held[: max(budget.trials - len(untried(session, held)), 1)] if is_full else held
+
+
+def untried(session: Session, history: Sequence[Record]) -> list[Candidate]:
+    """What every search measures first and this one has not."""
+    mine = {record.candidate for record in history if record.fixed == session.fixed and not is_untuned(record)}
+    return [candidate for candidate in session.first if candidate not in mine]
 
 
 def finish(
@@ -291,24 +307,13 @@ def finish(
 ) -> TuneResult:
     """Compare the fastest candidates once more, and let the winner prove itself in runs that did not choose it.
 
-    What kernels do that are announced to be called often is compared to the end, however slow it was when it was
-    tried: the result is not behind it but by what one comparison in turn errs. What that says is recorded, unless
-    Ctrl-C ended the search.
+    What `sparsetir.build` makes with ``calls=1000`` is in all comparisons, however slow it was when it was tried: see
+    `sparsetir.tuning.contest`. What they say is recorded, unless Ctrl-C ended the search.
     """
     cost = partial(full_cost, amortize_over=amortize_over)
     mine = [r for r in history if r.fixed == session.fixed and not is_untuned(r)]
-    close = finalists(mine, cost)[: 1 if interrupted else most]
-    sure = [c for c in session.announced_of(mine) if c not in close]
-    extra = {r.candidate: cost(r) - (r.seconds or 0.0) for r in mine if r.seconds is not None}
-    times = session.pool.compare([*close, *sure])
-    best, kernel = winner(added(times, extra)), session.kernel
-    if best is not None:
-        able = [c for c in dict.fromkeys([best, *session.announced_of(mine)]) if np.isfinite(times.get(c, np.inf))]
-        variants = {c: session.variant(c) for c in able}
-        confirmed = session.confirm({c: variant.built() for c, variant in variants.items()})
-        times = rescaled(times, confirmed, best)
-        best = winner(added(confirmed, extra))
-        kernel = kernel if best is None else session.tuned(variants[best])
+    times, best = compared(session, mine, cost, most=1 if interrupted else most)
+    kernel = session.kernel if best is None else session.tuned(session.variant(best))
     held = [replace(r, seconds=times[r.candidate]) for r in mine if r.candidate in times]
     ran = sorted((r for r in held if r.seconds != float("inf")), key=lambda r: r.seconds or 0.0)
     found = Comparison(times[None], tuple(ran), best, amortize_over, session.evaluator.name)
@@ -320,6 +325,32 @@ def finish(
     return result(
         session, search, history, budget, records, kernel, chosen, untuned, comparison=found, interrupted=interrupted
     )
+
+
+def compared(
+    session: Session, mine: Sequence[Record], cost: Cost, *, most: int = FINALISTS
+) -> tuple[dict[Candidate | None, float], Candidate | None]:
+    """Seconds of the kernels that may be returned, as they are next to each other, and the one to return.
+
+    Parameters
+    ----------
+    session : Session
+    mine : sequence of Record
+        The trials, but that of the untuned kernel.
+    cost : callable
+        What is to be small.
+    most : int
+        How many are compared before one of them is to prove itself.
+    """
+    ran = {r.candidate: cost(r) - r.seconds for r in mine if r.seconds is not None}
+    sure = [c for c in (session.announced,) if c in ran]
+    times = session.pool.compare(list(dict.fromkeys([*finalists(list(mine), cost)[:most], *sure])))
+    fastest = winner(added({c: seconds for c, seconds in times.items() if c not in sure}, ran))
+    able = [c for c in dict.fromkeys([fastest, *sure]) if c is not None]
+    if not able:
+        return times, None
+    found = session.confirm({c: session.variant(c).built() for c in able}, [None, *sure], ran)
+    return rescaled(times, found.times, able[0]), found.chosen
 
 
 def is_repeated(session: Session, history: list[Record], records: Database, amortize_over: float | None) -> bool:

@@ -19,7 +19,7 @@ from sparsetir.compile.target import make_target
 from sparsetir.errors import SparseTIRError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.ir import decode
-from sparsetir.schedules import Choices
+from sparsetir.schedules import Choices, Registers, suit
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning.features import Stored
 from sparsetir.tuning.form import FormatVariant, form_of
@@ -45,6 +45,8 @@ class Ready:
         Those that are compiled in.
     stored : Stored
         How the format stores the argument.
+    usual : Choices
+        What a kernel over the format does for these arguments that nobody tuned.
     calls : dict
         Of the choices that were compiled.
     """
@@ -53,6 +55,7 @@ class Ready:
     workload: Workload
     sizes: dict[str, int]
     stored: Stored
+    usual: Choices
     calls: dict[Choices | Config, Callable[[], Any]] = field(default_factory=dict)
 
     @cached_property
@@ -72,7 +75,8 @@ class FormatVariants:
 
     Parameters
     ----------
-    func : PrimFunc
+    kernel : Kernel
+        The untuned one.
     target : Target, str or dict, optional
     inputs : mapping of str to array
     workload : Workload
@@ -85,14 +89,15 @@ class FormatVariants:
 
     def __init__(
         self,
-        func: tirx.PrimFunc,
+        kernel: Kernel,
         target: Any,
         inputs: Mapping[str, Any],
         workload: Workload,
         name: str | None,
         template: Template | None = None,
     ) -> None:
-        self.func, self.target, self.inputs, self.workload, self.name = func, target, dict(inputs), workload, name
+        self.kernel, self.func, self.target = kernel, kernel.func, target
+        self.inputs, self.workload, self.name = dict(inputs), workload, name
         self.template = template
         self.held: dict[Format | None, Ready] = {}
         self.stored: dict[Format | None, Stored] = {}
@@ -142,9 +147,9 @@ class FormatVariants:
             self.held.pop(others.pop(0))
 
     def _made(self, format: Format | None) -> Ready:
-        func, workload, stored = self.func, self.workload, own_storage(self.workload)
+        func, workload, stored, kernel = self.func, self.workload, own_storage(self.workload), self.kernel
         if format is not None:
-            func, workload, stored = self._converted(format)
+            func, workload, stored, kernel = self._converted(format)
         decoded = decode(func)
         free = set(free_sizes(decoded))
         sizes = {name: value for name, value in self.sizes.items() if name in free}
@@ -152,12 +157,12 @@ class FormatVariants:
         if self.template is None:
             self.shelf.fill(form, format, workload.feat)
         self.stored[format] = stored
-        return Ready(form, workload, sizes, stored)
+        return Ready(form, workload, sizes, stored, usual_choices(kernel, workload))
 
     def _not_compiled(self, func: tirx.PrimFunc, covered: Collection[str]) -> Kernel:
         return Kernel(func, Compiled(func, make_target(self.target, func), None), covered=covered)
 
-    def _converted(self, format: Format) -> tuple[tirx.PrimFunc, Workload, Stored]:
+    def _converted(self, format: Format) -> tuple[tirx.PrimFunc, Workload, Stored, Kernel]:
         """The program over a format, and the arguments in it."""
         parts = decompose_format(self.func, {self.name or "": format})
         composed = ComposedKernel(parts, self._not_compiled)
@@ -172,7 +177,13 @@ class FormatVariants:
         values = sum(piece.packed.count for tensor in tensors for piece in tensor.pieces)
         pieces = sum(len(tensor.pieces) for tensor in tensors)
         rows = int(format.parameters.get("r") or 1)
-        return parts.func, workload, Stored(values, sum(a.nbytes for a in arrays), pieces, rows, seconds)
+        stored = Stored(values, sum(a.nbytes for a in arrays), pieces, rows, seconds)
+        return parts.func, workload, stored, composed.kernel
+
+
+def usual_choices(kernel: Kernel, workload: Workload) -> Choices:
+    """What a kernel does for the arguments of a workload where no schedule is asked for."""
+    return suit.usual(kernel.func, Registers.of(kernel.target)).changed(**kernel.suitable(workload.args))
 
 
 def own_storage(workload: Workload) -> Stored:
@@ -184,4 +195,4 @@ def own_storage(workload: Workload) -> Stored:
     return Stored(largest.size, largest.nbytes + index)
 
 
-__all__ = ["FormatVariants", "Ready", "own_storage"]
+__all__ = ["FormatVariants", "Ready", "own_storage", "usual_choices"]
