@@ -222,6 +222,21 @@ def test_gradients_of_norms(name: str) -> None:
     check(lambda *a: op.nn.layer_norm(*a, axes=axes, **options), own, forward=forward)
 
 
+@pytest.mark.parametrize("options", [{}, {"center": False, "scale": False}])
+def test_gradients_of_group_norm(options: dict[str, bool]) -> None:
+    own = {"x": dense(2, 4, 3, seed=4).astype("float32")}
+    own["weight"], own["bias"] = (dense(4, seed=n).astype("float32") for n in (5, 6))
+    if options:  # TVM computes with both all the same
+        own["weight"], own["bias"] = np.ones(4, "float32"), np.zeros(4, "float32")
+
+    def forward(x: Any, weight: Any, bias: Any) -> Any:
+        along = [part.reshape(2, 2, 1) for part in ((np.ones(4), np.zeros(4)) if options else (weight, bias))]
+        return normed(x.reshape(2, 2, 2, 3), *along, axes=(2, 3)).reshape(x.shape)
+
+    make = lambda *a: op.nn.group_norm(*a, num_groups=2, channel_axis=1, axes=[2], **options)  # noqa: E731
+    check(make, own, forward=forward)
+
+
 def test_gradients_of_dense_operators() -> None:
     """All in one module, which takes a second to compile; a message names the operator."""
     cases = {**DENSE, **OTHERS}
@@ -237,7 +252,7 @@ def test_gradients_of_dense_operators() -> None:
 
 
 def test_every_dense_gradient_is_compared() -> None:
-    assert {*DENSE, "nn.layer_norm", "nn.rms_norm"} == set(dense_gradients.GRADIENTS)
+    assert {*DENSE, "nn.layer_norm", "nn.rms_norm", "nn.group_norm"} == set(dense_gradients.GRADIENTS)
 
 
 def test_the_gradient_of_relu_at_zero_is_zero() -> None:

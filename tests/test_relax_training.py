@@ -347,6 +347,80 @@ def test_a_model_of_torch_learns_as_in_torch() -> None:
     torch.testing.assert_close(step.predict(x), other(x, edges).detach(), rtol=1e-4, atol=1e-4)
 
 
+class Normed(torch.nn.Module):
+    """Batch norms of every kind: one that is used twice, one without averages, one that is still, and of images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(FEATURES, HIDDEN)
+        self.twice = torch.nn.BatchNorm1d(HIDDEN, momentum=0.3, affine=False)
+        self.alone = torch.nn.BatchNorm1d(HIDDEN, track_running_stats=False)
+        self.still, self.images = torch.nn.BatchNorm1d(HIDDEN), torch.nn.BatchNorm2d(2)
+        self.groups, self.last = torch.nn.GroupNorm(2, 4), torch.nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.still(self.alone(F.relu(self.twice(self.twice(self.first(x))))))
+        images = F.gelu(self.images(h.view(-1, 2, 2, 2)))
+        return self.last(F.silu(self.groups(images.view(-1, 4, 2)).flatten(1)))
+
+
+def test_batch_norm_keeps_averages_as_in_torch(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Normed()
+    model.still.eval()
+    own, y = copy.deepcopy(model), torch.tensor(labels())
+    batches = [torch.tensor(dense(NODES, FEATURES, seed=n)) * (n + 1) for n in range(5)]
+    step = srelax.train_step(model, optimizer="sgd", lr=0.1, example_args=(batches[0],))
+    optimizer = torch.optim.SGD(own.parameters(), 0.1)
+    for n, x in enumerate(batches):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(own(x), y)
+        loss.backward()
+        optimizer.step()
+        if n == 3:
+            step.load(step.save(tmp_path / "state.npz"))
+        assert step(x, y) == pytest.approx(float(loss.detach()), abs=1e-5)
+    kept = {n: b for n, b in own.named_buffers() if n.startswith(("twice.running", "images.running"))}
+    assert set(step.state) == {*kept, "count", "lr"}
+    for name, value in {**kept, **dict(own.named_parameters())}.items():
+        found = {**step.params, **step.state}[name]
+        np.testing.assert_allclose(found, value.detach().numpy(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(step.predict(batches[0]), own.eval()(batches[0]).detach(), rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), Normed().buffers(), strict=True))
+
+
+def normed(rows: int, **options: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    """A batch norm in Relax, and its parameters."""
+
+    def make(emit: Any, x: Any, w: Any, mean: Any, variance: Any) -> Any:
+        return relax.TupleGetItem(emit(op.nn.batch_norm(x, w, w, mean, variance, axis=1, **options)), 0)
+
+    shapes = dict.fromkeys(("w", "mean", "variance"), (3,))
+    return module(make, x=(rows, 3), **shapes), {name: np.ones(3, "float32") for name in shapes}
+
+
+@pytest.mark.parametrize("options", [{}, {"training": False}, {"center": False, "momentum": 0.5}])
+def test_batch_norm_in_relax(options: dict[str, Any]) -> None:
+    mod, params = normed(6, **options)
+    is_training, momentum = options.get("training", True), options.get("momentum", 0.1)
+    frozen = [] if is_training else ["mean", "variance"]
+    step = srelax.train_step(mod, "mse", "sgd", params=params, frozen=frozen, lr=0.1)
+    w, mean, variance = torch.ones(3, requires_grad=True), torch.ones(3), torch.ones(3)
+    bias = torch.zeros(3) if "center" in options else w
+    for n in range(3):
+        x = torch.tensor(dense(6, 3, seed=n))
+        w.grad, y = None, F.batch_norm(x, mean, variance, w, bias, is_training, momentum)
+        loss = y.square().mean()
+        loss.backward()
+        assert step(x, torch.zeros(6, 3)) == pytest.approx(float(loss.detach()), rel=1e-4)
+        with torch.no_grad():
+            w -= 0.1 * w.grad
+    kept = {"mean": mean, "variance": variance} if is_training else {}
+    assert {n for n in step.state if n not in ("count", "lr")} == set(kept)
+    for name, value in kept.items():
+        np.testing.assert_allclose(step.state[name], value, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_models_of_torch_drop_in_train_mode_only() -> None:
     torch.manual_seed(0)
@@ -378,8 +452,16 @@ def test_models_of_torch_that_do_not_fit_are_refused() -> None:
     sparse.weight = torch.nn.Parameter(torch.eye(3).to_sparse_coo(), requires_grad=False)
     with pytest.raises(ArgumentError, match=r"weight is sparse \(torch\.sparse_coo\)"):
         srelax.train_step(sparse, example_args=(x,))
-    with pytest.raises(ArgumentError, match="which a compiled model does not"):
-        srelax.train_step(torch.nn.BatchNorm1d(3), example_args=(x,))
+    with pytest.raises(ArgumentError, match="0 is a batch norm with momentum=None, an average over all steps"):
+        srelax.train_step(torch.nn.Sequential(torch.nn.BatchNorm1d(3, momentum=None)), example_args=(x,))
+
+    class Counting(torch.nn.BatchNorm1d):
+        def forward(self, x: Any) -> Any:
+            self.running_mean.add_(1)
+            return super().forward(x)
+
+    with pytest.raises(ArgumentError, match=r"changes running_mean .*which a compiled model does not"):
+        srelax.train_step(Counting(3).eval(), example_args=(x,))
 
 
 # ------------------------------------------------------------------ what is refused
@@ -419,9 +501,13 @@ def test_models_that_do_not_fit_are_refused() -> None:
         srelax.train_step(module(lambda emit, x, w: relax.Tuple([x, w]), x=(4, 3), w=(3,)), params=ONE)
     with pytest.raises(ArgumentError, match="a row of scores for each sample"):
         srelax.train_step(module(lambda emit, x, w: x * w, x=(3,), w=(3,)), params=ONE)
-    normed = lambda emit, x, w: relax.TupleGetItem(emit(op.nn.batch_norm(x, w, w, w, w, axis=1)), 0)  # noqa: E731
-    with pytest.raises(LoweringError, match="batch_norm keeps averages from step to step"):
-        srelax.train_step(module(normed, x=(4, 3), w=(3,)), "mse", params=ONE)
+    mod, params = normed(4)
+    with pytest.raises(ArgumentError, match="params has no value for variance, in which batch_norm keeps an average"):
+        srelax.train_step(mod, "mse", params={n: v for n, v in params.items() if n != "variance"})
+    with pytest.raises(ArgumentError, match="keeps averages that are no parameters of the model"):
+        srelax.train_step(mod, "mse", params=params, frozen=["mean", "variance"])
+    with pytest.raises(ArgumentError, match="has one element for each channel: take more rows"):
+        srelax.train_step(normed(1)[0], "mse", params=params)
     for name, optimizer in (("target", "sgd"), ("lr", "sgd"), ("w_first", "adam")):
         mod = module(lambda emit, w, **others: w * next(iter(others.values())), w=(3,), **{name: (4, 3)})
         with pytest.raises(ArgumentError, match=f"the model has a parameter {name}, which is a name of the step's own"):

@@ -169,6 +169,27 @@ def _norm(name: str, center: bool) -> Gradient:
     return gradient
 
 
+def _group_norm(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """As `_norm`, over the channels of a group and other axes."""
+    x, weight, attrs = call.args[0], call.args[1], call.attrs
+    shape, groups = _shape(x, "nn.group_norm"), int(attrs.num_groups)
+    at = int(attrs.channel_axis) % len(shape)
+    parts = [groups, shape[at] // groups]
+    split = [*shape[:at], *parts, *shape[at + 1 :]]
+    axes = [at + 1, *(n + (n > at) for n in (int(a) % len(shape) for a in attrs.axes))]
+    others = [n for n in range(len(split)) if n not in (at, at + 1)]
+    x, g = (builder.emit(op.reshape(value, split)) for value in (x, g))
+    unit, scale = _normalised(x, axes, float(attrs.epsilon), builder, True)
+    along = op.reshape(weight, [1 if n in others else size for n, size in enumerate(split)])
+    weighted = builder.emit(g * along) if attrs.scale else g
+    tilt = unit * op.mean(weighted * unit, axes, keepdims=True)
+    level = weighted - op.mean(weighted, axes, keepdims=True)
+    summed = lambda value: op.reshape(op.sum(value, others), weight.ty.shape)  # noqa: E731
+    used = ((summed(g * unit), attrs.scale), (summed(g), attrs.center))
+    rest = [new if is_used else op.zeros_like(weight) for new, is_used in used]
+    return [op.reshape(scale * (level - tilt), shape), *rest]
+
+
 def _dropout(y: Any, _call: ir.Call, g: Any, _builder: Any) -> list[Any]:
     """By the mask that is the second result."""
     return [relax.TupleGetItem(g, 0) * relax.TupleGetItem(y, 1)]
@@ -184,6 +205,7 @@ GRADIENTS: dict[str, Gradient] = {
     "max": _extreme,
     "min": _extreme,
     "nn.layer_norm": _norm("nn.layer_norm", True),
+    "nn.group_norm": _group_norm,
     "nn.rms_norm": _norm("nn.rms_norm", False),
     "nn.dropout": _dropout,
 }

@@ -13,7 +13,7 @@ after, beside it::
     @R.function
     def train(x, weight, target, lr, first_share, second_share, weight_first, weight_second):
         ...
-        return loss, weight, weight_first, weight_second      # the new ones
+        return loss, weight, weight_first, weight_second      # the new ones; averages of batch_norm after them
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tvm import ir, relax
 from tvm.relax.training.utils import AppendLoss
 
 from sparsetir.errors import LoweringError
+from sparsetir.relax.batch_norm import with_batch_norm
 from sparsetir.relax.dropout import with_dropout
 from sparsetir.relax.losses import Loss
 from sparsetir.relax.optimizers import Optimizer
@@ -47,6 +48,8 @@ class Plan:
     loss : Loss
     seed : int
         Of dropout.
+    kept : tuple of str
+        Names of parameters that batch normalisation keeps averages in, in its order.
     """
 
     mod: ir.IRModule
@@ -54,6 +57,7 @@ class Plan:
     rule: Optimizer
     loss: Loss
     seed: int
+    kept: tuple[str, ...] = ()
 
     @property
     def predictions(self) -> relax.TensorType:
@@ -73,6 +77,7 @@ class Plan:
     def module(self) -> ir.IRModule:
         """The module with ``predict`` and ``train``."""
         func = with_dropout(self.mod[PREDICT], self.seed) or self.mod[PREDICT]
+        func = with_batch_norm(func, list(self.kept))
         mod = self.mod.clone()
         mod[LOSS] = func.with_attr("global_symbol", LOSS)
         mod = relax.transform.CanonicalizeBindings()(mod)
@@ -89,7 +94,8 @@ class Plan:
         number = relax.TensorType([], given[self.trained[0]].ty.dtype)
         scalars = {name: relax.Var(name, number) for name in self.rule.scalars(self.rule.lr, 1)}
         slots = {name: relax.Var(name, given[like].ty) for name, like in self.slots.items()}
-        loss, gradients = adjoint.body.body.fields
+        losses, gradients = adjoint.body.body.fields  # averages come after the loss
+        loss, *averages = losses.fields if isinstance(losses, relax.Tuple) else [losses]
         builder = relax.BlockBuilder()
         with builder.function(TRAIN, [*given.values(), *scalars.values(), *slots.values()]):
             with builder.dataflow():
@@ -101,7 +107,7 @@ class Plan:
                     p, after = self.rule.update(builder.emit, given[name], gradient, own, scalars)
                     params.append(p)
                     kept += after
-                found = builder.emit_output(relax.Tuple([loss, *params, *kept]))
+                found = builder.emit_output(relax.Tuple([loss, *params, *kept, *averages]))
             builder.emit_func_output(found)
         return builder.get()[TRAIN]
 

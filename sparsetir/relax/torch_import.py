@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from tvm import ir, relax
 
 from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.relax import calls, torch_edges
+from sparsetir.relax.batch_norm import standardised
 from sparsetir.relax.torch_graphs import with_sparse_products
 from sparsetir.relax.torch_ops import NAMESPACE, TORCH_OPERATORS
 
 Converter = Callable[[Any, Any], Any]
+COUNTER = "num_batches_tracked"
 HALVES = ("float16", "bfloat16")
 SCATTERED = {"sum": "add", "mean": "mean", "amax": "max", "amin": "min", "prod": "mul"}
 
@@ -34,7 +38,7 @@ def imported(exported: Any, *, keeps_params: bool = False) -> ir.IRModule:
     from tvm.relax.frontend.torch import from_exported_program
 
     program = exported.run_decompositions()
-    _refuse_changes(program)
+    _refuse_changes(program, keeps_params)
     _drop_constants(program)
     with_sparse_products(program)
     _refuse_masks(program)
@@ -49,13 +53,28 @@ def imported(exported: Any, *, keeps_params: bool = False) -> ir.IRModule:
         raise LoweringError(f"TVM's importer for torch does not take the model: {error}") from None
 
 
-def _refuse_changes(exported: Any) -> None:
-    signature = exported.graph_signature
-    changed = [*signature.buffers_to_mutate.values()]
-    changed += signature.user_inputs_to_mutate.values()
-    if changed:
-        names = ", ".join(map(str, changed))
+def _refuse_changes(program: Any, keeps_averages: bool) -> None:
+    """Raise for buffers and arguments that are changed, but for averages of batch normalisation that may be kept."""
+    signature = program.graph_signature
+    nodes = {node.name: node for node in program.graph.nodes}
+    changed = signature.buffers_to_mutate
+    kept = [name for node, name in changed.items() if keeps_averages and _is_average(nodes[node])]
+    left = [*(name for name in changed.values() if name not in kept), *signature.user_inputs_to_mutate.values()]
+    if left:
+        names = ", ".join(map(str, left))
         raise ArgumentError(f"the model changes {names} when it is called, which a compiled model does not")
+    for spec in signature.input_specs:
+        if spec.target in kept and not spec.target.endswith(COUNTER):
+            spec.kind = type(spec.kind).PARAMETER  # a constant otherwise
+
+
+def _is_average(node: Any) -> bool:
+    """Whether a node is a new average of batch normalisation, or the count of its batches."""
+    if node.target is operator.getitem:
+        return str(node.args[0].target) == "aten._native_batch_norm_legit_functional.default" and node.args[1] in (3, 4)
+    while str(node.target) == "aten.add.Tensor" and node.args[1] == 1:
+        node = node.args[0]
+    return node.op == "placeholder" and str(node.target).endswith(COUNTER)
 
 
 def _refuse_masks(program: Any) -> None:
@@ -93,7 +112,40 @@ def _converters() -> dict[str, Converter]:
     products = dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _product)
     scatters = dict.fromkeys(("scatter_add.default", "scatter_reduce.two"), _scatter)
     edges = torch_edges.converters()
-    return {**own, **products, **scatters, **edges, "addmm.default": _addmm, "native_dropout.default": _dropout}
+    norms = {
+        "_native_batch_norm_legit_functional.default": _batch_norm,
+        "_native_batch_norm_legit.no_stats": _batch_norm_alone,
+    }
+    others = {"addmm.default": _addmm, "native_dropout.default": _dropout}
+    return {**own, **products, **scatters, **edges, **norms, **others}
+
+
+def _batch_norm(node: Any, importer: Any) -> Any:
+    """Five results, the last two new averages."""
+    x, gamma, beta, mean, variance, is_training, momentum, epsilon = importer.retrieve_args(node)
+    gamma, beta = (_filled(x, n) if given is None else given for n, given in ((1, gamma), (0, beta)))
+    options = {"epsilon": float(epsilon), "momentum": float(momentum), "training": bool(is_training)}
+    emit = importer.block_builder.emit
+    found = emit(relax.op.nn.batch_norm(x, gamma, beta, mean, variance, 1, **options))
+    y, mean, variance = (emit(relax.TupleGetItem(found, n)) for n in range(3))
+    return relax.Tuple([y, mean, variance, mean, variance])
+
+
+def _batch_norm_alone(node: Any, importer: Any) -> Any:
+    """By the batch itself, without averages: three results, of which the first is used."""
+    x, gamma, beta, _is_training, _momentum, epsilon = importer.retrieve_args(node)
+    emit, channels = importer.block_builder.emit, int(x.ty.shape.values[1])
+    others = [n for n in range(x.ty.ndim) if n != 1]
+    y, mean, variance = standardised(emit, x, others, float(epsilon))
+    for combine, given in ((relax.op.multiply, gamma), (relax.op.add, beta)):
+        if given is not None:
+            y = emit(combine(y, emit(relax.op.reshape(given, [1, channels, *[1] * (x.ty.ndim - 2)]))))
+    return relax.Tuple([y, mean, variance])
+
+
+def _filled(x: Any, value: float) -> Any:
+    """One number for each channel."""
+    return relax.const(np.full(int(x.ty.shape.values[1]), value, str(x.ty.dtype.dtype)))
 
 
 def _dropout(node: Any, importer: Any) -> Any:

@@ -37,6 +37,7 @@ def from_module(
     if isinstance(args, torch.Tensor):
         raise ArgumentTypeError("example_args is a tuple of arguments; found a tensor: pass (tensor,)")
     _check_dense(torch, model)
+    _check_averages(torch, model)
     own = copy.deepcopy(model)
     whole, given, named = with_fixed(own, tuple(args or ()), dict(kwargs or {}), static)
     for module, original in zip(own.modules(), model.modules(), strict=True):
@@ -64,6 +65,15 @@ def _check_dense(torch: Any, model: Any) -> None:
     if prune.is_pruned(model):
         fault = "the model is pruned by hooks of torch.nn.utils.prune, which would not hold its zeros"
         raise ArgumentError(f"{fault}: make its layers sparse with sparsetir.torch.sparsify_ and train them in torch")
+
+
+def _check_averages(torch: Any, model: Any) -> None:
+    """Raise for averages over all steps, whose share of a batch the step would have to be compiled for."""
+    for name, module in model.named_modules():
+        is_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.training
+        if is_norm and module.track_running_stats and module.momentum is None:
+            fault = f"{name or 'the model'} is a batch norm with momentum=None, an average over all steps"
+            raise ArgumentError(f"{fault}: give it a momentum, such as 0.1")
 
 
 def _named(func: relax.Function, first: int, names: Sequence[str]) -> relax.Function:

@@ -44,7 +44,7 @@ class TrainStep:
         machine: relax.VirtualMachine,
         signatures: Mapping[str, Signature],
         params: Mapping[str, np.ndarray],
-        slots: Mapping[str, str],
+        state: Mapping[str, np.ndarray],
         rule: Optimizer,
         classes: int | None,
         *,
@@ -55,7 +55,7 @@ class TrainStep:
         self._run = {name: machine[name] for name in signatures}
         self._dtype, self._classes = next(iter(params.values())).dtype, classes
         self._params = {name: tvm.runtime.tensor(value) for name, value in params.items()}
-        self._slots = {name: tvm.runtime.tensor(np.zeros_like(params[like])) for name, like in slots.items()}
+        self._slots = {name: tvm.runtime.tensor(value) for name, value in state.items()}
         self.count = 0
         self.lr, self._rule = rule.lr, rule
         own = {*self._params, *self._slots, "count", *rule.scalars(rule.lr, 1)}
@@ -98,7 +98,7 @@ class TrainStep:
     def predict(self, *inputs: Any, **named: Any) -> Any:
         """What the model returns with the parameters as they are now, without dropout."""
         values = self._inputs[PREDICT].positions(inputs, named)
-        return from_tvm(self._run[PREDICT](*self._tensors(PREDICT, values, {})), library_of(values))
+        return from_tvm(self._run[PREDICT](*self._tensors(PREDICT, values, self._slots)), library_of(values))
 
     def _tensors(self, part: str, values: list[Any], own: Mapping[str, Any]) -> list[Any]:
         """The arguments of a function in its order: a batch that is checked, and what is kept here."""
@@ -116,12 +116,12 @@ class TrainStep:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the optimizer keeps: copies of its arrays by name, ``count`` and ``lr``."""
+        """Copies of what the optimizer and batch norms keep, arrays by name, and ``count`` and ``lr``."""
         slots = {name: tensor.numpy().copy() for name, tensor in self._slots.items()}
         return {"count": self.count, "lr": self.lr, **slots}
 
     def set(self, params: Mapping[str, Any] | None = None, state: Mapping[str, Any] | None = None) -> None:
-        """Put values in the places of some parameters, or of some of what the optimizer keeps.
+        """Put values in the places of some parameters, or of some of the state.
 
         Raises
         ------

@@ -13,6 +13,7 @@ from tvm import ir, relax
 from tvm.relax.frontend.nn import Parameter
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, own_errors
+from sparsetir.relax.batch_norm import averages
 from sparsetir.relax.build import bind, build, cpu_target
 from sparsetir.relax.losses import loss_of
 from sparsetir.relax.lowered import known
@@ -105,18 +106,23 @@ def train_step(
         if params is not None:
             raise ArgumentTypeError("a module of torch has parameters of its own: pass no params")
         model, params, fixed = from_module(model, example_args, example_kwargs, static)
-        frozen = [*frozen, *fixed]
+        kept = averages(model["main"])
+        frozen = [*frozen, *(name for name in fixed if name not in kept)]
     elif example_args is not None or example_kwargs is not None or static:
         raise ArgumentTypeError(
             "only a module of torch is traced: pass no examples and nothing static with an IRModule"
         )
     name, func = _function(model)
     values = _checked(func, params or {}, frozen)
-    trained = _trained(func, values, frozen)
+    kept = [name for name in averages(func) if name not in frozen]
+    trained = _trained(func, values, [*frozen, *kept])
+    missing = next((name for name in kept if name not in values), None)
+    if missing is not None:
+        raise ArgumentError(f"params has no value for {missing}, in which batch_norm keeps an average: add it")
     others = {var: other for var, other in model.functions.items() if var.name_hint != name}
     mod = ir.IRModule({**others, ir.GlobalVar(PREDICT): func.with_attr("global_symbol", PREDICT)})
-    mod = _plain(bind(mod, {name: value for name, value in values.items() if name not in trained}))
-    plan = Plan(mod, tuple(trained), rule, measure, seed)
+    mod = _plain(bind(mod, {name: value for name, value in values.items() if name not in (*trained, *kept)}))
+    plan = Plan(mod, tuple(trained), rule, measure, seed, tuple(kept))
     taken = next((str(p.name) for p in mod[PREDICT].params if str(p.name) in plan.reserved), None)
     if taken is not None:
         raise ArgumentError(f"the model has a parameter {taken}, which is a name of the step's own: rename it")
@@ -126,7 +132,9 @@ def train_step(
     machine = relax.VirtualMachine(executable, tvm.cpu())
     signatures = {part: Signature.of(training, part) for part in (PREDICT, TRAIN)}
     classes = int(plan.predictions.shape.values[-1]) if measure.is_classes else None
-    return TrainStep(machine, signatures, trained, plan.slots, rule, classes, mod=training, executable=executable)
+    slots = {name: np.zeros_like(trained[like]) for name, like in plan.slots.items()}
+    state = {**slots, **{name: values[name] for name in kept}}
+    return TrainStep(machine, signatures, trained, state, rule, classes, mod=training, executable=executable)
 
 
 def _function(model: Any) -> tuple[str, relax.Function]:
@@ -200,7 +208,6 @@ def _plain(mod: ir.IRModule) -> ir.IRModule:
             raise ArgumentError(f"{fault}: make the model with numbers for them, one step for each batch size")
     mod = relax.transform.ConvertToDataflow(min_size=1)(mod)
     mod = relax.transform.CanonicalizeBindings()(relax.transform.Normalize()(mod))
-    _check_no_batch_norm(mod[PREDICT])
     if len(mod[PREDICT].body.blocks) != 1 or not isinstance(mod[PREDICT].body.blocks[0], relax.DataflowBlock):
         raise LoweringError(
             "the model has branches or effects, which have no gradients: write it as one dataflow block"
@@ -216,16 +223,6 @@ def _with_one_result(func: relax.Function) -> relax.Function:
     out = relax.Var("out", result.fields[0])
     last = relax.BindingBlock([relax.VarBinding(out, relax.TupleGetItem(func.body.body, 0))])
     return relax.Function(func.params, relax.SeqExpr([*func.body.blocks, last], out), out.ty, func.is_pure, func.attrs)
-
-
-def _check_no_batch_norm(func: relax.Function) -> None:
-    """Raise for an operator that would have to keep averages."""
-    names: set[str] = set()
-    relax.analysis.post_order_visit(func, lambda e: names.add(str(e.name)) if isinstance(e, ir.Op) else None)
-    if "relax.nn.batch_norm" in names:
-        raise LoweringError(
-            "R.nn.batch_norm keeps averages from step to step, which train_step does not: use layer_norm"
-        )
 
 
 __all__ = ["train_step"]
