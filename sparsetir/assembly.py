@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from tvm import ir
+from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import Axis, SparseBuffer
+from sparsetir.walks import structural_walk
 
 Fiber: TypeAlias = "tuple[Axis, int]"
 Encounter: TypeAlias = "dict[Fiber, Any]"
@@ -145,8 +146,20 @@ class Assembly:
     def _held(self, buffer: SparseBuffer, key: Key) -> np.ndarray:
         held = self.elements.setdefault(buffer.view, {})
         if key not in held:
-            held[key] = np.full(self._shape(buffer), self._default(buffer))
+            held[key] = np.full(self._shape(buffer), self._first(buffer))
         return held[key]
+
+    def _first(self, buffer: SparseBuffer) -> Any:
+        """What an element is before a statement sets it: one number that ``T.init`` of some iteration names."""
+        stores: list[tirx.BufferStore] = []
+        for it in self.machine.program.iterations:
+            if it.block.init is not None:
+                structural_walk(it.block.init, (tirx.BufferStore, stores.append))
+        mine = [s.value for s in stores if s.buffer.same_as(buffer.view)]
+        numbers = [value for value in mine if isinstance(value, (tirx.IntImm, tirx.FloatImm))]
+        if not numbers:
+            return self._default(buffer)
+        return np.asarray(numbers[0].value).astype(np.dtype(buffer.dtype))[()]
 
     def _default(self, buffer: SparseBuffer) -> Any:
         return np.asarray(self.machine.eval(buffer.default)).astype(np.dtype(buffer.dtype))[()]

@@ -13,7 +13,9 @@ from sparsetir.once import once
 
 
 @once
-def spgemm(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
+def spgemm(
+    dtype: str = "float32", *, idtype: str = "int32", block: tuple[int, int, int] | None = None
+) -> tirx.PrimFunc:
     """Sparse times sparse matrix: ``C[i, j] = sum_k A[i, k] * B[k, j]``, in the order of Gustavson.
 
     Parameters
@@ -22,6 +24,8 @@ def spgemm(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
         Of A, B and C.
     idtype : {"int32", "int64"}
         Of the index arrays.
+    block : tuple of int, optional
+        For matrices of blocks: ``(r, q, s)`` where A holds blocks of shape (r, q), B of (q, s) and C of (r, s).
 
     Returns
     -------
@@ -35,6 +39,8 @@ def spgemm(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
     >>> sparsetir.build(sparsetir.ops.spgemm())(A=A, B=A).toarray().tolist()
     [[6.0, 0.0], [0.0, 6.0]]
     """
+    if block is not None:
+        return _block_spgemm(dtype, idtype, *block)
     size = T.int64 if idtype == "int64" else T.int32
 
     @T.prim_func
@@ -66,6 +72,43 @@ def spgemm(dtype: str = "float32", *, idtype: str = "int32") -> tirx.PrimFunc:
             C[i, j] = C[i, j] + A[i, k] * B[k, j]
 
     return spgemm
+
+
+def _block_spgemm(dtype: str, idtype: str, r: int, q: int, s: int) -> tirx.PrimFunc:
+    size = T.int64 if idtype == "int64" else T.int32
+
+    @T.prim_func
+    def block_spgemm(
+        a: T.handle,
+        b: T.handle,
+        c: T.handle,
+        indptr_a: T.handle,
+        indices_a: T.handle,
+        indptr_b: T.handle,
+        indices_b: T.handle,
+        m: size,
+        p: size,
+        n: size,
+        nnz_a: size,
+        nnz_b: size,
+    ):
+        I = T.dense_fixed(m, idtype)
+        K = T.sparse_variable(I, (p, nnz_a), (indptr_a, indices_a), idtype, sorted=False, unique=False)
+        K_dense = T.dense_fixed(p, idtype)
+        J_b = T.sparse_variable(K_dense, (n, nnz_b), (indptr_b, indices_b), idtype, sorted=False, unique=False)
+        J = T.sparse_assembled(I, n, idtype)
+        R = T.dense_fixed(r, idtype)
+        Q = T.dense_fixed(q, idtype)
+        S = T.dense_fixed(s, idtype)
+        A = T.match_sparse_buffer(a, (I, K, R, Q), dtype)
+        B = T.match_sparse_buffer(b, (K_dense, J_b, Q, S), dtype)
+        C = T.match_sparse_buffer(c, (I, J, R, S), dtype)
+        with T.sp_iter([I, K, J, R, Q, S], "SRSSRS", "block_spgemm") as [i, k, j, x, y, z]:
+            with T.init():
+                C[i, j, x, z] = 0
+            C[i, j, x, z] = C[i, j, x, z] + A[i, k, x, y] * B[k, j, y, z]
+
+    return block_spgemm
 
 
 @once

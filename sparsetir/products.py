@@ -54,7 +54,8 @@ def matmul(
     -------
     sparse matrix, shape (m, n)
         Of the class of `A` and the common dtype of both, each row sorted. An entry is stored where a product of stored
-        entries falls, also where its value is zero.
+        entries falls, also where its value is zero; a block where a product of blocks falls, of scipy's matrices of
+        blocks that fit each other.
 
     Raises
     ------
@@ -76,6 +77,8 @@ def matmul(
     """
     if complement and mask is None:
         raise ArgumentError("matmul(..., complement=True) computes a product outside of a mask: pass mask=")
+    if mask is None and top is None and above is None and _share_blocks(A, B):
+        return _of_blocks(A, B)
     operands = _Operands.of("matmul", A=A, B=B)
     _check_inner("matmul(A, B)", "A", operands["A"], "B", operands["B"])
     selects = top is not None or above is not None
@@ -89,6 +92,22 @@ def matmul(
     args = kernel.prepare((), named)
     pattern = kernel.assemble(args, _top(top), _least(above, operands.dtype))
     return operands.like_first(kernel.returned(args, pattern, named))
+
+
+def _share_blocks(A: Any, B: Any) -> bool:
+    """Whether both are matrices of blocks that can be multiplied with each other."""
+    both = all(sp.issparse(x) and x.format == "bsr" for x in (A, B))
+    return both and A.shape[1] == B.shape[0] and A.blocksize[1] == B.blocksize[0]
+
+
+def _of_blocks(A: Any, B: Any) -> Any:
+    """The product of matrices of blocks, as one."""
+    dtype = _common({_dtype_name(A), _dtype_name(B)}, [])
+    if dtype not in VALUE_DTYPES:
+        raise ArgumentTypeError(f"matmul takes values of {', '.join(VALUE_DTYPES)}, found {dtype}")
+    idtype = "int64" if _has_wide_indices(A) or _has_wide_indices(B) else "int32"
+    kernel = _kernel("spgemm", dtype, idtype, Options(), block=(*A.blocksize, B.blocksize[1]))
+    return kernel(A=_cast(A, dtype), B=_cast(B, dtype))
 
 
 def matmul_plan(A: Any, B: Any) -> ProductPlan:
@@ -279,6 +298,8 @@ def rap(R: Any, A: Any, P: Any) -> Any:
     >>> sparsetir.rap(P.T, A, P).toarray().tolist()
     [[2.0, -1.0], [-1.0, 2.0]]
     """
+    if _share_blocks(R, A) and _share_blocks(A, P):
+        return _of_blocks(R, _of_blocks(A, P))
     operands = _Operands.of("rap", R=R, A=A, P=P)
     _check_inner("rap(R, A, P)", "R", operands["R"], "A", operands["A"])
     _check_inner("rap(R, A, P)", "A", operands["A"], "P", operands["P"])
@@ -357,6 +378,7 @@ class _Operands(dict[str, Any]):
     """Operands in compressed rows, of one dtype and one index dtype."""
 
     first: Any
+    last: Any
     dtype: str
     idtype: str
 
@@ -364,7 +386,7 @@ class _Operands(dict[str, Any]):
     def of(cls, function: str, *, numbers: tuple[Any, ...] = (), **given: Any) -> _Operands:
         """Operands as the programs take them; `numbers` take part in what the common dtype is."""
         made = cls()
-        made.first = next(iter(given.values()))
+        made.first, *_, made.last = given.values()
         for name, value in given.items():
             made[name] = _rows(value, name, function)
         names = {_dtype_name(v) for v in made.values()}
@@ -382,13 +404,19 @@ class _Operands(dict[str, Any]):
         """A result in the class of the first operand."""
         first = self.first
         if sp.issparse(first) and result.format != first.format:
-            return result.asformat(first.format)
+            return self.in_blocks(result) if first.format == "bsr" else result.asformat(first.format)
         if interop.is_torch(first):
             return _like_torch(result, first)
         if isinstance(first, (CooTensor, SparseTensor)):
             tensor = SparseTensor.from_any(result)
             return tensor.to_coo() if isinstance(first, CooTensor) else tensor
         return result
+
+    def in_blocks(self, result: Any) -> Any:
+        """A result in blocks as high as those of the first operand, and as wide as those of the last one."""
+        last = self.last if sp.issparse(self.last) and self.last.format == "bsr" else self.first
+        width = last.blocksize[1]
+        return result.tobsr(blocksize=(self.first.blocksize[0], 1 if result.shape[1] % width else width))
 
 
 def _rows(value: Any, name: str, function: str) -> Any:
@@ -447,8 +475,8 @@ def _like_torch(result: Any, first: Any) -> Any:
 
 
 @cache
-def _kernel(program: str, dtype: str, idtype: str, options: Options) -> AssembledKernel:
-    return assembled_kernel(getattr(ops, program)(dtype, idtype=idtype), None, options)
+def _kernel(program: str, dtype: str, idtype: str, options: Options, **facts: Any) -> AssembledKernel:
+    return assembled_kernel(getattr(ops, program)(dtype, idtype=idtype, **facts), None, options)
 
 
 __all__ = ["ProductPlan", "add", "matmul", "matmul_plan", "maximum", "multiply", "rap", "subtract"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from sparsetir.errors import LoweringError
 
 CC = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 READY = {name: getattr(sparsetir.ops, name) for name in ("spgemm", "masked_spgemm", "add", "multiply")}
-DRAWN = [*PROGRAMS] if FULL else ["least sums", "a tensor times a matrix"]
+DRAWN = [*PROGRAMS] if FULL else ["least sums", "a tensor times a matrix", "a product of blocks", "blocks under a mask"]
 
 pytestmark = [
     pytest.mark.skipif(CC is None or sys.platform != "linux", reason="needs Linux and a C compiler"),
@@ -74,7 +75,9 @@ class Exported:
         indptr = taken(out[0], "int64", rows + 1)
         results = self.kernel.assembly.results
         dtypes = [self.kernel.assembly.key_dtype, *(str(numpy_dtype(r.dtype)) for r in results)]
-        found = [indptr, *(taken(at, d, int(indptr[-1])) for at, d in zip(out[1:], dtypes, strict=True))]
+        blocks = [1, *(math.prod(self.kernel.block(n, args.sizes)) for n in range(len(results)))]
+        counts = [int(indptr[-1]) * block for block in blocks]
+        found = [indptr, *(taken(at, d, n) for at, d, n in zip(out[1:], dtypes, counts, strict=True))]
         for pointer in out:
             self.function(self.loaded, "_free")(pointer)
         return found

@@ -389,3 +389,48 @@ def test_matrices_are_bound_alike_in_both_ways(program, monkeypatch):
     assert sum(rows.bind(call) is not None for call in calls) > 5
     monkeypatch.setattr(CompressedRows, "bind", lambda self, arguments: None)
     assert [outcome(kernel, call) for call in calls] == quick
+
+
+# --- blocks -----------------------------------------------------------------------------------------------
+
+
+def blocked(m: int, n: int, block: tuple[int, int], seed: int, dtype: str) -> sp.bsr_array:
+    """Whole numbers in blocks; rows of blocks are unsorted, and hold some twice."""
+    rng = np.random.default_rng(seed)
+    count = rng.integers(0, 4, m) if n else np.zeros(m, int)
+    indptr = np.concatenate([[0], np.cumsum(count)])
+    values = rng.integers(0, 2 if dtype == "bool" else 5, (indptr[-1], *block)).astype(dtype)
+    made = sp.bsr_array((m * block[0], n * block[1]), blocksize=block, dtype=dtype)
+    made.data, made.indices, made.indptr = values, rng.integers(0, max(n, 1), indptr[-1]).astype("int32"), indptr
+    made.indptr = made.indptr.astype("int32")
+    return made
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_of_blocks(dtype: str) -> None:
+    cases = [(5, 6, 7, 2, 3, 4), (40, 30, 50, 3, 3, 3), (0, 3, 2, 2, 2, 1), (4, 0, 3, 1, 2, 2)]
+    for seed, (m, p, n, r, q, s) in enumerate(cases):
+        A, B = blocked(m, p, (r, q), seed, dtype), blocked(p, n, (q, s), seed + 9, dtype)
+        with on((dtype, m, p, n)):
+            found = sparsetir.matmul(A, B)
+            assert (found.format, found.blocksize, str(found.dtype)) == ("bsr", (r, s), dtype)
+            assert found.has_canonical_format
+            wide = "float64" if dtype == "float16" else dtype
+            same(found.astype(wide), sp.csr_array(A.toarray().astype(wide)) @ sp.csr_array(B.toarray().astype(wide)))
+
+
+def test_blocks_keep_their_shape() -> None:
+    A, B = blocked(6, 5, (2, 3), 0, "float64"), blocked(5, 4, (3, 2), 1, "float64")
+    right, left = sp.csr_array(B.T), B.T.tobsr(blocksize=(2, 3))
+    square = (A.T @ A).tobsr(blocksize=(3, 3))
+    for found, wanted, blocks in [
+        (sparsetir.add(A, A), A + A, (2, 3)),
+        (sparsetir.matmul(A, B, mask=A @ B), A @ B, (2, 2)),
+        (sparsetir.rap(left, square, B), B.T @ square @ B, (2, 2)),
+        (sparsetir.rap(A, B, right), A @ B @ B.T, (2, 3)),
+    ]:
+        assert (found.format, found.blocksize) == ("bsr", blocks)
+        same(found, wanted)
+    same(sparsetir.matmul(A, blocked(15, 2, (1, 2), 3, "float64")), A @ blocked(15, 2, (1, 2), 3, "float64"))
+    with pytest.raises(ArgumentError, match="as many columns of A as rows of B"):
+        sparsetir.matmul(A, blocked(6, 4, (3, 2), 1, "float64"))

@@ -45,6 +45,8 @@ class Output:
         One array for each result, none where entries are only counted.
     initial : sequence of Expr
         What an element is before the first statement sets it.
+    blocks : sequence of tuple of Expr
+        Of each result how many elements a coordinate has; nothing where that is one.
     """
 
     pos: Var
@@ -52,6 +54,7 @@ class Output:
     keys: Var | None
     values: Sequence[Var]
     initial: Sequence[ir.Expr]
+    blocks: Sequence[tuple[ir.Expr, ...]] = ()
 
     @property
     def counts_only(self) -> bool:
@@ -69,7 +72,7 @@ class Accumulator(Protocol):
         """Enter a coordinate, a variable or a constant."""
 
     def element(self, result: int, key: ir.Expr) -> tuple[Var, list[ir.Expr]]:
-        """The array that holds the value of a coordinate just entered, and the subscripts in it."""
+        """The array that holds the value of a coordinate just entered, and the subscripts of it, or of its block."""
 
     def finish(self) -> list[tirx.Stmt]:
         """Write the row out and count it."""
@@ -79,6 +82,24 @@ def loop(name: str, extent: ir.Expr, body: list[tirx.Stmt]) -> tuple[Var, tirx.S
     """A serial loop of 64-bit steps."""
     var = Var(name, ir.PrimType(LONG))
     return var, serial(var, extent, seq(*body))
+
+
+def each(block: tuple[ir.Expr, ...], stmt: Callable[[list[ir.Expr]], tirx.Stmt]) -> tirx.Stmt:
+    """A statement for each element of a block, given its subscript; one, given none, where there is no block."""
+    if not block:
+        return stmt([])
+    var = Var("inner", ir.PrimType(LONG))
+    return serial(var, block[0], stmt([var]))
+
+
+def stored(target: Var, at: list[ir.Expr], value: ir.Expr) -> Callable[[list[ir.Expr]], tirx.Stmt]:
+    """A store of one value in each element of a block."""
+    return lambda e: tirx.BufferStore(target, cast(value, str(target.ty.dtype)), [*at, *e])
+
+
+def copied(target: Var, to: list[ir.Expr], source: Var, at: list[ir.Expr]) -> Callable[[list[ir.Expr]], tirx.Stmt]:
+    """A copy of each element of a block."""
+    return lambda e: stored(target, to, tirx.BufferLoad(source, [*at, *e]))(e)
 
 
 def add(target: Var, amount: ir.Expr | int) -> tirx.Stmt:
@@ -122,10 +143,11 @@ class Insertion:
         is_new = tirx.Or(get(at).equal(long(0)), before != key)
         step = Var("step", ir.PrimType(LONG))
         to = self.base + get(count) - step
-        rows = [held, *self.out.values]
-        shift = seq(*(tirx.BufferStore(a, tirx.BufferLoad(a, [to - long(1)]), [to]) for a in rows))
+        rows = [(held, ()), *zip(self.out.values, self.out.blocks, strict=False)]
+        shift = seq(*(each(block, copied(a, [to], a, [to - long(1)])) for a, block in rows))
         place = [self.base + get(at)]
-        firsts = [tirx.BufferStore(a, v, place) for a, v in zip(self.out.values, self.out.initial, strict=True)]
+        parts = zip(self.out.values, self.out.initial, self.out.blocks, strict=False)
+        firsts = [each(block, stored(a, place, v)) for a, v, block in parts]
         moved = serial(step, get(count) - get(at), shift)
         insert = seq(moved, tirx.BufferStore(held, key, place), *firsts, add(count, 1))
         return [put(at, get(count)), back, tirx.IfThenElse(is_new, insert, put(at, get(at) - long(1)))]
@@ -200,10 +222,10 @@ class Marked:
         stmts: list[tirx.Stmt] = [tirx.Bind(key, first + lowest(get(marks)))]
         stmts += [tirx.Bind(place, get(self.out.pos) + get(self.out.count))]
         stmts += [tirx.BufferStore(self.out.keys, cast(key, str(self.out.keys.ty.dtype)), [place])]
-        for array, values, initial in zip(self.arrays, self.out.values, self.out.initial, strict=True):
-            held = tirx.BufferLoad(array, [self.chunk, key])
-            stmts += [tirx.BufferStore(values, cast(held, str(values.ty.dtype)), [place])]
-            stmts += [tirx.BufferStore(array, cast(initial, str(array.ty.dtype)), [self.chunk, key])]
+        parts = zip(self.arrays, self.out.values, self.out.initial, self.out.blocks, strict=True)
+        for array, values, initial, block in parts:
+            held = [self.chunk, key]
+            stmts += [each(block, copied(values, [place], array, held)), each(block, stored(array, held, initial))]
         return [*stmts, add(self.out.count, 1), put(marks, get(marks) & (get(marks) - long(1)))]
 
 
@@ -256,8 +278,8 @@ class Table:
     def enter(self, key: ir.Expr) -> list[tirx.Stmt]:
         wide, place = cast(key, LONG), [self.chunk, get(self.at)]
         stmts: list[tirx.Stmt] = [tirx.BufferStore(self.slots, wide + long(1), place)]
-        pairs = zip(self.arrays, self.out.initial, strict=False)
-        stmts += [tirx.BufferStore(a, cast(v, str(a.ty.dtype)), place) for a, v in pairs]
+        parts = zip(self.arrays, self.out.initial, self.out.blocks, strict=False)
+        stmts += [each(block, stored(a, place, v)) for a, v, block in parts]
         if self.out.keys is not None:
             entry = [get(self.out.pos) + get(self.out.count)]
             stmts.append(tirx.BufferStore(self.out.keys, cast(wide, str(self.out.keys.ty.dtype)), entry))
@@ -306,9 +328,8 @@ class Table:
         step = Var("entry", ir.PrimType(LONG))
         place = [get(self.out.pos) + step]
         stmts = self.found(cast(tirx.BufferLoad(self.out.keys, place), LONG))
-        for array, values in zip(self.arrays, self.out.values, strict=True):
-            held = tirx.BufferLoad(array, [self.chunk, get(self.at)])
-            stmts.append(tirx.BufferStore(values, cast(held, str(values.ty.dtype)), place))
+        for array, values, block in zip(self.arrays, self.out.values, self.out.blocks, strict=True):
+            stmts.append(each(block, copied(values, place, array, [self.chunk, get(self.at)])))
         return serial(step, get(self.out.count), seq(*stmts))
 
 
@@ -352,8 +373,8 @@ class Stamped:
 
     def cleared(self, slot: ir.Expr) -> list[tirx.Stmt]:
         """An element as it is before the first statement sets it."""
-        pairs = zip(self.arrays, self.out.initial, strict=False)
-        firsts = [tirx.BufferStore(a, cast(v, str(a.ty.dtype)), [self.chunk, slot]) for a, v in pairs]
+        parts = zip(self.arrays, self.out.initial, self.out.blocks, strict=True)
+        firsts = [each(block, stored(a, [self.chunk, slot], v)) for a, v, block in parts]
         return [tirx.BufferStore(self.seen, const(0, "uint8"), [self.chunk, slot]), *firsts]
 
     def enter(self, key: ir.Expr) -> list[tirx.Stmt]:
@@ -370,9 +391,8 @@ class Stamped:
         place = [get(self.out.pos) + get(self.out.count)]
         assert self.out.keys is not None
         stmts: list[tirx.Stmt] = [tirx.BufferStore(self.out.keys, cast(key, str(self.out.keys.ty.dtype)), place)]
-        for array, values in zip(self.arrays, self.out.values, strict=True):
-            held = tirx.BufferLoad(array, [self.chunk, slot])
-            stmts.append(tirx.BufferStore(values, cast(held, str(values.ty.dtype)), place))
+        for array, values, block in zip(self.arrays, self.out.values, self.out.blocks, strict=True):
+            stmts.append(each(block, copied(values, place, array, [self.chunk, slot])))
         is_seen = tirx.BufferLoad(self.seen, [self.chunk, slot]) != const(0, "uint8")
         found = tirx.IfThenElse(is_seen, seq(*stmts, add(self.out.count, 1)), None)
         bound = [tirx.Bind(key, self.coordinate(step)), tirx.Bind(slot, step + long(DUMPS))]

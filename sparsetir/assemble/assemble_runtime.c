@@ -12,6 +12,8 @@ struct result {
   DLDataType dtype, held;
   uint64_t initial; /* the bits of an element before the first statement sets it */
   void **out;
+  int has_block;
+  int64_t block; /* how many elements a coordinate has */
 };
 
 struct assembly {
@@ -97,6 +99,17 @@ static void rt_push_array(struct arguments *a, const void *data, DLDataType dtyp
   rt_push_table(a, data, dtype, 1, count, 0);
 }
 
+/* An array whose last axis is the block of a result, where that has one. */
+static void rt_push_blocks(struct arguments *a, const void *data, DLDataType dtype, int rank, int64_t n, int64_t m,
+                           const struct result *result) {
+  rt_push_table(a, data, dtype, rank, n, m);
+  struct array *array = &a->arrays[a->array_count - 1];
+  if (!result->has_block) return;
+  array->shape[array->rank++] = result->block;
+  --a->count;
+  a->values[a->count++] = rt_pass_array(array);
+}
+
 static int rt_run(rt_function function, const struct arguments *a) {
   TVMFFIAny result = {0};
   return function(NULL, a->values, a->count, &result);
@@ -119,8 +132,9 @@ static void rt_take_arrays(struct work *w, const struct assembly *s, int chunks,
   w->arrays = rt_hold(held, s->result_count, sizeof(void *));
   for (int n = 0; n < s->result_count && !held->failed; ++n) {
     int item = s->results[n].held.bits / 8;
-    w->arrays[n] = rt_hold(held, chunks * row, item);
-    if (w->arrays[n]) rt_fill(w->arrays[n], chunks * row, item, s->results[n].initial);
+    int64_t count = chunks * row * s->results[n].block;
+    w->arrays[n] = rt_hold(held, count, item);
+    if (w->arrays[n]) rt_fill(w->arrays[n], count, item, s->results[n].initial);
   }
 }
 
@@ -137,7 +151,7 @@ static void rt_push_stamps(struct arguments *a, const struct work *w, const stru
   rt_push(a, s->width + DUMPS);
   rt_push(a, s->width);
   for (int n = 0; n < s->result_count; ++n)
-    rt_push_table(a, w->arrays[n], s->results[n].held, 2, chunks, s->width + DUMPS);
+    rt_push_blocks(a, w->arrays[n], s->results[n].held, 2, chunks, s->width + DUMPS, &s->results[n]);
   rt_push_table(a, w->seen, RT_BYTE, 2, chunks, s->width + DUMPS);
   rt_push_table(a, w->places, RT_INT, 2, chunks, s->width);
 }
@@ -159,7 +173,7 @@ static void rt_push_work(struct arguments *a, const struct work *w, const struct
   rt_push(a, w->words);
   rt_push(a, w->tops);
   for (int n = 0; values && n < s->result_count; ++n)
-    rt_push_table(a, w->arrays[n], s->results[n].held, 2, chunks, s->width);
+    rt_push_blocks(a, w->arrays[n], s->results[n].held, 2, chunks, s->width, &s->results[n]);
   rt_push_table(a, w->bits, RT_LONG, 2, chunks, w->words);
   rt_push_table(a, w->bytes, RT_BYTE, 2, chunks, w->words * WORD);
   rt_push_table(a, w->top, RT_BYTE, 2, chunks, w->tops);
@@ -270,10 +284,16 @@ static int rt_numeric(const struct assembly *s, const struct split *split, const
   rt_push(&a, capacity);
   rt_push_array(&a, first, RT_LONG, split->chunks);
   rt_push_array(&a, *s->keys, s->key, capacity);
-  for (int n = 0; n < s->result_count; ++n) rt_push_array(&a, *s->results[n].out, s->results[n].dtype, capacity);
+  for (int n = 0; n < s->result_count; ++n)
+    rt_push_blocks(&a, *s->results[n].out, s->results[n].dtype, 1, capacity, 0, &s->results[n]);
   if (s->is_stamped) rt_push_stamps(&a, work, s, split->chunks);
   else rt_push_work(&a, work, s, split->chunks, 1);
   return rt_run(s->numeric, &a);
+}
+
+/* Bytes of a coordinate, or of what result n has for one. */
+static int64_t rt_item(const struct assembly *s, int n) {
+  return n < 0 ? s->key.bits / 8 : s->results[n].dtype.bits / 8 * s->results[n].block;
 }
 
 /* Chunks that were written without counting stand where they begin at most: move them together. */
@@ -284,7 +304,7 @@ static void rt_close_gaps(const struct assembly *s, const struct split *split, c
     int64_t count = end > begin ? indptr[end] - first[c] : 0;
     for (int n = -1; n < s->result_count; ++n) {
       char *data = n < 0 ? *s->keys : *s->results[n].out;
-      int item = (n < 0 ? s->key : s->results[n].dtype).bits / 8;
+      int64_t item = rt_item(s, n);
       memmove(data + filled * item, data + first[c] * item, (size_t)(count * item));
     }
     for (int64_t row = begin; row < end; ++row) indptr[row + 1] += filled - first[c];
@@ -292,8 +312,8 @@ static void rt_close_gaps(const struct assembly *s, const struct split *split, c
   }
   for (int n = -1; n < s->result_count; ++n) {
     void **out = n < 0 ? s->keys : s->results[n].out;
-    size_t item = (n < 0 ? s->key : s->results[n].dtype).bits / 8;
-    void *smaller = realloc(*out, filled ? (size_t)filled * item : 1);
+    size_t item = (size_t)rt_item(s, n);
+    void *smaller = realloc(*out, filled * item ? (size_t)filled * item : 1);
     if (smaller) *out = smaller;
   }
 }
@@ -301,8 +321,9 @@ static void rt_close_gaps(const struct assembly *s, const struct split *split, c
 /* The caller frees these with free(): each has memory of its own. */
 static int rt_allocate_entries(const struct assembly *s, int64_t count) {
   for (int n = -1; n < s->result_count; ++n) {
-    size_t item = (n < 0 ? s->key : s->results[n].dtype).bits / 8;
-    void *memory = malloc(count ? (size_t)count * item : 1);
+    int64_t bytes;
+    int is_large = __builtin_mul_overflow(count, rt_item(s, n), &bytes);
+    void *memory = is_large ? NULL : malloc(bytes ? (size_t)bytes : 1);
     if (!memory) return rt_fail("out of memory: a result of %lld entries", (long long)count);
     *(n < 0 ? s->keys : s->results[n].out) = memory;
   }

@@ -70,7 +70,8 @@ class AssembledInterface(Interface):
         ]
         for result, name in zip(results, self.values, strict=True):
             dtype = plain(name, result.dtype)
-            found.append((TYPES[dtype][0], name, f"{dtype}[nnz], values of {result.name}"))
+            shape = ", ".join(["nnz", *map(str, result.inner)])
+            found.append((TYPES[dtype][0], name, f"{dtype}[{shape}], values of {result.name}"))
         return found
 
     @property
@@ -107,6 +108,10 @@ class AssembledInterface(Interface):
         """The number of rows; None stands for one."""
         return self.assembly.rows[-1].count if self.assembly.rows else None
 
+    def block(self, result: Result) -> str:
+        """Whether a coordinate has a block of elements, and how many it has."""
+        return f"1, {' * '.join(f'({self.size_of(n)})' for n in result.inner)}" if result.inner else "0, 1"
+
     def called(self) -> list[str]:
         merge, filters = self.assembly.merge, self.assembly.filters
         offsets = [] if merge is None else [str(a.indptr.name) for a in merge.members if a.indptr is not None]
@@ -124,7 +129,7 @@ class AssembledInterface(Interface):
             ".indptr = r0, .keys = (void **)r1",
         ]
         results = (
-            f"{{{_dtype(r.dtype)}, {_dtype(r.held_dtype)}, UINT64_C({_bits(r)}), (void **)r{at}}}"
+            f"{{{_dtype(r.dtype)}, {_dtype(r.held_dtype)}, UINT64_C({_bits(r)}), (void **)r{at}, {self.block(r)}}}"
             for at, r in enumerate(self.assembly.results, 2)
         )
         return [

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
@@ -30,7 +31,10 @@ from sparsetir.assemble.accumulators import (
     Stamped,
     Table,
     add,
+    copied,
+    each,
     long,
+    stored,
 )
 from sparsetir.assemble.options import Options
 from sparsetir.assemble.program import Assembly
@@ -40,7 +44,18 @@ from sparsetir.errors import LoweringError
 from sparsetir.ir import cast
 from sparsetir.lower.host.promote_halves import widened
 from sparsetir.lower.nests import parallel, serial
-from sparsetir.lower.rewriting import alloc, cell, collect, get, product, put, renewed, seq, substitute
+from sparsetir.lower.rewriting import (
+    alloc,
+    cell,
+    collect,
+    conjunction,
+    get,
+    product,
+    put,
+    renewed,
+    seq,
+    substitute,
+)
 from sparsetir.walks import structural_mutate
 
 ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
@@ -76,6 +91,9 @@ class Functions:
 
     def __init__(self, assembly: Assembly, rows: Rows, options: Options) -> None:
         self.assembly, self.rows, self.options = assembly, rows, options
+        blocked = next((r for r in assembly.results if r.inner), None)
+        if options.select and blocked is not None:
+            raise LoweringError(f"{blocked.name} has blocks of elements, of which none is the largest")
         self.common = [p for p in rows.func.params if not tirx.is_buffer_var(p) or assembly.result_of(p) is None]
 
     def module(self) -> ir.IRModule:
@@ -144,8 +162,10 @@ class Functions:
         capacity, first = size("capacity"), array("first", LONG, split.chunks)
         work = self.stamps(split) if self.is_stamped else self.workspace(split, values=True)
         keys = array("keys", self.assembly.key_dtype, capacity)
-        values = [array(f"{r.name}_values", r.dtype, capacity) for r in self.assembly.results]
-        out = Output(cell("pos", LONG), cell("count", LONG), keys, values, [r.initial for r in self.assembly.results])
+        results = self.assembly.results
+        values = [array(f"{r.name}_values", r.dtype, capacity, *r.block) for r in results]
+        firsts, blocks = [r.initial for r in results], [r.block for r in results]
+        out = Output(cell("pos", LONG), cell("count", LONG), keys, values, firsts, blocks)
         top, least = size("most"), Var("least", ir.PrimType(ordered(self.assembly.results[0].dtype)))
         heap = array("heap", str(least.ty.dtype), split.chunks, top)
         extra = [top, least, heap] if self.options.select else []
@@ -167,7 +187,7 @@ class Functions:
         work = self.workspace(split, values=True)
         indptr = array("places", LONG, cast(self.rows.count, LONG) + long(1))
         keys = array("keys", self.assembly.key_dtype, capacity)
-        values = [array(f"{r.name}_values", r.dtype, capacity) for r in self.assembly.results]
+        values = [array(f"{r.name}_values", r.dtype, capacity, *r.block) for r in self.assembly.results]
 
         def way(chunk: Var) -> Callable[[Var], list[tirx.Stmt]]:
             def at(row: Var) -> list[tirx.Stmt]:
@@ -177,8 +197,8 @@ class Functions:
                 place = [begin + entry]
                 stmts: list[tirx.Stmt] = [tirx.Bind(key, cast(tirx.BufferLoad(keys, place), LONG))]
                 for result, source, target in zip(self.assembly.results, work.arrays, values, strict=True):
-                    stmts += [tirx.BufferStore(target, cast(tirx.BufferLoad(source, held), result.dtype), place)]
-                    stmts += [tirx.BufferStore(source, cast(result.initial, str(source.ty.dtype)), held)]
+                    stmts += [each(result.block, copied(target, place, source, held))]
+                    stmts += [each(result.block, stored(source, held, result.initial))]
                 gather = serial(entry, tirx.BufferLoad(indptr, [row + long(1)]) - begin, seq(*stmts))
                 return [
                     *self.filtered(self.scattered(_Known(work.arrays, chunk), work, chunk), work, chunk, row),
@@ -201,7 +221,7 @@ class Functions:
     def workspace(self, split: Split, *, values: bool) -> Workspace:
         """The accumulators of all chunks."""
         width, words, tops = size("width"), size("words"), size("tops")
-        held = [array(f"{r.name}_work", r.held_dtype, split.chunks, width) for r in self.assembly.results]
+        held = self.arrays(split, width)
         bits, top = array("bits", LONG, split.chunks, words), array("top", "uint8", split.chunks, tops)
         marks = array("bytes", "uint8", split.chunks, words * long(WORD))
         mask_words = size("mask_words")
@@ -221,10 +241,14 @@ class Functions:
             is_table=self.options.accumulators.is_table,
         )
 
+    def arrays(self, split: Split, width: Var) -> list[Var]:
+        """Elements of each result, for each chunk."""
+        return [array(f"{r.name}_work", r.held_dtype, split.chunks, width, *r.block) for r in self.assembly.results]
+
     def stamps(self, split: Split) -> Stamps:
         """What holds rows in the order of a mask, of all chunks."""
         width, columns = size("width"), size("columns")
-        held = [array(f"{r.name}_work", r.held_dtype, split.chunks, width) for r in self.assembly.results]
+        held = self.arrays(split, width)
         seen, places = array("seen", "uint8", split.chunks, width), array("places", "int32", split.chunks, columns)
         return Stamps(width, columns, held, seen, places)
 
@@ -306,20 +330,45 @@ class Functions:
     def scattered(self, accumulator: Accumulator, work: Workspace | Stamps, chunk: Var) -> tirx.Stmt:
         """The body of a row with every scatter into `accumulator`; of the coordinates alone without values."""
 
-        def on_store(store: tirx.BufferStore, mutator: object) -> tirx.Stmt:
+        blocks: list[Var] = []  # the coordinate of the block that a loop goes over
+
+        def on_for(loop: tirx.For, mutator: Any) -> tirx.Stmt:
+            block = self.rows.block_of(loop)
+            if block is None:
+                return mutator.default_mutate(loop)
+            key = self.key()
+            blocks.append(key)
+            stmts = [*accumulator.enter(key), *([mutator.default_mutate(loop)] if work.has_values else [])]
+            blocks.pop()
+            return self.entered(key, block.key, stmts, work, chunk, block.steps > long(0))
+
+        def on_store(store: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
             scatter = self.rows.scatter_of(store)
             if scatter is None:
-                return mutator.default_mutate(store)  # type: ignore[attr-defined]
-            key = Var("key", ir.PrimType(self.assembly.key_dtype))
+                return mutator.default_mutate(store)
+            number = self.assembly.results.index(scatter.result)
+            if blocks:
+                return _update(scatter, *accumulator.element(number, blocks[-1]))
+            key = self.key()
             stmts = accumulator.enter(key)
             if work.has_values:
-                number = self.assembly.results.index(scatter.result)
                 stmts.append(_update(scatter, *accumulator.element(number, key)))
-            passes = self.passes(key, work, chunk)
-            entered = seq(*stmts) if passes is None else tirx.IfThenElse(passes, seq(*stmts), None)
-            return seq(tirx.Bind(key, scatter.key), entered)
+            return self.entered(key, scatter.key, stmts, work, chunk)
 
-        return structural_mutate(self.rows.body, [(tirx.BufferStore, on_store)])
+        return structural_mutate(self.rows.body, [(tirx.For, on_for), (tirx.BufferStore, on_store)])
+
+    def key(self) -> Var:
+        """A variable for the coordinate that is entered."""
+        return Var("key", ir.PrimType(self.assembly.key_dtype))
+
+    def entered(
+        self, key: Var, value: ir.Expr, stmts: list[tirx.Stmt], work: Workspace | Stamps, chunk: Var, *also: ir.Expr
+    ) -> tirx.Stmt:
+        """Statements for a coordinate that the filters let pass."""
+        passes = self.passes(key, work, chunk)
+        conditions = [*also, *([] if passes is None else [passes])]
+        guarded = tirx.IfThenElse(conjunction(conditions), seq(*stmts), None) if conditions else seq(*stmts)
+        return seq(tirx.Bind(key, value), guarded)
 
     def at_row(self, row: Var, stmt: tirx.Stmt) -> tirx.Stmt:
         """A statement of the row loop for a row of 64 bits."""
@@ -414,6 +463,7 @@ class _Known:
 
 def _update(scatter: Scatter, held: Var, place: list[ir.Expr]) -> tirx.Stmt:
     """The statement of a scatter on the element in an accumulator; 16-bit floats are added up in 32 bits."""
+    place = [*place, *scatter.inner]
     kind, own = str(held.ty.dtype), tirx.BufferLoad(held, place)
     value = with_own(scatter, cast(own, scatter.result.dtype))
     return tirx.BufferStore(held, widened(value) if kind != scatter.result.dtype else value, place)
@@ -448,6 +498,8 @@ def _per_step(stmt: tirx.Stmt, rows: Rows) -> int | None:
     if isinstance(stmt, tirx.IfThenElse):
         cases = [_per_step(c, rows) for c in (stmt.then_case, stmt.else_case) if c is not None]
         return None if None in cases else max(c or 0 for c in cases)
+    if isinstance(stmt, tirx.For) and rows.block_of(stmt) is not None:
+        return 1
     if not any(rows.scatter_of(s) is not None for s in collect(stmt, tirx.BufferStore)):
         return 0
     return None

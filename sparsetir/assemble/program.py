@@ -21,7 +21,7 @@ from sparsetir.assemble.coordinates import driving
 from sparsetir.errors import LoweringError
 from sparsetir.ir import Axis, Program, SparseBuffer, SpIter, cast, decode
 from sparsetir.lower.host.promote_halves import HALVES
-from sparsetir.lower.rewriting import collect, mentions, seq
+from sparsetir.lower.rewriting import collect, mentions, product, same, seq
 from sparsetir.walks import structural_mutate
 
 LARGEST_INT32 = 2**31 - 1
@@ -42,6 +42,8 @@ class Result:
         What an element is before the first statement sets it.
     lengths : tuple of Expr
         Of its assembled axes, outermost first.
+    inner : tuple of Expr
+        Lengths of the dense axes behind those: each coordinate has a block of so many elements.
     """
 
     name: str
@@ -49,6 +51,12 @@ class Result:
     dtype: str
     initial: ir.Expr
     lengths: tuple[ir.Expr, ...]
+    inner: tuple[ir.Expr, ...] = ()
+
+    @property
+    def block(self) -> tuple[ir.Expr, ...]:
+        """How many elements a coordinate has, in 64 bits; nothing where that is one."""
+        return (product([cast(n, "int64") for n in self.inner]),) if self.inner else ()
 
     @property
     def held_dtype(self) -> str:
@@ -170,14 +178,17 @@ def _chain(program: Program) -> tuple[Axis, ...]:
 
 
 def _result(buffer: SparseBuffer, axes: tuple[Axis, ...], rows: tuple[Axis, ...], program: Program) -> Result:
-    if buffer.axes != (*rows, *axes):
-        names = ", ".join(a.name for a in (*rows, *axes))
-        raise LoweringError(f"{buffer.name} must lie over the axes {names}, in that order")
+    above = (*rows, *axes)
+    inner = buffer.axes[len(above) :]
+    if buffer.axes[: len(above)] != above or any(a.kind != "dense_fixed" or a.parent is not None for a in inner):
+        names = ", ".join(a.name for a in above)
+        raise LoweringError(f"{buffer.name} must lie over the axes {names}, in that order, and dense ones behind them")
     others = [a for a in rows[1:] if a.kind != "dense_fixed"]
     if others:
         raise LoweringError(f"the rows of {buffer.name} are one dense axis; found {others[0]!r}")
     initial = cast(_initial(buffer, program), buffer.dtype)
-    return Result(buffer.name, str(buffer.storage.name), buffer.dtype, initial, tuple(a.length for a in axes))
+    lengths, behind = tuple(a.length for a in axes), tuple(a.length for a in inner)
+    return Result(buffer.name, str(buffer.storage.name), buffer.dtype, initial, lengths, behind)
 
 
 def _initial(buffer: SparseBuffer, program: Program) -> ir.Expr:
@@ -192,20 +203,24 @@ def _initial(buffer: SparseBuffer, program: Program) -> ir.Expr:
                 message = f"{buffer.name} begins with {store.value}"
                 raise LoweringError(f"{message}: elements of a computed pattern begin with one number")
             found.append(store.value)
+    other = next((v for v in found if not same(v, found[0])), None)
+    if other is not None:
+        message = f"{buffer.name} begins with {found[0]} in one iteration and with {other} in another"
+        raise LoweringError(f"{message}: an element begins with the same number in all of them")
     return found[0] if found else buffer.default
 
 
 def _stand_in(buffer: SparseBuffer, axes: tuple[Axis, ...]) -> Var:
     """A dense array in the place of a result's values."""
-    above = [tree[-1].count for tree in _without(buffer, axes).trees] if len(buffer.axes) > len(axes) else []
-    shape = [*above, *(a.length for a in axes)]
+    first = buffer.axes.index(axes[0])
+    above = [tree[-1].count for tree in _part(buffer, buffer.axes[:first]).trees] if first else []
+    shape = [*above, *(a.length for a in buffer.axes[first:])]
     old = buffer.storage
     return tirx.decl_buffer(shape, buffer.dtype, name=str(old.name), layout=None)
 
 
-def _without(buffer: SparseBuffer, axes: tuple[Axis, ...]) -> SparseBuffer:
-    kept = tuple(a for a in buffer.axes if a not in axes)
-    return SparseBuffer(buffer.view, buffer.storage, kept, buffer.default)
+def _part(buffer: SparseBuffer, axes: tuple[Axis, ...]) -> SparseBuffer:
+    return SparseBuffer(buffer.view, buffer.storage, axes, buffer.default)
 
 
 def _with_buffers(body: tirx.Stmt, mapping: Mapping[Var, Var]) -> tirx.Stmt:

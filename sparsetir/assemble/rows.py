@@ -8,6 +8,7 @@ loop over rows names a coordinate. `functions.py` makes of them the functions th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tvm import ir, tirx
 from tvm.ir import Var
@@ -17,8 +18,10 @@ from sparsetir.compile.pipeline import to_stage_2
 from sparsetir.errors import LoweringError
 from sparsetir.ir import cast, const
 from sparsetir.lower import TO_LOOPS, as_module, run
-from sparsetir.lower.rewriting import all_same, collect, mentions, same, seq, substitute
+from sparsetir.lower.rewriting import all_same, collect, mentions, product, same, seq, substitute
 from sparsetir.walks import structural_mutate
+
+LONG = "int64"
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,32 @@ class Scatter:
     result : Result
     key : Expr
         The coordinate below the row, in the order of storage: of several axes one number.
+    inner : tuple of Expr
+        Which element of the block of that coordinate, in 64 bits; nothing where it has one element.
     """
 
     store: tirx.BufferStore
     result: Result
     key: ir.Expr
+    inner: tuple[ir.Expr, ...] = ()
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A loop that sets elements of the block of one coordinate, and nothing else: the coordinate is entered before it.
+
+    Parameters
+    ----------
+    loop : For
+    key : Expr
+        The coordinate below the row.
+    steps : Expr
+        How many elements it sets, none where an axis is empty.
+    """
+
+    loop: tirx.For
+    key: ir.Expr
+    steps: ir.Expr
 
 
 @dataclass(frozen=True)
@@ -48,6 +72,11 @@ class Rows:
     count: ir.Expr
     body: tirx.Stmt
     scatters: tuple[Scatter, ...]
+    blocks: tuple[Blocked, ...] = ()
+
+    def block_of(self, loop: tirx.For) -> Blocked | None:
+        """What a loop is, where it goes over the block of a coordinate."""
+        return next((b for b in self.blocks if b.loop.same_as(loop)), None)
 
     def scatter_of(self, store: tirx.BufferStore) -> Scatter | None:
         """The scatter that a statement is."""
@@ -72,7 +101,7 @@ def lower_rows(assembly: Assembly) -> Rows:
     stores = [s for s in collect(body, tirx.BufferStore) if assembly.result_of(s.buffer) is not None]
     scatters = tuple(_scatter(s, assembly, var) for s in stores)
     _check_reads(body, scatters, assembly)
-    return Rows(func, var, count, body, scatters)
+    return Rows(func, var, count, body, scatters, _blocks(body, scatters))
 
 
 def _row_loop(func: tirx.PrimFunc, assembly: Assembly) -> tuple[Var, ir.Expr, tirx.Stmt]:
@@ -93,14 +122,62 @@ def _scatter(store: tirx.BufferStore, assembly: Assembly, row: Var) -> Scatter:
     result = assembly.result_of(store.buffer)
     assert result is not None
     indices = list(store.indices)
-    above, below = indices[: len(indices) - len(result.lengths)], indices[len(indices) - len(result.lengths) :]
+    first = len(indices) - len(result.lengths) - len(result.inner)
+    above, below = indices[:first], indices[first : first + len(result.lengths)]
     if assembly.has_rows and not (len(above) == 1 and same(above[0], row)):
         message = f"{result.name} is stored at a row other than that of the iteration over {assembly.rows_name}"
         raise LoweringError(f"{message}: list the axes of its rows first, each by its own variable")
     key = cast(below[0], assembly.key_dtype)
     for index, length in zip(below[1:], result.lengths[1:], strict=True):
         key = key * cast(length, assembly.key_dtype) + cast(index, assembly.key_dtype)
-    return Scatter(store, result, key)
+    inner: tuple[ir.Expr, ...] = ()
+    if result.inner:
+        at = const(0, LONG)
+        for index, length in zip(indices[first + len(result.lengths) :], result.inner, strict=True):
+            at = at * cast(length, LONG) + cast(index, LONG)
+        inner = (at,)
+    return Scatter(store, result, key, inner)
+
+
+def _blocks(body: tirx.Stmt, scatters: tuple[Scatter, ...]) -> tuple[Blocked, ...]:
+    """The outermost loops that go over blocks of coordinates."""
+    found: list[Blocked] = []
+
+    def on_for(loop: tirx.For, mutator: Any) -> tirx.Stmt:
+        block = _block(loop, scatters)
+        if block is None:
+            return mutator.default_mutate(loop)
+        found.append(block)
+        return loop
+
+    if any(s.inner for s in scatters):
+        structural_mutate(body, [(tirx.For, on_for)])
+    return tuple(found)
+
+
+def _block(loop: tirx.For, scatters: tuple[Scatter, ...]) -> Blocked | None:
+    """A loop as one over the block of a coordinate: dense loops around statements that all set elements of it."""
+    extents, stmts, bound = [], [loop], []
+    inside: list[Scatter] = []
+    while stmts:
+        stmt = stmts.pop()
+        if isinstance(stmt, tirx.Bind):
+            bound.append(stmt.var)
+        elif isinstance(stmt, tirx.For):
+            extents.append(cast(stmt.extent, LONG))
+            bound.append(stmt.loop_var)
+            stmts.append(stmt.body)
+        elif isinstance(stmt, tirx.SeqStmt):
+            stmts += stmt.seq
+        else:
+            inside += [s for s in scatters if s.store.same_as(stmt)]
+            if not inside or not inside[-1].store.same_as(stmt):
+                return None
+    key = inside[0].key
+    is_dense = not any(collect(e, ir.TensorLoad) or mentions(e, bound) for e in extents)
+    if not is_dense or mentions(key, bound) or not all(s.inner and same(s.key, key) for s in inside):
+        return None
+    return Blocked(loop, key, product(extents))
 
 
 def _check_reads(body: tirx.Stmt, scatters: tuple[Scatter, ...], assembly: Assembly) -> None:

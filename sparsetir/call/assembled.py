@@ -84,6 +84,7 @@ class AssembledKernel(Saved):
         self.signature = Signature(decode(self.assembly.func), compiled.searched, made=self._results)
         self._count = Size(self.assembly.rows[-1].count) if self.assembly.rows else None
         self._lengths = [Size(a.length) for a in self.assembly.axes]
+        self._blocks = [[Size(n) for n in r.inner] for r in self.assembly.results]
         self._shape = [Size(a.length) for a in (*self.assembly.rows, *self.assembly.axes)]
         self._rows = CompressedRows(self.signature)
         self.is_stamped = self.options.stamps(has_mask=self.assembly.mask is not None)
@@ -145,8 +146,9 @@ class AssembledKernel(Saved):
     def returned(self, args: Arguments, pattern: Pattern, arguments: dict[str, Any]) -> Any:
         """The results in the class of the first sparse argument."""
         model = next((v for v in arguments.values() if interop.is_sparse(v)), None)
+        count = len(pattern.values)
         out = tuple(
-            as_object(pattern, n, model, is_last=n + 1 == len(pattern.values)) for n in range(len(pattern.values))
+            as_object(pattern, n, model, is_last=n + 1 == count, block=self.block(n, args.sizes)) for n in range(count)
         )
         return out[0] if len(out) == 1 else out
 
@@ -180,7 +182,7 @@ class AssembledKernel(Saved):
         """Whether an element for every coordinate of a row takes too much memory."""
         if self.options.accumulators.is_table or self.assembly.merge is not None:
             return False
-        item = 1 + sum(numpy_dtype(r.held_dtype).itemsize for r in self.assembly.results)
+        item = 1 + self.item_bytes(args.sizes, [r.held_dtype for r in self.assembly.results])
         item = max(item, PLACE_BYTES) if self.is_stamped else item
         return self._width(args.sizes) * item * get_num_threads() > WIDE_BYTES
 
@@ -196,7 +198,7 @@ class AssembledKernel(Saved):
             return True
         if self.options.accumulators.counted:
             return False
-        item = sum(numpy_dtype(r.dtype).itemsize for r in self.assembly.results) + self._key_dtype().itemsize
+        item = self.item_bytes(call.sizes, [r.dtype for r in self.assembly.results]) + self._key_dtype().itemsize
         return call.bound is None or int(call.bound.sum()) * item <= ROOMY_BYTES
 
     def begin(self, args: Arguments) -> Call:
@@ -227,7 +229,7 @@ class AssembledKernel(Saved):
         if call.rows:
             self.run("symbolic", *call.split, length, *work.sizes, *work.marks, *work.masks)
         indptr = running(length)
-        keys, values = self.entries(int(indptr[-1]))
+        keys, values = self.entries(int(indptr[-1]), call.sizes)
         self.numeric(call, work, length, indptr[call.ranges[:-1]], keys, values)
         self._give_back(work)
         return Pattern(self._held_shape(call), indptr, keys, values)
@@ -237,7 +239,7 @@ class AssembledKernel(Saved):
         work = self.stamps(call) if self.is_stamped else self.take(call)
         indptr = np.zeros(call.rows + 1, np.int64)
         first, total = self.places(call, top)
-        room = self.room(total)
+        room = self.room(total, call.sizes)
         self.numeric(call, work, indptr[1:], first, room[0], room[1:], *self.selected(call, top, above))
         self._give_back(work)
         parts = self.parts(call, indptr, first)
@@ -259,13 +261,15 @@ class AssembledKernel(Saved):
                 filled += count
         return parts
 
-    def room(self, count: int) -> list[np.ndarray]:
+    def room(self, count: int, sizes: dict[str, int]) -> list[np.ndarray]:
         """Memory for coordinates and values: that of an earlier call, whose pages the system need not clear again."""
         while self._rooms:
             room = self._rooms.pop()
-            if count <= len(room[0]) <= 2 * count + SERIAL_WORK:
+            blocks = [self.block(n, sizes) for n in range(len(room) - 1)]
+            is_like = all(a.shape[1:] == _flat(b) for a, b in zip(room[1:], blocks, strict=True))
+            if is_like and count <= len(room[0]) <= 2 * count + SERIAL_WORK:
                 return room
-        keys, values = self.entries(count)
+        keys, values = self.entries(count, sizes)
         return [keys, *values]
 
     def places(self, call: Call, top: int | None) -> tuple[np.ndarray, int]:
@@ -313,7 +317,7 @@ class AssembledKernel(Saved):
         if not has_values or self.is_wide(args):
             return self.assemble(args).values
         call.common = argument_list(self.signature, args, without=self._results)
-        keys, values = pattern.keys, self.entries(len(pattern.keys))[1]
+        keys, values = pattern.keys, self.entries(len(pattern.keys), args.sizes)[1]
         if call.rows and len(keys):
             work = self.take(call)
             arrays = [*work.arrays, *work.masks]
@@ -323,9 +327,20 @@ class AssembledKernel(Saved):
 
     # ------------------------------------------------------------------ memory
 
-    def entries(self, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    def block(self, number: int, sizes: dict[str, int]) -> tuple[int, ...]:
+        """The shape of what result `number` has for each coordinate: none where that is one element."""
+        return tuple(int(n.at(sizes)) for n in self._blocks[number])
+
+    def item_bytes(self, sizes: dict[str, int], dtypes: list[str]) -> int:
+        """What the elements of all results take for one coordinate, in these dtypes."""
+        blocks = (math.prod(self.block(n, sizes)) for n in range(len(dtypes)))
+        return sum(count * numpy_dtype(d).itemsize for count, d in zip(blocks, dtypes, strict=True))
+
+    def entries(self, count: int, sizes: dict[str, int]) -> tuple[np.ndarray, list[np.ndarray]]:
         """Arrays for coordinates and values."""
-        values = [np.empty(count, numpy_dtype(r.dtype)) for r in self.assembly.results]
+        shapes = ((count, *_flat(self.block(n, sizes))) for n in range(len(self.assembly.results)))
+        dtypes = (numpy_dtype(r.dtype) for r in self.assembly.results)
+        values = [np.empty(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
         return np.empty(count, self._key_dtype()), values
 
     def take(self, call: Call) -> Work:
@@ -336,11 +351,11 @@ class AssembledKernel(Saved):
             shapes = [(call.chunks, 2 << (largest | 1).bit_length())] * 2
         else:
             shapes = [(call.chunks, n) for n in (call.width, words, words * WORD, -(-words // BYTES) * BYTES)]
-        held = kept(self._spare, *shapes[:2])
+        elements = self.elements(call, shapes[0])
+        held = kept(self._spare, *(shape for shape, _ in elements), shapes[1])
         if held is not None:
             return held
-        dtypes = [np.dtype(numpy_dtype(r.held_dtype)) for r in self.assembly.results]
-        arrays = [full(shapes[0], d, v) for d, v in zip(dtypes, call.initial, strict=True)]
+        arrays = [full(shape, dtype, v) for (shape, dtype), v in zip(elements, call.initial, strict=True)]
         allowed = [np.zeros((call.chunks, words), np.int64) for _ in self.assembly.filters]
         bits = full(shapes[1], np.dtype(np.int64), 0)
         bytes_, top = [*(full(shape, np.dtype(np.uint8), 0) for shape in shapes[2:]), None, None][:2]
@@ -348,9 +363,15 @@ class AssembledKernel(Saved):
 
     def stamps(self, call: Call) -> Stamps:
         """What holds rows in the order of a mask, for as many chunks."""
-        dtypes = [np.dtype(numpy_dtype(r.held_dtype)) for r in self.assembly.results]
-        shapes = (call.chunks, call.width + DUMPS), (call.chunks, call.width)
-        return kept(self._stamps, *shapes) or Stamps.of(call, dtypes)
+        elements = self.elements(call, (call.chunks, call.width + DUMPS))
+        shapes = (*(shape for shape, _ in elements), (call.chunks, call.width))
+        return kept(self._stamps, *shapes) or Stamps.of(call, elements)
+
+    def elements(self, call: Call, shape: tuple[int, int]) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shapes and dtypes of what holds elements of each result, so many for each chunk."""
+        blocks = (_flat(self.block(n, call.sizes)) for n in range(len(self.assembly.results)))
+        dtypes = (np.dtype(numpy_dtype(r.held_dtype)) for r in self.assembly.results)
+        return [((*shape, *block), dtype) for block, dtype in zip(blocks, dtypes, strict=True)]
 
     def _give_back(self, work: Work | Stamps) -> None:
         spare = self._stamps if isinstance(work, Stamps) else self._spare
@@ -432,6 +453,11 @@ class BoundAssembledKernel:
             raise ArgumentTypeError(f"{twice} is fixed in this kernel: leave it out")
         every = self.arguments | arguments  # the class of the result is that of the first one, fixed or not
         return self.kernel(*unnamed, **dict(sorted(every.items(), key=lambda item: self.order.get(item[0], -1))))
+
+
+def _flat(block: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a block as the functions have it."""
+    return (math.prod(block),) if block else ()
 
 
 def _restored(func: Any, target: str, options: Options | None) -> AssembledKernel:

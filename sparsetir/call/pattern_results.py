@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ class Pattern:
     keys : ndarray of int
         Coordinates below the row; of several axes one number.
     values : list of ndarray
-        One array for each result.
+        One array for each result; of results with dense axes behind the computed ones a row for each coordinate.
     """
 
     shape: tuple[int, ...]
@@ -37,8 +38,18 @@ class Pattern:
     values: list[np.ndarray]
 
 
-def as_object(pattern: Pattern, number: int, model: Any, *, is_last: bool = True) -> Any:
-    """Result `number`, in the class of `model` where that holds such a result; the last one takes the arrays."""
+def as_object(
+    pattern: Pattern, number: int, model: Any, *, is_last: bool = True, block: tuple[int, ...] = ()
+) -> Any:
+    """Result `number`, in the class of `model` where that holds such a result; the last one takes the arrays.
+
+    With a `block` it has dense axes of these lengths behind the computed ones: it is a list of its elements, or, where
+    `model` is one, a matrix of blocks.
+    """
+    if block and sp.issparse(model) and model.format == "bsr" and len(pattern.shape) == len(block) == 2:
+        return _blocks(pattern, number, model, block, is_last=is_last)
+    if block:
+        return _tensor(_spread(pattern, number, block), 0)
     if len(pattern.shape) != 2:
         return _tensor(pattern, number)
     pattern = _by_rows(pattern)
@@ -51,6 +62,23 @@ def as_object(pattern: Pattern, number: int, model: Any, *, is_last: bool = True
     kind = type(model) if sp.issparse(model) else sp.csr_array
     made = _scipy(indptr, indices, values, pattern.shape, is_matrix=isinstance(model, sp.spmatrix))
     return made if made.format == getattr(model, "format", "csr") else kind(made)
+
+
+def _blocks(pattern: Pattern, number: int, model: Any, block: tuple[int, ...], *, is_last: bool) -> Any:
+    """A matrix of blocks."""
+    pattern = _by_rows(pattern)
+    indptr, indices = _of_one_width(pattern.indptr, pattern.keys)
+    values = pattern.values[number].reshape(-1, *block)
+    shape = tuple(n * b for n, b in zip(pattern.shape, block, strict=True))
+    kind = sp.bsr_matrix if isinstance(model, sp.spmatrix) else sp.bsr_array
+    return kind((values, indices if is_last else indices.copy(), indptr), shape=shape)
+
+
+def _spread(pattern: Pattern, number: int, block: tuple[int, ...]) -> Pattern:
+    """Each element of a block as an entry of its own."""
+    count = math.prod(block)
+    keys = (pattern.keys.astype(np.int64)[:, None] * count + np.arange(count)).ravel()
+    return Pattern((*pattern.shape, *block), pattern.indptr * count, keys, [pattern.values[number].reshape(-1)])
 
 
 def _by_rows(pattern: Pattern) -> Pattern:

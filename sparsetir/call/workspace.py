@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -34,7 +35,7 @@ class Work:
     @property
     def shapes(self) -> tuple[Any, ...]:
         """Of the arrays, and of what tells which of their elements are there."""
-        return self.arrays[0].shape, self.bits.shape
+        return (*(a.shape for a in self.arrays), self.bits.shape)
 
     @property
     def width(self) -> int:
@@ -75,19 +76,19 @@ class Stamps:
     places: np.ndarray
 
     @classmethod
-    def of(cls, call: Call, dtypes: list[np.dtype[Any]]) -> Stamps:
-        """For a call, with arrays of some dtypes: a row of the mask has at most an entry for each column."""
+    def of(cls, call: Call, elements: list[tuple[tuple[int, ...], np.dtype[Any]]]) -> Stamps:
+        """For a call, with arrays of some shapes and dtypes: a mask's row has at most an entry for each column."""
         shape = (call.chunks, call.width + DUMPS)
         places = alignment.empty((call.chunks, call.width), np.dtype(np.int32))
         np.bitwise_and(np.arange(call.width, dtype=np.int32), DUMPS - 1, out=places[0])
         places[1:] = places[0]
-        arrays = [full(shape, dtype, value) for dtype, value in zip(dtypes, call.initial, strict=True)]
+        arrays = [full(*element, value) for element, value in zip(elements, call.initial, strict=True)]
         return cls(arrays, alignment.empty(shape, np.dtype(np.uint8)), places)
 
     @property
     def shapes(self) -> tuple[Any, ...]:
         """Of the arrays, and of what tells where their elements are."""
-        return self.arrays[0].shape, self.places.shape
+        return (*(a.shape for a in self.arrays), self.places.shape)
 
     @property
     def nbytes(self) -> int:
@@ -125,7 +126,7 @@ class Call:
 Held = TypeVar("Held", Work, Stamps)
 
 
-def kept(spare: list[Held], *shapes: tuple[int, int]) -> Held | None:
+def kept(spare: list[Held], *shapes: tuple[int, ...]) -> Held | None:
     """What an earlier call left, where it has these shapes."""
     while spare:
         work = spare.pop()
@@ -165,7 +166,7 @@ def full(shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> np.ndarray
 
 def gathered(array: np.ndarray, parts: list[tuple[int, int, int]]) -> np.ndarray:
     """A copy of the parts of an array, each given by where it stands, where it belongs, and its length."""
-    made = np.empty(sum(count for _, _, count in parts), array.dtype)
+    made = np.empty((sum(count for _, _, count in parts), *array.shape[1:]), array.dtype)
     for source, target, count in parts:
         made[target : target + count] = array[source : source + count]
     return made
@@ -173,11 +174,11 @@ def gathered(array: np.ndarray, parts: list[tuple[int, int, int]]) -> np.ndarray
 
 def closed(array: np.ndarray, parts: list[tuple[int, int, int]]) -> np.ndarray:
     """The parts of an array moved together in its own memory: numpy would copy what overlaps."""
-    item, base = array.itemsize, array.ctypes.data
+    item, base = array.itemsize * math.prod(array.shape[1:]), array.ctypes.data
     for source, target, count in parts:
         if source != target:
             ctypes.memmove(base + target * item, base + source * item, count * item)
-    array.resize(sum(count for _, _, count in parts), refcheck=False)
+    array.resize((sum(count for _, _, count in parts), *array.shape[1:]), refcheck=False)
     return array
 
 
