@@ -17,6 +17,7 @@ from sparsetir.doubtful import warn_of_doubtful
 from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.lower import as_module
+from sparsetir.pauses import uncollected
 from sparsetir.rules import stores
 from sparsetir.scalars import as_whole
 from sparsetir.threads import get_num_threads
@@ -24,6 +25,7 @@ from sparsetir.upstream import warn_of_other_meanings
 from sparsetir.verify import verify
 
 
+@uncollected
 def make_kernel(
     func: Any,
     target: Any = None,
@@ -102,6 +104,7 @@ def _assembled(program: tirx.PrimFunc, target: Any, schedule: Any) -> AssembledK
     return assembled_kernel(program, target, Options(accumulators=schedule))
 
 
+@uncollected
 def assembled_kernel(program: tirx.PrimFunc, target: Any = None, options: Options | None = None) -> AssembledKernel:
     """The kernel of a program that computes the pattern of its results."""
     compiled = compile_cached(single(program), make_target(target, program), options, AssembledCompiled)

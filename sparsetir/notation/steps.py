@@ -19,6 +19,7 @@ from sparsetir.interop import CooTensor, as_numpy, is_sparse, is_torch, to_torch
 from sparsetir.notation.emit import Program, program
 from sparsetir.notation.nest import Nest
 from sparsetir.notation.operands import Layout, diagonal, full_root, root_axis, tree_of
+from sparsetir.pauses import uncollected
 
 
 class Step:
@@ -234,6 +235,7 @@ def renamed(nest: Nest) -> Nest:
 
 
 @cache
+@uncollected
 def _kernel(nest: Nest, name: str) -> Any:
     return build(program(nest, name).func)
 

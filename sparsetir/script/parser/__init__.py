@@ -25,6 +25,7 @@ from tvm.tirx.script.parser.parser import find_decorator_annotation
 
 from sparsetir.errors import ArgumentTypeError, ScriptError
 from sparsetir.op import AXIS_NAMES
+from sparsetir.pauses import uncollected
 from sparsetir.script.trees import ONE_AT_A_TIME
 
 from .. import builder as _builder
@@ -58,6 +59,7 @@ def parse_function(function: Callable[..., Any], names: dict[str, Any]) -> Any:
     return _parse(FunctionSource(function), {function.__name__: function.__annotations__}, names)
 
 
+@uncollected
 def _parse(source: TextSource, annotations: dict[str, Any], names: dict[str, Any]) -> Any:
     """As TVM's `parse`, without its check: `_visit_function_def` verifies.
 
