@@ -113,7 +113,7 @@ def measure(name: str, case: Case, *, seconds: float, seeds: int, sweep: bool) -
     return Row(name, in_rounds({n: our_call(kernel, case) for n, kernel in kernels.items()}), results)
 
 
-def in_rounds(calls: Mapping[str, Callable[[], object]]) -> dict[str, np.ndarray]:
+def in_rounds(calls: Mapping[str, Callable[[], object]], turns: int = ROUNDS) -> dict[str, np.ndarray]:
     """Seconds of each call in every round, a quarter of a burst being faster.
 
     Examples
@@ -122,7 +122,7 @@ def in_rounds(calls: Mapping[str, Callable[[], object]]) -> dict[str, np.ndarray
     >>> times["nothing"].shape == (ROUNDS,)
     True
     """
-    rounds = [interleave(calls, rounds=1, burst_seconds=BURST, rest=REST) for _ in range(ROUNDS)]
+    rounds = [interleave(calls, rounds=1, burst_seconds=BURST, rest=REST) for _ in range(turns)]
     return {name: np.array([lower_quartile(times[name].samples) for times in rounds]) for name in calls}
 
 
