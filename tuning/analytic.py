@@ -8,7 +8,7 @@ for each level.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, log2
 
 from sparsetir.formats.layouts import CSR
@@ -72,10 +72,10 @@ def terms(candidate: Candidate, stored: Stored, operands: Operands, structure: S
         return {}
     format = candidate.format or CSR()
     loops = _Loops(choices, stored, operands, structure, format.column_parts)
-    found = {**loops.shape(), **loops.reuse(), **loops.bytes()}
+    moved = loops.moved()
+    found = {**loops.shape(), **loops.reuse(), **_bytes(moved)}
     found |= {"block_columns": float(format.block[1]), "column_parts": float(loops.parts)}
-    alone = _Loops(choices.changed(chunks=0), stored, replace(operands, threads=1), structure, format.column_parts)
-    whole, serial = log2(loops.seconds()), log2(alone.seconds())
+    whole, serial = log2(loops.seconds(moved, loops.threads, choices.chunks)), log2(loops.seconds(moved, 1, 0))
     return found | {"roofline": whole, "serial": serial, PARALLEL: whole - serial}
 
 
@@ -109,12 +109,11 @@ class _Loops:
         filled = self.per_row / (max(ceil(self.per_row / side), 1) * side)
         return min(max(filled, 1e-3), 1.0) * min(side, self.lanes) / self.lanes
 
-    @property
-    def balance(self) -> float:
+    def balance(self, threads: int) -> float:
         """How much longer the slowest thread takes than the mean: pieces are whole rows unless rows are split."""
         if self.choices.carry:
             return 1.0
-        return max(1.0, self.threads * self.structure.longest / self.structure.nnz)
+        return max(1.0, threads * self.structure.longest / self.structure.nnz)
 
     def shape(self) -> dict[str, float]:
         """Extents and annotations of the loops."""
@@ -125,7 +124,7 @@ class _Loops:
             "registers": registers / REGISTERS,
             "body": log2(registers * self.choices.unroll),
             "threads_used": float(self.threads),
-            "balance": log2(self.balance),
+            "balance": log2(self.balance(self.threads)),
             "rows_of_a_piece": log2(1 + self.structure.rows / pieces),
             "fetched_ahead": log2(1 + self.choices.prefetch * self.width * self.operands.itemsize),
             "row_steps": log2(1 + self.per_row / self.choices.unroll),
@@ -180,23 +179,24 @@ class _Loops:
         memory = outside(self.between, last_cache()) * self.gathered + away * (first + streamed)
         return private, last, memory + (o.result if self.choices.stream else 0.0)
 
-    def bytes(self) -> dict[str, float]:
-        """`moved` on a logarithmic scale."""
-        names = ("bytes_private", "bytes_last", "bytes_memory")
-        return {name: log2(1 + moved) for name, moved in zip(names, self.moved(), strict=True)}
-
     # ------------------------------------------------------------------ time
 
-    def seconds(self) -> float:
-        """The longest of what the loops need of each part of the machine."""
-        private, last, memory = self.moved()
+    def seconds(self, moved: tuple[float, float, float], threads: int, chunks: int) -> float:
+        """The longest of what the loops need of each part of the machine, on some threads and in some pieces."""
+        private, last, memory = moved
         rates = self.operands.rates
         spilled = max(1.0, self.vectors * self.stored.rows / REGISTERS)
         compute = 2.0 * self.stored.values * self.width / (rates.peak * self.efficiency) * spilled
         rows = self.structure.rows / self.stored.rows * self.tiles * max(self.stored.pieces / self.parts, 1.0) * ROW
         shared = max(compute, private / rates.private, last / rates.last) + rows
-        pieces = self.choices.chunks * self.stored.pieces * self.panels * CHUNK / self.threads
-        return max(shared / self.threads * self.balance, memory / (rates.memory * self.threads**0.5)) + pieces + CHUNK
+        pieces = chunks * self.stored.pieces * self.panels * CHUNK / threads
+        return max(shared / threads * self.balance(threads), memory / (rates.memory * threads**0.5)) + pieces + CHUNK
+
+
+def _bytes(moved: tuple[float, float, float]) -> dict[str, float]:
+    """Bytes from each level on a logarithmic scale."""
+    names = ("bytes_private", "bytes_last", "bytes_memory")
+    return {name: log2(1 + each) for name, each in zip(names, moved, strict=True)}
 
 
 def outside(held: float, cache: float) -> float:

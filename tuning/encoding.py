@@ -47,6 +47,7 @@ class Encoding:
     operands: Operands
     knobs: Callable[[Format | None], Mapping[str, tuple[Any, ...]] | None] | None = None
     _columns: list[str] = field(default_factory=list, init=False, repr=False)
+    _work: dict[Stored, dict[str, float]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def estimates(self) -> Estimates:
@@ -69,7 +70,9 @@ class Encoding:
         found = features.of_candidate(candidate, stored, self.operands, nnz, values)
         found |= terms(candidate, stored, self.operands, self.structure)
         found |= {SPECIALISED: float(specialised), **features.of_other_choices(candidate.choices)}
-        return found | features.of_work(stored, self.operands, nnz)
+        if stored not in self._work:
+            self._work[stored] = features.of_work(stored, self.operands, nnz)
+        return found | self._work[stored]
 
     def named(self, candidate: Candidate, *, specialised: bool = True) -> dict[str, float]:
         """All numbers by name, rounded to what is worth writing down."""

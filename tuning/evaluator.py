@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from tvm import tirx
@@ -42,7 +43,8 @@ from sparsetir.tuning.workload import Call, Workload
 T = TypeVar("T")
 MOMENT = 0.02  # seconds in which the machine is taken to stay as fast
 RACE_SECONDS, RACES = 0.003, 2  # of a short burst, and how many a candidate has to keep up in
-BEHIND = 1.3  # times the best so far: slower in all of them, a candidate is dropped
+BEHIND, FAR_BEHIND = 1.3, 2.0  # times the best so far: slower in all of them, or so slow in one, a candidate is dropped
+NEAR = 1.15  # times the best so far: only for what seems nearer, a long burst is worth its time
 
 
 @dataclass(frozen=True)
@@ -217,8 +219,12 @@ class Evaluator:
         for _ in range(RACES):
             turn = timed_calls(call, RACE_SECONDS, least=2, least_long=1)
             samples += turn
-            if lower_quartile(turn) <= BEHIND * self.best * before:
-                found, usual = self._between(lambda: burst(call, BURST_SECONDS))
+            behind = lower_quartile(turn) / before / self.best
+            if behind > FAR_BEHIND:
+                break
+            if behind <= BEHIND:
+                seconds = BURST_SECONDS if behind <= NEAR else RACE_SECONDS
+                found, usual = self._between(partial(burst, call, seconds))
                 return summary([*samples, *found]), min(usual, before)
         return summary(samples), before
 

@@ -16,7 +16,7 @@ from sparsetir.tuning.workload import Call
 
 Timed = Callable[[float], float]
 
-BURST_SECONDS, PACE_SECONDS = 0.015, 0.006
+BURST_SECONDS, PACE_SECONDS = 0.01, 0.006
 FEW = 5  # calls of a burst at least
 ROUNDS, FEWEST_ROUNDS, DUEL_SECONDS = 5, 2, 2.0
 MOST_ROUNDS = 25  # where what was measured does not decide

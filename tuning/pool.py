@@ -41,7 +41,7 @@ from sparsetir.tuning.workers import (
 
 MOST_BYTES = 1 << 30  # of arguments that are copied to workers
 TURN_SECONDS = 0.005  # of a candidate's second and third turn
-CLOSE = (1.5, 1.2)  # times the best so far: slower candidates get no second turn, or no third
+CLOSE = (1.25, 1.1)  # times the best so far: slower candidates get no second turn, or no third
 LONG = 5e-3  # seconds of a call; longer ones see their share of whatever else the machine does
 AHEAD = 2  # formats that are prepared while a batch is compiled
 TIMEOUT = 20.0  # seconds of one compilation or measurement
