@@ -141,6 +141,8 @@ def add_collect(collect: argparse.ArgumentParser) -> None:
     collect.add_argument("--programs", type=positive(int), default=5, metavar="N", help="for each matrix")
     collect.add_argument("--data", type=Path, metavar="FOLDER", help="also every matrix and tensor below it")
     collect.add_argument("--threads", choices=("1", "2", "1,2"), default="1,2", help="numbers of threads to measure")
+    mcpu = "compile for this processor, such as x86-64-v3; by default this one"
+    collect.add_argument("--mcpu", metavar="NAME", help=mcpu)
     collect.add_argument("--seconds", type=positive(float), metavar="S", help="after which no further case is begun")
     collect.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn at random")
     table = "also write the points as a table, .npz or .parquet"
@@ -501,7 +503,7 @@ def run_collect(args: argparse.Namespace) -> int:
 
     threads = tuple(int(n) for n in args.threads.split(","))
     found = plan.sources(args.matrices, seed=args.seed, data=args.data)
-    how = {"programs": args.programs, "seed": args.seed, "threads": threads, "seconds": args.seconds}
+    how = {"programs": args.programs, "seed": args.seed, "threads": threads, "seconds": args.seconds, "mcpu": args.mcpu}
     try:
         dataset.collect(args.file, found, **how)
     finally:

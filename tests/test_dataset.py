@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from sparsetir.harness import drawn, suite
 from sparsetir.harness.optional import MissingPackageError
 from sparsetir.interpret import interpret
 from sparsetir.threads import get_num_threads, set_num_threads
-from sparsetir.tuning import dataset, plan, table
+from sparsetir.tuning import dataset, plan, points, table
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +139,22 @@ def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text("")
     with pytest.raises(TuningError, match="holds no points yet"):
         table.columns(path)
+
+
+def test_a_case_says_which_processor_it_was_compiled_for(tmp_path: Path) -> None:
+    """That of another one is another case, and another setting for a model."""
+    path, made = tmp_path / "points.jsonl", next(iter(plan.sources(1)))
+    other = "x86-64-v3" if "x86" in platform.machine() else "generic"
+    for mcpu in (None, other):
+        dataset.collect(path, [made], programs=1, threads=(1,), mcpu=mcpu)
+    found = list(dataset.lines(path))
+    here = found[0]["mcpu"]
+    assert [line["mcpu"] for line in found] == [here, other]
+    assert [line["case"] for line in found] == [found[0]["case"], f"{found[0]['case']} {other}"]
+    assert {case.mcpu for case in points.recordings(path)} <= {here, other}
+    assert dataset.collect(path, [made], programs=1, threads=(1,), mcpu=other) == 0
+    with pytest.raises(ArgumentError, match="mcpu is a processor that LLVM knows"):
+        dataset.collect(path, [made], mcpu="x86-64-v33")
 
 
 @pytest.mark.slow

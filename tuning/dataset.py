@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tvm
 
 from sparsetir.call.composed import ComposedKernel
 from sparsetir.call.kernel import Kernel
 from sparsetir.call.make import make_kernel
 from sparsetir.compile.compiled import Compiled
-from sparsetir.compile.target import make_target
-from sparsetir.errors import SparseTIRError, TuningError
+from sparsetir.compile.target import make_target, native_target
+from sparsetir.errors import ArgumentError, SparseTIRError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import Pattern, pattern
 from sparsetir.formats.suit import promising
@@ -91,8 +92,9 @@ class Form:
 
 @dataclass
 class Forms:
-    """The forms of all programs, made once each."""
+    """The forms of all programs for a target, made once each."""
 
+    target: Any = None
     held: dict[tuple[Any, ...], Form] = field(default_factory=dict)
 
     def __call__(
@@ -111,18 +113,17 @@ class Forms:
         if format is not None:
             name = next(b.name for b in kernel.signature.buffers.values() if not b.is_dense)
             parts = decompose_format(func, {name: format})
-            composed = ComposedKernel(parts, _not_compiled)
+            composed = ComposedKernel(parts, self._not_compiled)
             if not composed.has_plain_results:
                 raise TuningError("its results would be stored in pieces")
             func = parts.func
-        variant = FormatVariant(fixed(decode(func), sizes), None)
+        variant = FormatVariant(fixed(decode(func), sizes), self.target)
         values = variant.open_choices(feat)
         base = suit.usual(kernel.func, Registers.of(kernel.compiled.target))
         return Form(composed, variant, values, pool_of(values, base, job.threads, int(text[:8], 16), format is None))
 
-
-def _not_compiled(func: Any, covered: Any) -> Kernel:
-    return Kernel(func, Compiled(func, make_target(None, func), None), covered=covered)
+    def _not_compiled(self, func: Any, covered: Any) -> Kernel:
+        return Kernel(func, Compiled(func, make_target(self.target, func), None), covered=covered)
 
 
 def pool_of(values: Values, base: Choices, threads: int, seed: int, is_own: bool) -> list[Choices]:
@@ -204,7 +205,7 @@ class Measured:
         self.job, self.sparse, self.forms = job, sparse, forms
         set_num_threads(job.threads)
         self.clock = clock_of(job.threads)
-        self.kernel = make_kernel(job.program, None)
+        self.kernel = make_kernel(job.program, forms.target)
         self.inputs = job.inputs(sparse)
         self.workload = Workload(self.kernel, self.inputs)
         self.names = [str(p.name) for p in self.kernel.func.params]
@@ -314,9 +315,31 @@ class Measured:
 # ------------------------------------------------------------------ collecting
 
 
-def header() -> dict[str, str | int]:
-    """What is said of every case."""
-    return {"format": FORMAT, "sparsetir": __version__, "machine": machine_name()}
+def header(target: Any) -> dict[str, str | int]:
+    """What is said of every case that is compiled for a target."""
+    return {"format": FORMAT, "sparsetir": __version__, "machine": machine_name(), "mcpu": mcpu_of(target)}
+
+
+def mcpu_of(target: Any) -> str:
+    """The processor that a target is for; None is this one."""
+    return str((native_target() if target is None else tvm.target.Target(target)).attrs.get("mcpu", ""))
+
+
+def target_of(mcpu: str | None) -> Any:
+    """This machine's target as if it were another processor, such as ``"x86-64-v3"``; None is this one.
+
+    Raises
+    ------
+    ArgumentError
+        LLVM knows no such processor.
+    """
+    if mcpu is None or mcpu == mcpu_of(None):
+        return None
+    kept = {name: value for name, value in native_target().export().items() if name not in ("mcpu", "mattr")}
+    known = tvm.get_global_func("target.llvm_get_cpu_archlist")(tvm.target.Target(kept))
+    if mcpu not in map(str, known):
+        raise ArgumentError(f"mcpu is a processor that LLVM knows, such as x86-64-v3; found {mcpu!r}")
+    return {**kept, "mcpu": mcpu}
 
 
 def known_cases(path: Path) -> set[str]:
@@ -357,6 +380,7 @@ def collect(
     seed: int = 0,
     threads: tuple[int, ...] = (1, 2),
     seconds: float | None = None,
+    mcpu: str | None = None,
 ) -> int:
     """Measure what a file does not hold yet; returns how many points are new.
 
@@ -373,24 +397,39 @@ def collect(
         The numbers of threads that count.
     seconds : float, optional
         After which no further case is begun.
+    mcpu : str, optional
+        The processor that kernels are compiled for, such as ``"x86-64-v3"``, which this machine must be able to run; by
+        default this one. Its cases are others.
+
+    Raises
+    ------
+    ArgumentError
+        LLVM knows no such processor.
     """
-    before = get_num_threads()
+    target, before = target_of(mcpu), get_num_threads()
     try:
-        return _collected(path, found, programs, seed, threads, seconds)
+        return _collected(path, found, programs, seed, threads, seconds, target)
     finally:
         set_num_threads(before)
 
 
 def _collected(
-    path: Path, found: Iterable[Source], programs: int, seed: int, threads: tuple[int, ...], seconds: float | None
+    path: Path,
+    found: Iterable[Source],
+    programs: int,
+    seed: int,
+    threads: tuple[int, ...],
+    seconds: float | None,
+    target: Any,
 ) -> int:
-    done, forms, total, begun = known_cases(path), Forms(), 0, time.perf_counter()
+    done, forms, total, begun = known_cases(path), Forms(target), 0, time.perf_counter()
+    of_target = "" if target is None else f" {mcpu_of(target)}"
     path.parent.mkdir(parents=True, exist_ok=True)
     for number, source in enumerate(found):
         rng = np.random.default_rng([seed, number])
         sparse = source.load()  # what is drawn for it depends on its sizes
         for job in jobs(sparse, programs, rng):
-            name = f"{source.name} {job.op}:{job.feat} {job.dtype} {job.threads}"
+            name = f"{source.name} {job.op}:{job.feat} {job.dtype} {job.threads}{of_target}"
             if name in done or job.threads not in threads or job.threads > CORES:
                 continue
             if seconds is not None and time.perf_counter() - begun > seconds:
@@ -401,7 +440,7 @@ def _collected(
             except (SparseTIRError, ValueError, RuntimeError, MemoryError) as error:
                 say(f"without {name}: {' '.join(str(error).split())[:160]}")
                 continue
-            append(path, {**header(), "case": name, "matrix": source.name, "family": source.family, **case})
+            append(path, {**header(target), "case": name, "matrix": source.name, "family": source.family, **case})
             total += len(case["points"])
             say(f"[{number + 1}] {name}: {len(case['points'])} points, {total / (time.perf_counter() - begun):.1f}/s")
     return total

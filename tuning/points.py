@@ -102,6 +102,7 @@ def recording(line: Mapping[str, Any], spread: float = float("inf")) -> Recordin
         job.kind,
         job.dtype,
         job.threads,
+        line.get("mcpu", ""),
     )
 
 

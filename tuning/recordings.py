@@ -45,6 +45,8 @@ class Recording:
         The operation without its sizes, and the type of its values; "" where nobody said it.
     threads : int
         0 where nobody said it.
+    mcpu : str
+        The processor that kernels were compiled for; "" where nobody said it.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Recording:
     kind: str = ""
     dtype: str = ""
     threads: int = 0
+    mcpu: str = ""
 
     @property
     def best(self) -> float:

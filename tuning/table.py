@@ -22,6 +22,7 @@ def rows(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for line in found:
         job, (first, second) = line["job"], line["plain"]
         of_case = {name: line[name] for name in ("case", "matrix", "family", "machine", "sparsetir")}
+        of_case |= {"mcpu": line.get("mcpu", "")}
         of_case |= {"op": job["op"], "feat": job["feat"], "dtype": job["dtype"], "threads": job["threads"]}
         of_case |= {"load": max(line["load"]), "plain_seconds_1": first, "plain_seconds_2": second}
         of_case |= {name: line["structure"][name] for name in ("nnz", "rows", "columns", "longest")}
