@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 import sparsetir
 from sparsetir import CooTensor, SparseTensor, einsum, einsum_expression
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.notation import subscripts
+from sparsetir.notation import expression, subscripts
 from sparsetir.notation.orders import Value, contractions
+from sparsetir.notation.statistics import joins, statistics
 
 EXTENTS = dict(zip("abcdefghijklmnrst", (4, 5, 3, 6, 4, 5, 3, 2, 9, 7, 5, 3, 4, 5, 3, 2, 2), strict=True))
 JOIN = {"mul": np.multiply, "add": np.add, "max": np.maximum, "min": np.minimum}
@@ -364,6 +365,32 @@ def test_orders_follow_the_pattern() -> None:
     assert [s.members for s in contractions(thin, "il", few)] == [(0, 1), (2, 3)]
     sampled = [Value("ij", 50_000, "ij"), Value("ik"), Value("jk")]
     assert [s.members for s in contractions(sampled, "ij", sizes, needs_pattern=True)] == [(0, 1, 2)]
+
+
+def test_orders_follow_what_was_counted() -> None:
+    """A banded matrix, twice, and the aggregates of its rows: the product with them is small, which no size tells."""
+    n = 4000
+    A = sp.diags_array(np.ones(81), offsets=range(-40, 41), shape=(n, n), format="csr")
+    P = sp.csr_array((np.ones(n), np.arange(n) // 40, np.arange(n + 1)), shape=(n, n // 40))
+    step = einsum_expression("ij,jk,kl->il", A, A, P)
+    assert [s.members for s in step.steps] == [(1, 2), (0, 3)]
+    assert einsum_expression("ji,kj,lk->il", A, A, P.T.tocsr()).steps[0].members == (1, 2)
+    counted = statistics(joins(["ij", "jk", "kl"], [A, A, P]))
+    products, collisions = counted[0, 1]
+    assert 0.8 < products / int(np.diff(A.indptr)[A.indices].sum()) < 1.25
+    assert 0.8 < collisions / (products / (A @ A).nnz) < 1.25
+    assert joins(["ij", "jk"], [A, np.ones((n, 3))]) == {}
+
+
+def test_orders_do_not_follow_the_operands_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands with one key get one order, whichever came first."""
+    rng = np.random.default_rng(0)
+    B, C = np.ones((2000, 64)), np.ones((64, 55))
+    few, many = (sp.random_array((100, 2000), density=d, rng=rng, format="csr") for d in (0.175, 0.32))
+    for first, second in ((few, many), (many, few)):
+        monkeypatch.setattr(expression, "_known", {})
+        steps = [[s.members for s in einsum_expression("ij,jk,kl->il", A, B, C).steps] for A in (first, second)]
+        assert steps == [[(0, 1), (2, 3)]] * 2
 
 
 @settings(max_examples=30, deadline=None)

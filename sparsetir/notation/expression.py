@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from sparsetir.notation.flat import FlatStep
 from sparsetir.notation.operands import Kind, Shape, admitted, kind_of, look
 from sparsetir.notation.planning import RESULTS, Task, agreed, broadcast, common_dtype, diagonals, extents, plan
 from sparsetir.notation.semiring import semiring
+from sparsetir.notation.statistics import Join, joins, statistics, stored_about
 from sparsetir.notation.steps import (
     DenseStep,
     KernelStep,
@@ -147,18 +148,28 @@ def _expression(text: str, values: Sequence[Any], reduce: str, combine: str, fil
     """The expression for such operands: made once."""
     try:
         key: Any = (text, reduce, combine, fill, result, *[look(value) for value in values])
+        known = _statistics(text, values) if len(values) > 2 else {}
         if len(values) > 2:
-            key = (key, *[(tuple(v.shape), stored_bits(v)) for v in values])
+            key = (key, tuple(known.items()), *[(tuple(v.shape), stored_bits(v)) for v in values])
         found = _known.get(key)
     except (TypeError, AttributeError):  # a value that cannot be a key: whoever reads it says why
-        key, found = None, None
+        key, found, known = None, None, {}
     if found is None:
-        found = Expression(text, values, reduce=reduce, combine=combine, fill=fill, result=result)
+        found = Expression(text, values, reduce=reduce, combine=combine, fill=fill, result=result, known=known)
         if len(_known) >= MOST:
             _known.clear()
         if key is not None:
             _known[key] = found
     return found
+
+
+def _statistics(text: str, values: Sequence[Any]) -> dict[Join, tuple[int, int]]:
+    """What decides the order of contractions besides the sizes; nothing where the text does not fit the operands."""
+    try:
+        terms = notation.parse(text, tuple(len(value.shape) for value in values))
+    except (ArgumentError, ArgumentTypeError):
+        return {}
+    return joins(terms.inputs, values)
 
 
 def stored_bits(value: Any) -> int:
@@ -187,7 +198,17 @@ class Expression:
         Its contractions in order.
     """
 
-    def __init__(self, text: str, values: Sequence[Any], *, reduce: str, combine: str, fill: Any, result: str) -> None:
+    def __init__(
+        self,
+        text: str,
+        values: Sequence[Any],
+        *,
+        reduce: str,
+        combine: str,
+        fill: Any,
+        result: str,
+        known: Mapping[Join, tuple[int, int]],
+    ) -> None:
         if not values:
             raise ArgumentError("an expression needs an operand, found none")
         if result not in RESULTS:
@@ -204,7 +225,9 @@ class Expression:
         ring = semiring(reduce, combine, fill, self.dtype)
         same = tuple(agreed(kind, self.dtype, ring) for kind in kinds)
         self.task = Task(self.terms, same, ring, result)
-        self.steps, self.target = plan(self.task, sizes, [stored_of(value) for value in values])
+        # From what its key has of the operands alone: those of the first call do not decide for others.
+        stored = [None if stored_of(value) is None else stored_about(stored_bits(value)) for value in values]
+        self.steps, self.target = plan(self.task, sizes, stored, statistics(known))
         self.order = [self.target.letters.index(c) for c in self.terms.output]
         self.is_torch = any(kind.family == "torch" for kind in kinds)
         self.family = "numpy" if self.target.pattern is None else kinds[self.target.pattern].family

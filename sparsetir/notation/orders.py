@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 
+from sparsetir.notation.statistics import Statistics
+
 EXHAUSTIVE = 6  # operands of which every grouping is weighed
 DENSE_PRODUCT = 1 / 16  # of a product in a loop over stored entries: two dense operands go to BLAS
 ENTERED = 4  # products in the time of one that is entered into a computed pattern
+STARTED = 4  # products in the time in which a loop over a row of a sparse operand begins and ends
 STEP = 20_000  # products in the time that one more call takes
 LARGEST = 2.0**34  # elements of an intermediate result
 
@@ -31,11 +34,14 @@ class Value:
         Entries that it stores; None for a dense one.
     path : str
         Letters of a sparse one in the order in which they are stored.
+    parts : frozenset of int
+        Numbers of the sparse operands that it is made of.
     """
 
     letters: str
     stored: float | None = None
     path: str = ""
+    parts: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ def contractions(
     *,
     needs_pattern: bool = False,
     assembles: bool = False,
+    known: Mapping[tuple[int, int], Statistics] | None = None,
 ) -> list[Contraction]:
     """The steps that compute an expression.
 
@@ -79,6 +86,8 @@ def contractions(
         Whether the result must be sparse.
     assembles : bool
         Whether the last step, and steps over two sparse operands, compute the pattern of their result.
+    known : mapping of pairs of int to Statistics, optional
+        What was counted of two operands; others are taken to be spread evenly.
 
     Examples
     --------
@@ -87,7 +96,7 @@ def contractions(
     >>> [step.members for step in contractions(chain, "il", sizes)]  # A (B C)
     [(1, 2), (0, 3)]
     """
-    search = _Search(list(values), output, sizes, needs_pattern, assembles)
+    search = _Search(list(values), output, sizes, needs_pattern, assembles, known or {})
     while len(search.open) > EXHAUSTIVE:
         search.merge_cheapest()
     search.finish()
@@ -107,9 +116,16 @@ class _Search:
     """Merges values until one is left."""
 
     def __init__(
-        self, values: list[Value], output: str, sizes: Mapping[str, int], needs_pattern: bool, assembles: bool
+        self,
+        values: list[Value],
+        output: str,
+        sizes: Mapping[str, int],
+        needs_pattern: bool,
+        assembles: bool,
+        known: Mapping[tuple[int, int], Statistics],
     ) -> None:
-        self.assembles = assembles
+        self.assembles, self.known = assembles, known
+        self.even = {(a, b): self._even(values[a], values[b], sizes) for a, b in known}
         self.values, self.output, self.sizes, self.needs_pattern = values, output, sizes, needs_pattern
         self.open = list(range(len(values)))
         self.steps: list[Contraction] = []
@@ -129,8 +145,11 @@ class _Search:
                 return value
         if self.assembles and is_assembled(members, letters, is_last=is_last):
             held = set("".join(value.letters for value in members))
-            found = min(self._met(members, held), math.prod(float(self.sizes[c]) for c in letters))
-            return Value(letters, found, letters)
+            products = self._met(members, held)
+            for pair in self._pairs(members):
+                products /= self.known[pair].collisions
+            found = min(products, math.prod(float(self.sizes[c]) for c in letters))
+            return Value(letters, found, letters, frozenset().union(*(v.parts for v in members)))
         return Value(letters)
 
     def cost(self, members: Sequence[Value], made: Value) -> float:
@@ -145,9 +164,22 @@ class _Search:
             rate = DENSE_PRODUCT if len(members) <= 2 else 1.0
             return STEP + written + rate * math.prod(extents[c] for c in letters)
         if made.stored is not None and all(value is not made for value in members):
-            return STEP + written + ENTERED * self._met(members, letters)
+            before = (sparse[:n] for n in range(1, len(sparse)))
+            rows = sum(self._met(part, set("".join(v.letters for v in part))) for part in before)
+            return STEP + written + ENTERED * self._met(members, letters) + STARTED * rows
         sparse.sort(key=lambda v: (v is not made, v.path[0] not in made.letters))
         return STEP + written + self._driven(sparse, letters)
+
+    @staticmethod
+    def _even(first: Value, second: Value, sizes: Mapping[str, int]) -> float:
+        """Products of two operands whose entries are spread evenly."""
+        shared = set(first.letters) & set(second.letters)
+        return (first.stored or 0.0) * (second.stored or 0.0) / math.prod(max(sizes[c], 1) for c in shared)
+
+    def _pairs(self, members: Sequence[Value]) -> list[tuple[int, int]]:
+        """The pairs of operands that are known and meet in a step over these values."""
+        of = {n: at for at, value in enumerate(members) for n in value.parts}
+        return [(a, b) for a, b in self.known if a in of and b in of and of[a] != of[b]]
 
     def _met(self, members: Sequence[Value], letters: set[str]) -> float:
         """Products where loops run over what all sparse operands store."""
@@ -156,6 +188,8 @@ class _Search:
         for value in (v for v in members if v.stored is not None):
             products *= (value.stored or 0.0) / math.prod(max(self.sizes[c], 1) for c in bound & set(value.letters))
             bound |= set(value.letters)
+        for pair in self._pairs(members):
+            products *= self.known[pair].products / max(self.even[pair], 1.0)
         return products * math.prod(self.sizes[c] for c in letters - bound)
 
     def _driven(self, sparse: list[Value], letters: set[str]) -> float:

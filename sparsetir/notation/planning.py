@@ -14,6 +14,7 @@ from sparsetir.notation.nest import Nest, Operand
 from sparsetir.notation.operands import Kind, Layout, Level, rows
 from sparsetir.notation.orders import Contraction, Value, contractions, is_assembled
 from sparsetir.notation.semiring import Semiring
+from sparsetir.notation.statistics import Statistics
 from sparsetir.notation.steps import DenseStep, KernelStep, Step
 from sparsetir.notation.subscripts import Terms
 from sparsetir.notation.walks import walked
@@ -252,7 +253,12 @@ def _first(term: str, kind: Kind, count: int) -> set[str]:
 # ------------------------------------------------------------------ steps
 
 
-def plan(task: Task, sizes: Mapping[str, int], stored: Sequence[float | None]) -> tuple[list[Step], Target]:
+def plan(
+    task: Task,
+    sizes: Mapping[str, int],
+    stored: Sequence[float | None],
+    known: Mapping[tuple[int, int], Statistics] | None = None,
+) -> tuple[list[Step], Target]:
     """The steps of an expression, and what its result is.
 
     Parameters
@@ -263,6 +269,8 @@ def plan(task: Task, sizes: Mapping[str, int], stored: Sequence[float | None]) -
         The extent of each letter.
     stored : sequence of float or None
         How many entries each sparse operand stores.
+    known : mapping, optional
+        Statistics of pairs of them.
     """
     goal = target(task)
     task = _with_trees(task, goal)
@@ -271,7 +279,7 @@ def plan(task: Task, sizes: Mapping[str, int], stored: Sequence[float | None]) -
     if is_one or (goal.assembled and _merges(task)):
         order = [Contraction(tuple(range(len(task.kinds))), goal.letters, 0.0)]
     else:
-        order = _order(task, goal, sizes, stored)
+        order = _order(task, goal, sizes, stored, known)
     return _steps(task, order, goal), goal
 
 
@@ -292,13 +300,22 @@ def _operands(task: Task) -> list[Operand]:
     return [Operand(term, kind.layout) for term, kind in zip(task.terms.inputs, task.kinds, strict=True)]
 
 
-def _order(task: Task, goal: Target, sizes: Mapping[str, int], stored: Sequence[float | None]) -> list[Contraction]:
+def _order(
+    task: Task,
+    goal: Target,
+    sizes: Mapping[str, int],
+    stored: Sequence[float | None],
+    known: Mapping[tuple[int, int], Statistics] | None,
+) -> list[Contraction]:
     values = []
-    for operand, count in zip(_operands(task), stored, strict=True):
+    for number, (operand, count) in enumerate(zip(_operands(task), stored, strict=True)):
         once = "".join(dict.fromkeys(operand.letters))
         is_plain = operand.layout is None or (len(once) < len(operand.letters) and not goal.assembled)
-        values.append(Value(once, None if is_plain else count or 0.0, operand.path))
-    return contractions(values, goal.letters, sizes, needs_pattern=goal.is_sparse, assembles=goal.assembled)
+        parts = frozenset() if is_plain else frozenset({number})
+        values.append(Value(once, None if is_plain else count or 0.0, operand.path, parts))
+    return contractions(
+        values, goal.letters, sizes, needs_pattern=goal.is_sparse, assembles=goal.assembled, known=known
+    )
 
 
 def _steps(task: Task, order: Sequence[Contraction], goal: Target) -> list[Step]:
