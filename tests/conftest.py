@@ -83,13 +83,14 @@ def quick_children() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def quick_ceilings() -> Iterator[None]:
     """Commands measure once what the machine can do, and for a moment: no test judges the rates."""
-    from sparsetir.bench import command, roofline
+    from sparsetir.bench import command
+    from sparsetir.harness import ceilings
 
-    once = functools.cache(functools.partial(roofline.measure_roofline, seconds=0.002, rounds=1))
+    once = functools.cache(functools.partial(ceilings.measure_roofline, seconds=0.002, rounds=1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "measure_roofline", once)
-        patch.setattr(roofline, "LEAST_DRAM", 8 << 20)
-        patch.setattr(roofline, "TIMES_LAST", 0.25)
+        patch.setattr(ceilings, "LEAST_DRAM", 8 << 20)
+        patch.setattr(ceilings, "TIMES_LAST", 0.25)
         yield
 
 

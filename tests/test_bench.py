@@ -18,6 +18,7 @@ from sparsetir import bench, formats, machine
 from sparsetir.bench import command, kernels, measure, plot, rate, report, scale, search, sweep
 from sparsetir.bench import roofline as roofs
 from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, TuningError
+from sparsetir.harness import ceilings as limits
 from sparsetir.harness import inputs, optional, peers, products, suite, timing
 from sparsetir.harness.operands import Case, make_case
 from sparsetir.harness.plot import best_so_far
@@ -387,20 +388,20 @@ def test_ceilings_are_measured() -> None:
 
 def test_the_kernels_behind_the_ceilings_do_their_work() -> None:
     lanes, threads, repeats = 8, 2, 3
-    size = threads * roofs.SUMS * lanes
+    size = threads * limits.SUMS * lanes
     sums = np.zeros(size, "float32")
-    roofs.compiled(roofs.PEAK, lanes)(np.repeat(np.float32([0.5, 3]), lanes), sums, threads, repeats)
+    limits.compiled(limits.PEAK, lanes)(np.repeat(np.float32([0.5, 3]), lanes), sums, threads, repeats)
     np.testing.assert_allclose(sums, ((0.5 * 0.5 + 3) * 0.5 + 3) * 0.5 + 3)
     data = np.arange(4 * size, dtype="float32")
-    roofs.compiled(roofs.READ, lanes)(data, sums, threads, repeats, 4)
+    limits.compiled(limits.READ, lanes)(data, sums, threads, repeats, 4)
     expected = repeats * data.reshape(threads, 4, -1).sum(1)
     np.testing.assert_allclose(sums, expected.ravel())
 
 
 def test_a_call_that_was_held_up_does_not_lower_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([1.0, *[1e-9] * 30, *[2.0] * 9])
-    monkeypatch.setattr(roofs, "elapsed", lambda call, repeats: next(seconds) * repeats)
-    assert roofs.best_rate(lambda repeats: None, seconds=0.0) == pytest.approx(1e9)
+    monkeypatch.setattr(limits, "elapsed", lambda call, repeats: next(seconds) * repeats)
+    assert limits.best_rate(lambda repeats: None, seconds=0.0) == pytest.approx(1e9)
 
 
 @pytest.mark.parametrize(("text", "count"), [("0", 1), ("0-1", 2), ("0-3,8,10-11", 7), ("", 1)])

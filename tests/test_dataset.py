@@ -22,6 +22,10 @@ from sparsetir.harness.optional import MissingPackageError
 from sparsetir.interpret import interpret
 from sparsetir.threads import get_num_threads, set_num_threads
 from sparsetir.tuning import dataset, plan, points, table
+from sparsetir.tuning.ceilings import Rates
+from sparsetir.tuning.encoding import matrix_names
+
+FAST = Rates(peak=4e11, private=8e11, last=2.4e11, memory=1e11)
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +34,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = get_num_threads()
     for name, value in {"OWN_CHOICES": 2, "CHOICES": 1, "SURE_FORMATS": 1, "OTHER_FORMATS": 0, "BURST": 1e-5}.items():
         monkeypatch.setattr(dataset, name, value)
+    monkeypatch.setattr(dataset, "measure_rates", lambda _target: FAST)
     monkeypatch.setattr(plan, "SMALLEST", 300)
     monkeypatch.setattr(plan, "LARGEST", 900)
     yield
@@ -165,6 +170,25 @@ def test_parquet(tmp_path: Path) -> None:
     held = parquet.read_table(table.export(path, tmp_path / "points.parquet"))
     assert held.column_names == list(table.columns(path))
     assert held.num_rows == sum(len(line["points"]) for line in dataset.lines(path))
+
+
+def test_times_among_the_features_go_by_the_rates_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that a case says, else those of a usual server."""
+    path, made = tmp_path / "points.jsonl", plan.Source("m", "f", lambda: suite.generate("uniform", 500))
+    dataset.collect(path, [made], programs=1, threads=(1,))
+    (line,) = dataset.lines(path)
+    assert line["rates"] == FAST.as_dict() == {"peak": 4e11, "private": 8e11, "last": 2.4e11, "memory": 1e11}
+    monkeypatch.setattr(points, "LEAST", 1)
+    placed = points.recording(line)
+    usual = points.recording({name: value for name, value in line.items() if name != "rates"})
+    assert placed is not None
+    assert usual is not None
+    assert (placed.is_placed, usual.is_placed) == (True, False)
+    at = matrix_names().index("time_floor")
+    for candidate, row in usual.features.items():
+        assert placed.features[candidate][at] == pytest.approx(row[at] - 2)  # four times as fast
 
 
 def test_a_line_is_json(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from sparsetir.tuning.ceilings import USUAL
 from sparsetir.tuning.encoding import Encoding
 from sparsetir.tuning.features import Operands, Stored
 from sparsetir.tuning.judge import bounds_of
-from sparsetir.tuning.pretrained import prior_for
+from sparsetir.tuning.pretrained import prior_for, rates_known
 from sparsetir.tuning.work import Work
 
 ASKING, PER_ENTRY = 0.15, 0.6e-6  # seconds that asking takes: once in a process, and for each entry
@@ -93,7 +93,7 @@ def _encoding(described: MatrixPattern, source: Compressed, work: Work) -> Encod
     facts = features.of_pattern(described) | features.density(source.indptr, source.indices, described.shape[1])
     each = source.values.itemsize + source.indices.itemsize
     own = Stored(described.nnz, described.nnz * each + source.indptr.nbytes)
-    return Encoding(facts, described, own, Operands.of(work, get_num_threads()))
+    return Encoding(facts, described, own, Operands.of(work, get_num_threads(), rates_known()))
 
 
 def _gains(encoding: Encoding, candidates: list[Candidate]) -> tuple[np.ndarray, float]:

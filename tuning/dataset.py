@@ -42,6 +42,7 @@ from sparsetir.threads import get_num_threads, set_num_threads
 from sparsetir.transform.decompose import decompose_format
 from sparsetir.tuning import features
 from sparsetir.tuning.analytic import Structure
+from sparsetir.tuning.ceilings import measure_rates
 from sparsetir.tuning.database import digest
 from sparsetir.tuning.estimate import Estimates
 from sparsetir.tuning.features import Stored
@@ -315,9 +316,10 @@ class Measured:
 # ------------------------------------------------------------------ collecting
 
 
-def header(target: Any) -> dict[str, str | int]:
+def header(target: Any) -> dict[str, Any]:
     """What is said of every case that is compiled for a target."""
-    return {"format": FORMAT, "sparsetir": __version__, "machine": machine_name(), "mcpu": mcpu_of(target)}
+    about = {"format": FORMAT, "sparsetir": __version__, "machine": machine_name(), "mcpu": mcpu_of(target)}
+    return about | {"rates": measure_rates(target).as_dict()}
 
 
 def mcpu_of(target: Any) -> str:
@@ -423,6 +425,7 @@ def _collected(
     target: Any,
 ) -> int:
     done, forms, total, begun = known_cases(path), Forms(target), 0, time.perf_counter()
+    about = header(target)
     of_target = "" if target is None else f" {mcpu_of(target)}"
     path.parent.mkdir(parents=True, exist_ok=True)
     for number, source in enumerate(found):
@@ -440,7 +443,7 @@ def _collected(
             except (SparseTIRError, ValueError, RuntimeError, MemoryError) as error:
                 say(f"without {name}: {' '.join(str(error).split())[:160]}")
                 continue
-            append(path, {**header(target), "case": name, "matrix": source.name, "family": source.family, **case})
+            append(path, {**about, "case": name, "matrix": source.name, "family": source.family, **case})
             total += len(case["points"])
             say(f"[{number + 1}] {name}: {len(case['points'])} points, {total / (time.perf_counter() - begun):.1f}/s")
     return total

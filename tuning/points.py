@@ -17,6 +17,7 @@ from sparsetir.ir import Program, decode
 from sparsetir.schedules import Choices
 from sparsetir.tuning.analytic import Structure
 from sparsetir.tuning.candidate import Candidate
+from sparsetir.tuning.ceilings import USUAL, Rates
 from sparsetir.tuning.dataset import lines
 from sparsetir.tuning.encoding import Encoding, matrix_names
 from sparsetir.tuning.features import Operands, Stored
@@ -103,6 +104,7 @@ def recording(line: Mapping[str, Any], spread: float = float("inf")) -> Recordin
         job.dtype,
         job.threads,
         line.get("mcpu", ""),
+        "rates" in line,
     )
 
 
@@ -127,7 +129,7 @@ def encoding_of(line: Mapping[str, Any]) -> Noted:
     work = Work.of(_program(job.op, job.dtype), line["sizes"])
     own = Stored(*line["own"])
     stored = {_format(text): Stored(*held) for text, _, held, *_ in line["points"]}
-    operands = Operands.of(work, job.threads)
+    operands = Operands.of(work, job.threads, Rates(**line["rates"]) if "rates" in line else USUAL)
     return Noted(line["facts"], None, own, operands, noted=Structure(**line["structure"]), stored={**stored, None: own})
 
 

@@ -26,6 +26,7 @@ from sparsetir.tuning.encoding import choice_names, matrix_names, pattern_names
 from sparsetir.tuning.evaluate import Ranking, Trainer, by_margin, by_model, by_part, held_out, safe_margin
 from sparsetir.tuning.model import OBJECTIVES, SERIAL, AnalyticModel, CostModel, Model, RandomModel
 from sparsetir.tuning.points import is_data_set, recordings
+from sparsetir.tuning.pretrained import PLACED
 from sparsetir.tuning.recordings import Recording, load
 from sparsetir.tuning.replay import BUDGETS, compare, runs_of, stops
 
@@ -233,6 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "operations": sorted({case.op for case in cases}),
             "margin": safe_margin(unseen),
             "threads": sorted({case.threads for case in cases}),
+            PLACED: any(case.is_placed for case in cases),
             "bounds": conformal.Bounds.fit(unseen).as_dict(),
         }
         replace(model, about={**model.about, **about}).save(args.out)

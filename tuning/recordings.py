@@ -47,6 +47,8 @@ class Recording:
         0 where nobody said it.
     mcpu : str
         The processor that kernels were compiled for; "" where nobody said it.
+    is_placed : bool
+        Whether times among the features go by measured rates of the machine, rather than by those of a usual one.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Recording:
     dtype: str = ""
     threads: int = 0
     mcpu: str = ""
+    is_placed: bool = False
 
     @property
     def best(self) -> float:

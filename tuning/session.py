@@ -37,7 +37,7 @@ from sparsetir.tuning.measure import duel, typical
 from sparsetir.tuning.model import CostModel
 from sparsetir.tuning.nearest import hints
 from sparsetir.tuning.pool import TIMEOUT, Pool, can_send, pool_of
-from sparsetir.tuning.pretrained import prior_for
+from sparsetir.tuning.pretrained import prior_for, rates_known
 from sparsetir.tuning.recorded import circumstances
 from sparsetir.tuning.report import OWN
 from sparsetir.tuning.search import Search
@@ -229,7 +229,7 @@ class Session:
     def operands(self) -> features.Operands:
         """What the call does."""
         work = Work.of(self.kernel.signature.program, self.sizes)
-        return features.Operands.of(work, self.key.threads)
+        return features.Operands.of(work, self.key.threads, rates_known())
 
     @cached_property
     def encoding(self) -> Encoding:
