@@ -183,10 +183,29 @@ DENSE: dict[str, tuple[Callable[..., Any], dict[str, np.ndarray]]] = {
     "stack": (lambda x, y: op.stack([x, y, x], axis=1), {"x": X, "y": dense(2, 4, 3, seed=7)}),
     "max": (lambda x: op.max(x, axis=[0, -1]), {"x": X}),
     "min": (lambda x: op.min(x, axis=1, keepdims=True), {"x": X}),
+    "take": (lambda x: op.take(x, relax.const([2, 0, 2, 3], "int64"), axis=-2, mode="clip"), {"x": X}),
+    "strided_slice": (lambda x: op.strided_slice(x, [1, -1], [1, 2], [3, -9], [1, -2]), {"x": X}),
+    "flip": (lambda x: op.flip(x, 1), {"x": X}),
+    "topk": (lambda x: relax.TupleGetItem(op.topk(x, 2, -1), 0), {"x": X}),
+    "scatter_elements": (
+        lambda x, y: op.scatter_elements(x, relax.const([[1, 0, 1], [1, 3, 1]], "int64"), y, -2, "add"),
+        {"x": X[0], "y": dense(2, 3, seed=8)},
+    ),
+    "gather_elements": (lambda x: op.gather_elements(x, relax.const([[1, 0, 1]], "int64"), 0), {"x": X[0]}),
+    "concat": (lambda x: op.concat([op.concat([x], 0), x], -1), {"x": X}),
+    "tile": (lambda x: op.tile(x, [2, 1, 3, 2]), {"x": X}),
     "nn.dropout": (lambda x: relax.TupleGetItem(op.nn.dropout(x, 0.5), 0), {"x": X}),
 }
 OTHERS = {
     "max of all": (op.max, {"x": X}),
+    "take of one": (lambda x: op.take(x, relax.const(1, "int64"), 1, mode="clip"), {"x": X}),
+    "slice of nothing": (lambda x: op.concat([op.strided_slice(x, [0], [1], [1]), x], 0), {"x": X}),
+    "slice of all": (lambda x: op.strided_slice(x, [1], [-9], [9]), {"x": X}),
+    "topk, values": (lambda x: op.topk(x, 1, 1, "values", False), {"x": X}),
+    "scatter_elements, update": (
+        lambda x, y: op.scatter_elements(x, relax.const([[1, 0, 3], [2, 3, 1]], "int64"), y, 0),
+        {"x": X[0], "y": dense(2, 3, seed=8)},
+    ),
     "stack of one": (lambda x: op.stack([x]), {"x": X}),
 }
 
@@ -249,6 +268,18 @@ def test_gradients_of_dense_operators() -> None:
     check(
         make, {f"{name} {arg}": value for name, (_, args) in cases.items() for arg, value in args.items()}, emits=True
     )
+
+
+ROWS = {
+    "take of rows": (lambda x: op.take(x, relax.const([[3, 0], [3, 1]], "int64"), 0, mode="clip"), {"x": X[0]}),
+    "take of sorted rows": (lambda x: op.take(x, relax.const([0, 1, 1], "int64"), 0, mode="clip"), {"x": X}),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_gradients_of_rows_that_are_taken(name: str) -> None:
+    make, args = ROWS[name]
+    assert "R.sparse.segment_sum" in check(make, args).script()
 
 
 def test_every_dense_gradient_is_compared() -> None:

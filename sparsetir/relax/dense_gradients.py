@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of dense operators that TVM has none of, for ``relax.transform.Gradient``.
 
-That of ReLU, which TVM has, is here too: it goes by the result, so that the argument need not be kept and ReLU stays in
-the kernel of what is before it; and at zero it is zero, as torch has it.
+Some that TVM has are here too. That of ReLU goes by the result, so that the argument need not be kept and ReLU stays in
+the kernel of what is before it; and at zero it is zero, as torch has it. TVM's of ``take`` writes to wrong places where
+the axis is negative, and its own of ``concat`` fails for one part.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from tvm import ir, relax
 from tvm.relax.op.base import register_gradient
 
 from sparsetir.errors import LoweringError
+from sparsetir.relax import calls
 
 op = relax.op
 Gradient = Callable[[Any, ir.Call, Any, relax.BlockBuilder], list[Any]]
@@ -120,6 +123,32 @@ def _stack(_y: Any, call: ir.Call, g: Any, _builder: Any) -> list[Any]:
     return [relax.Tuple([op.squeeze(relax.TupleGetItem(found, n), axis) for n in range(len(parts))])]
 
 
+def _concat(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """The parts of a gradient, one or several, empty ones too."""
+    parts = list(call.args[0].fields)
+    axis = int(call.attrs.axis or 0) % parts[0].ty.ndim
+    if len(parts) == 1:
+        return [relax.Tuple([g])]
+    ends = np.cumsum([int(_shape(part, "concat")[axis]) for part in parts]).tolist()
+    full = [n for n, first in enumerate([0, *ends[:-1]]) if ends[n] > first]
+    if len(full) < 2:
+        return [relax.Tuple([g if n in full else op.zeros_like(part) for n, part in enumerate(parts)])]
+    found = builder.emit(op.split(g, [ends[n] for n in full[:-1]], axis=axis))
+    cut = {n: relax.TupleGetItem(found, k) for k, n in enumerate(full)}
+    return [relax.Tuple([cut[n] if n in cut else op.zeros_like(part) for n, part in enumerate(parts)])]
+
+
+def _tile(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Sums of the copies."""
+    x = call.args[0]
+    shape, repeats = _shape(x, "tile"), [int(n) for n in call.attrs.repeats]
+    rank = max(len(shape), len(repeats))
+    whole = [*[1] * (rank - len(shape)), *shape]
+    repeats = [*[1] * (rank - len(repeats)), *repeats]
+    copies = op.reshape(g, [size for pair in zip(repeats, whole, strict=True) for size in pair])
+    return [op.reshape(builder.emit(op.sum(builder.emit(copies), list(range(0, 2 * rank, 2)))), shape)]
+
+
 def _extreme(y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Equal maxima, or minima, share a gradient evenly, as in ``torch.amax``."""
     x, rank = call.args[0], call.args[0].ty.ndim
@@ -134,6 +163,95 @@ def _with_ones(reduced: Any, x: Any, axes: Sequence[int]) -> Any:
     """A result with the reduced dimensions of x as ones."""
     shape = [1 if n in axes else size for n, size in enumerate(_shape(x, "max"))]
     return op.reshape(reduced, shape)
+
+
+# ------------------------------------------------------------------ selections
+
+
+def _take(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Sums at the places that were taken: of segments, for rows whose places are known."""
+    x, indices = call.args[:2]
+    shape, places = _shape(x, "take"), _shape(indices, "take")
+    axis = int(call.attrs.axis or 0) % len(shape)
+    no_gradient, count = op.grad.no_grad(indices), math.prod(places)
+    if isinstance(indices, ir.GenericConst) and axis == 0 and len(shape) > 1 and count > 1:
+        at = indices.value.numpy().reshape(-1) % int(shape[0])
+        order, counts = np.argsort(at, kind="stable"), np.bincount(at, minlength=int(shape[0]))
+        indptr = relax.const(np.append(0, np.cumsum(counts)).astype("int64"))
+        rows = builder.emit(op.reshape(g, [count, math.prod(shape[1:])]))
+        if (order[1:] < order[:-1]).any():
+            rows = builder.emit(op.take(rows, relax.const(order.astype("int64")), 0, mode="clip"))
+        return [op.reshape(builder.emit(calls.segment_reduce(rows, indptr, "sum")), shape), no_gradient]
+    g = builder.emit(op.reshape(g, [*shape[:axis], count, *shape[axis + 1 :]]))
+    return [op.grad.take_backward(g, x, builder.emit(op.reshape(indices, [count])), axis), no_gradient]
+
+
+def _strided_slice(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Zeros where nothing was taken from."""
+    x, *parts = call.args
+    try:
+        given = [[int(n) for n in part] for part in parts]
+    except TypeError:
+        raise LoweringError("the gradient of R.strided_slice needs bounds that are numbers") from None
+    axes, begins, ends, *steps = given
+    shape = _shape(x, "strided_slice")
+    for n, axis in enumerate(axes):
+        size = shape[axis % len(shape)]
+        places = np.arange(int(size))[slice(begins[n], ends[n], steps[0][n] if steps else 1)]
+        g = _spread(g, axis % len(shape), places, int(size), builder)
+    return [g, *(op.grad.no_grad(part) for part in parts)]
+
+
+def _spread(g: Any, axis: int, places: Any, size: int, builder: relax.BlockBuilder) -> Any:
+    """Slices of a tensor at other places along an axis, and zeros at those that are left."""
+    shape = list(g.ty.shape.values)
+    zeros = lambda count: op.zeros([*shape[:axis], count, *shape[axis + 1 :]], _dtype(g))  # noqa: E731
+    if len(places) == 0:
+        return builder.emit(zeros(size))
+    first, last = int(places[0]), int(places[-1])
+    if len(places) != last - first + 1:
+        back = np.full(size, len(places))
+        back[places] = np.arange(len(places))
+        whole = builder.emit(op.concat([g, zeros(1)], axis))
+        return builder.emit(op.take(whole, relax.const(back.astype("int64")), axis, mode="clip"))
+    around = [zeros(first) if first else None, g, zeros(size - 1 - last) if last < size - 1 else None]
+    kept = [part for part in around if part is not None]
+    return builder.emit(op.concat(kept, axis)) if len(kept) > 1 else g
+
+
+def _flip(_y: Any, call: ir.Call, g: Any, _builder: Any) -> list[Any]:
+    return [op.flip(g, call.attrs.axis)]
+
+
+def _topk(y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """To the places of the values; places have none."""
+    x, attrs, kind = call.args[0], call.attrs, str(call.attrs.ret_type)
+    if kind == "indices":
+        return [op.zeros_like(x)]
+    if kind == "values":
+        same = op.topk(x, int(attrs.k), int(attrs.axis), "indices", bool(attrs.largest), "int64")
+        indices, values = builder.emit(same), g
+    else:
+        indices, values = (builder.emit(relax.TupleGetItem(part, n)) for n, part in ((1, y), (0, g)))
+    return [op.scatter_elements(op.zeros_like(x), indices, values, int(attrs.axis) % x.ty.ndim, "add")]
+
+
+def _scatter_elements(_y: Any, call: ir.Call, g: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """What was added, or put, has the gradient of its place; what was overwritten has none."""
+    x, indices, updates = call.args
+    how, axis = str(call.attrs.reduction), int(call.attrs.axis) % x.ty.ndim
+    if how not in ("add", "update"):
+        raise LoweringError(f"R.scatter_elements with reduction={how} has no gradient: add, or use a sparse reduction")
+    left = g
+    if how == "update":
+        left = op.scatter_elements(g, indices, builder.emit(op.zeros_like(updates)), axis, "update")
+    return [left, op.grad.no_grad(indices), op.gather_elements(g, indices, axis)]
+
+
+def _gather_elements(_y: Any, call: ir.Call, g: Any, _builder: Any) -> list[Any]:
+    x, indices = call.args
+    into = op.scatter_elements(op.zeros_like(x), indices, g, int(call.attrs.axis) % x.ty.ndim, "add")
+    return [into, op.grad.no_grad(indices)]
 
 
 # ------------------------------------------------------------------ norms and dropout
@@ -202,6 +320,14 @@ GRADIENTS: dict[str, Gradient] = {
     "flatten": _reshaped,
     "nn.batch_flatten": _reshaped,
     "stack": _stack,
+    "concat": _concat,
+    "tile": _tile,
+    "take": _take,
+    "strided_slice": _strided_slice,
+    "flip": _flip,
+    "topk": _topk,
+    "scatter_elements": _scatter_elements,
+    "gather_elements": _gather_elements,
     "max": _extreme,
     "min": _extreme,
     "nn.layer_norm": _norm("nn.layer_norm", True),
