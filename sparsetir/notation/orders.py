@@ -16,9 +16,11 @@ from itertools import combinations
 from sparsetir.notation.statistics import Statistics
 
 EXHAUSTIVE = 6  # operands of which every grouping is weighed
-DENSE_PRODUCT = 1 / 16  # of a product in a loop over stored entries: two dense operands go to BLAS
-ENTERED = 4  # products in the time of one that is entered into a computed pattern
-STARTED = 4  # products in the time in which a loop over a row of a sparse operand begins and ends
+# Times relative to that of a product in a vector loop below stored entries.
+DENSE_PRODUCT = 1 / 16  # two dense operands go to BLAS
+SCALAR = 6  # of a product where all loops run over stored entries
+ENTERED = 16  # of one that is entered into a computed pattern
+STARTED = 16  # of the beginning and end of a loop over a row of a sparse operand
 STEP = 20_000  # products in the time that one more call takes
 LARGEST = 2.0**34  # elements of an intermediate result
 
@@ -195,19 +197,22 @@ class _Search:
     def _driven(self, sparse: list[Value], letters: set[str]) -> float:
         """Products where loops run over the stored entries of sparse operands."""
         bound: set[str] = set()
-        products, searches = 1.0, 0.0
+        products, searches, rows = 1.0, 0.0, 0.0
         for value in sparse:
             fresh = set(value.letters) - bound
             stored = value.stored or 0.0
             if len(fresh) == len(set(value.letters)):
                 products *= stored
             elif fresh and value.path[0] in bound:
+                rows += products
                 products *= stored / max(self.sizes[value.path[0]], 1)
             else:
                 searches += math.log2(2 + stored / max(self.sizes[value.path[0]], 1))
                 products *= math.prod(self.sizes[c] for c in fresh)
             bound |= fresh
-        return products * math.prod(self.sizes[c] for c in letters - bound) * (1 + searches)
+        free = letters - bound
+        steps = products * (math.prod(self.sizes[c] for c in free) if free else SCALAR)
+        return steps * (1 + searches) + STARTED * rows
 
     # -------------------------------------------------------------- many steps
 

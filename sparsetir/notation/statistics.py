@@ -15,8 +15,8 @@ import numpy as np
 import scipy.sparse as sp
 
 LARGE = 1_000_000  # products of evenly spread entries from which on they are counted
-SAMPLED = 48  # rows
-MOST = 200_000  # their products
+SAMPLED = 32  # rows
+MOST = 50_000  # their products
 STEPS = 2  # in which a number doubles: an expression is made once for all operands that are as alike
 
 Join = tuple[int, int]
