@@ -140,9 +140,21 @@ def children_of(process: int) -> list[int]:
     return [int(n) for n in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
-def test_a_killed_worker_loses_no_record(tmp_path: Path, processes: Executor) -> None:
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are looked up in /proc")
+def test_what_is_killed_costs_one_trial_or_ends_the_search(
+    evaluator: Evaluator, tmp_path: Path, processes: Executor
+) -> None:
+    """A candidate's process the first, an executor's worker the second; no record is lost."""
     path, inputs = tmp_path / "tuning.jsonl", arguments()
-    with ProcessPoolExecutor(2) as executor:
+    with ProcessPoolExecutor(1) as executor:
+        fleet = Fleet(executor, evaluator)
+        assert fleet.time().seconds
+        (child,) = children_of(workers_of(executor)[0])
+        os.kill(child, signal.SIGKILL)
+        first = dict(fleet.measure(CANDIDATES))
+        assert any("SIGKILL" in (found.error or "") for found in first.values())
+        assert all(found.seconds for found in dict(fleet.measure(CANDIDATES)).values())
+        fleet.close()
         records = Spoiled(path, 3, lambda: os.kill(workers_of(executor)[0], signal.SIGKILL))
         with pytest.warns(UserWarning, match="ended early, after .* measures no more candidates: BrokenProcessPool"):
             result = tune_sparse(ops.spmm(), inputs, max_trials=9, executor=executor, database=records)
@@ -153,19 +165,6 @@ def test_a_killed_worker_loses_no_record(tmp_path: Path, processes: Executor) ->
     assert 3 <= len(result.history) == len(recorded(path)) < 9
     again = tune_sparse(ops.spmm(), inputs, max_trials=9, executor=processes, database=path)
     assert again.measured == 9 - len(result.history)
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are looked up in /proc")
-def test_a_killed_candidate_costs_one_trial(evaluator: Evaluator, processes: ProcessPoolExecutor) -> None:
-    fleet = Fleet(processes, evaluator)
-    assert fleet.time().seconds
-    for worker in workers_of(processes):
-        for child in children_of(worker):
-            os.kill(child, signal.SIGKILL)
-    first = dict(fleet.measure(CANDIDATES))
-    assert any("SIGKILL" in (found.error or "") for found in first.values())
-    assert all(found.seconds for found in dict(fleet.measure(CANDIDATES)).values())
-    fleet.close()
 
 
 def hang() -> None:
