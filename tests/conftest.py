@@ -80,6 +80,19 @@ def quick_children() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def quick_comparisons() -> Iterator[None]:
+    """Searches time kernels for a moment, and in the end for two rounds: no test judges which of them is faster."""
+    from sparsetir.tuning import evaluator, measure, pool
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "DUEL_SECONDS", 0.0)
+        patch.setattr(measure, "DUEL_TURN", 0.002)
+        patch.setattr(evaluator, "BURST_SECONDS", 0.002)
+        patch.setattr(pool, "TURN_SECONDS", 0.002)
+        yield
+
+
 @pytest.fixture(scope="session")
 def quick_ceilings() -> Iterator[None]:
     """Commands measure once what the machine can do, and for a moment: no test judges the rates."""

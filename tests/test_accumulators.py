@@ -20,6 +20,8 @@ from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.tuning import accumulators
 from sparsetir.tuning.measure import Measurement
 
+pytestmark = pytest.mark.usefixtures("quick_comparisons")
+
 NAMES = ["least sums", "a tensor times a matrix"]
 WAYS = pairwise(NAMES, (0, 3, 64), ("both", "bits", "bytes", "table"), (False, True))
 

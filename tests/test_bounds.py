@@ -31,6 +31,8 @@ from sparsetir.tuning.replay import Recorded, stopped, stops
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.work import Work
 
+pytestmark = pytest.mark.usefixtures("quick_comparisons")
+
 SIZES = {"m": 1000, "n": 500, "nnz": 20_000, "feat": 64}
 
 

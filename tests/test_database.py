@@ -26,6 +26,8 @@ from sparsetir.schedules import Choices
 from sparsetir.transform.trace import Trace
 from sparsetir.tuning.database import Database, Key, Record
 
+pytestmark = pytest.mark.usefixtures("quick_comparisons")
+
 KEY = Key("spmm", "p", "q", {"m": 3}, "float32", "llvm", "here", 2, "v")
 RECORD = Record(Choices(chunks=2), "bsr(r=4, c=4)", {"feat": 8}, 1e-3, 1e-3, 0.1, None, 2e-3, 0.5, 1.5, 7)
 

@@ -34,7 +34,10 @@ from sparsetir.tuning.measure import Place
 from sparsetir.tuning.served import ROOM, Order, alone, described, threads_for, token_of, untuned, work
 from sparsetir.tuning.workers import Lost
 
-pytestmark = [pytest.mark.slow, pytest.mark.optimised]  # workers know no other target than this machine
+pytestmark = [
+    pytest.mark.usefixtures("quick_comparisons"),
+    pytest.mark.slow, pytest.mark.optimised,  # workers know no other target than this machine
+]
 
 BLOCKS = formats.bsr(2, 2)
 CANDIDATES = [Candidate(Choices(tile=tile)) for tile in (8, 16)] + [Candidate(Choices(tile=8), BLOCKS)]

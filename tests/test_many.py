@@ -25,7 +25,10 @@ from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.pool import pool_of
 from sparsetir.tuning.shares import BATCH, Curve, Policy, equal, most_gain
 
-pytestmark = pytest.mark.optimised  # records of workers are those of this machine
+pytestmark = [
+    pytest.mark.usefixtures("quick_comparisons"),
+    pytest.mark.optimised,  # records of workers are those of this machine
+]
 
 
 def matrix(rows: int, seed: int = 0, density: float = 0.2) -> sp.csr_array:

@@ -40,6 +40,8 @@ from sparsetir.tuning.search import BATCH, Search
 from sparsetir.tuning.space import Space, start
 from sparsetir.tuning.variants import own_storage
 
+pytestmark = pytest.mark.usefixtures("quick_comparisons")
+
 FEAT = 32
 VALUES = {"tile": (8, 16, 32), "chunks": (0, 2, 8), "unroll": (1, 2, 4), "prefetch": (0, 8)}
 KEY = Key("spmm", "a program", "p", {"feat": FEAT}, "float32", "llvm", "a machine", 2, "1")

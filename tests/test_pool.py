@@ -31,7 +31,7 @@ from sparsetir.tuning.workers import (
     time_candidate,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.usefixtures("quick_comparisons"), pytest.mark.slow]
 
 BLOCKS = formats.bsr(2, 2)
 CANDIDATES = [Candidate(Choices(tile=tile)) for tile in (8, 16)] + [Candidate(Choices(tile=8), BLOCKS)]

@@ -21,6 +21,8 @@ from sparsetir.tuning import Database, Key, Record, tune, tune_sparse
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.comparison import Comparison, last_of, note
 
+pytestmark = pytest.mark.usefixtures("quick_comparisons")
+
 BLOCKS = formats.bsr(4, 4)
 FEAT = 16
 

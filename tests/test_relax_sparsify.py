@@ -23,6 +23,8 @@ from sparsetir.relax.build import lowered
 from sparsetir.relax.sparsify import Times, timed
 from sparsetir.tuning import tune_sparse
 
+pytestmark = pytest.mark.usefixtures("quick_comparisons")
+
 OUT, IN = 96, 128
 
 

@@ -23,6 +23,8 @@ from sparsetir.errors import ArgumentError, FileFormatError
 from sparsetir.formats.text import parse
 from sparsetir.schedules import Choices
 
+pytestmark = pytest.mark.usefixtures("quick_comparisons")
+
 builds = importlib.import_module("sparsetir.compile.cache")
 A = sp.random_array((24, 20), density=0.2, format="csr", dtype="float32", rng=np.random.default_rng(0))
 B = np.random.default_rng(1).standard_normal((20, 8)).astype("float32")

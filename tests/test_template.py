@@ -35,6 +35,8 @@ from sparsetir.tuning.space import Space
 from sparsetir.tuning.templates import Template
 from sparsetir.tuning.workers import WORKER, LocalWorker, RemoteWorker
 
+pytestmark = pytest.mark.usefixtures("quick_comparisons")
+
 building = importlib.import_module("sparsetir.compile.cache")
 
 FEAT = 16

@@ -70,6 +70,8 @@ from sparsetir.tuning.tune import winner
 from sparsetir.tuning.workers import LocalWorker
 from sparsetir.tuning.workload import Workload
 
+pytestmark = pytest.mark.usefixtures("quick_comparisons")
+
 FEAT = 16
 VALUES = {n: v for n, v in Choices.space(threads=2, feat=256).items() if n in ("tile", "chunks", "unroll", "prefetch")}
 KEY = Key("spmm", "p", "s", {"m": 3}, "float32", "llvm", "a machine", 2, "1")
@@ -639,6 +641,7 @@ def test_the_speedup_is_that_of_the_confirmation(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_lucky_call_or_turn_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "DUEL_SECONDS", 2.0)
     turns = {"lucky": iter([1.0, 5.0, 5.0, 4.0, 6.0]), "steady": iter([3.0] * 5)}
     found = measure.duel({name: lambda _seconds, t=t: next(t) for name, t in turns.items()})
     assert found == pytest.approx({"lucky": 5.0, "steady": 3.0})
@@ -648,7 +651,8 @@ def test_a_lucky_call_or_turn_decides_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("pace", [[1.0] * 5, [1.0, 2.0, 1.0, 4.0, 4.0]], ids=["steady", "slowing down"])
-def test_what_is_far_behind_has_no_further_turns(pace: list[float]) -> None:
+def test_what_is_far_behind_has_no_further_turns(monkeypatch: pytest.MonkeyPatch, pace: list[float]) -> None:
+    monkeypatch.setattr(measure, "DUEL_SECONDS", 2.0)
     of_each = {None: 3.0, "fast": 1.0, "near": 1.1, "far": 1.2, "lost": float("inf")}
     taken: dict[Any, int] = dict.fromkeys(of_each, 0)
 
@@ -662,7 +666,8 @@ def test_what_is_far_behind_has_no_further_turns(pace: list[float]) -> None:
         assert found[name] / found["fast"] == pytest.approx(seconds)
 
 
-def test_a_case_that_was_disturbed_once_keeps_its_turns() -> None:
+def test_a_case_that_was_disturbed_once_keeps_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "DUEL_SECONDS", 2.0)
     turns = {"first": iter([1.0] * 5), "second": iter([5.0, 0.9, 0.9, 0.9, 0.9])}
     found = measure.duel({name: lambda _seconds, t=t: next(t) for name, t in turns.items()})
     assert found["second"] == pytest.approx(0.9 * found["first"])
@@ -695,7 +700,8 @@ def test_a_lucky_first_turn_does_not_stay_the_best() -> None:
     assert made.best == 2e-3
 
 
-def test_cases_are_compared_at_the_same_pace() -> None:
+def test_cases_are_compared_at_the_same_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "DUEL_SECONDS", 2.0)
     pace = [1.0, 1.0, 2.0, 2.0, 2.0]
     turns = {"better": iter([0.9, 0.9, 1.8, 3.6, 3.6]), "worse": iter(pace)}  # in two turns one alone is slowed down
     found = measure.duel({name: lambda _seconds, t=t: next(t) for name, t in turns.items()})

@@ -26,6 +26,8 @@ from sparsetir.tuning.shelf import Held
 from sparsetir.tuning.space import Space
 from sparsetir.tuning.tune import tune_sparse
 
+pytestmark = pytest.mark.usefixtures("quick_comparisons")
+
 FEAT = 24
 
 

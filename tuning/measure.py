@@ -19,6 +19,7 @@ Timed = Callable[[float], float]
 BURST_SECONDS, PACE_SECONDS = 0.01, 0.006
 FEW = 5  # calls of a burst at least
 ROUNDS, FEWEST_ROUNDS, DUEL_SECONDS = 5, 2, 2.0
+DUEL_TURN = 0.02  # seconds of a case in a round
 MOST_ROUNDS = 25  # where what was measured does not decide
 BEHIND = 1.15  # times the fastest of a round: a case that is so slow in each of the first rounds is not timed again
 
@@ -129,7 +130,7 @@ def summary(samples: list[float]) -> Measurement:
     return Measurement(low, middle, (high - low) / middle)
 
 
-def duel(cases: Mapping[Any, Timed], *, seconds: float = 0.02) -> dict[Any, float]:
+def duel(cases: Mapping[Any, Timed]) -> dict[Any, float]:
     """Time near ties: see `turns`.
 
     Returns
@@ -137,20 +138,16 @@ def duel(cases: Mapping[Any, Timed], *, seconds: float = 0.02) -> dict[Any, floa
     dict of float
         For each case the median of its turns, relative to those of the other cases in the same round.
     """
-    return dict(zip(cases, interleaved_medians(turns(cases, seconds=seconds)).tolist(), strict=True))
+    return dict(zip(cases, interleaved_medians(turns(cases)).tolist(), strict=True))
 
 
-def turns(
-    cases: Mapping[Any, Timed], *, seconds: float = 0.02, enough: Callable[[np.ndarray], bool] | None = None
-) -> np.ndarray:
+def turns(cases: Mapping[Any, Timed], *, enough: Callable[[np.ndarray], bool] | None = None) -> np.ndarray:
     """Seconds of all cases in turn, several rounds (fewer of slow calls), so that a busy machine favours none.
 
     Parameters
     ----------
     cases : mapping of callable
         Each takes how long to call, and returns the seconds of a typical call.
-    seconds : float
-        Of a turn.
     enough : callable, optional
         Whether the turns so far decide; up to `MOST_ROUNDS` are taken until they do. By default there are `ROUNDS`, and
         what is far behind in the first of them has no turn in the others; the case named None always has one.
@@ -170,7 +167,7 @@ def turns(
             break
         far = _far_behind(so_far) if enough is None and turn >= FEWEST_ROUNDS else np.zeros(len(found), bool)
         for (name, run), is_far in zip(cases.items(), far, strict=True):
-            found[name].append(float("nan") if is_far and name is not None else run(seconds))
+            found[name].append(float("nan") if is_far and name is not None else run(DUEL_TURN))
     return np.array(list(found.values()))
 
 
