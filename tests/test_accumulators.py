@@ -18,6 +18,7 @@ from sparsetir.assemble.options import KINDS
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.tuning import accumulators
+from sparsetir.tuning.contest import Outcome, judged
 from sparsetir.tuning.measure import Measurement
 
 pytestmark = pytest.mark.usefixtures("quick_comparisons")
@@ -78,6 +79,9 @@ class Timed(accumulators.Trials):
 
     def compare(self, candidates: Any) -> dict[Any, float]:
         return {None: 2e-3, **{c: self.seconds(self.of(c)) for c in candidates}}
+
+    def confirm(self, candidate: Any) -> Outcome:
+        return judged({c: np.array([seconds]) for c, seconds in self.compare([candidate]).items()})
 
 
 def test_a_search_finds_the_fastest_and_records_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

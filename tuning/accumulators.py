@@ -24,9 +24,10 @@ from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.ir import decode
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.comparison import Comparison, compared, note, rescaled, winner
+from sparsetir.tuning.contest import Outcome, contest
 from sparsetir.tuning.database import Database, Key, Record, fingerprint
 from sparsetir.tuning.knobs import AccumulatorKnobs, Config
-from sparsetir.tuning.measure import BURST_SECONDS, Measurement, burst, duel, reason, summary, typical
+from sparsetir.tuning.measure import BURST_SECONDS, Measurement, Timed, burst, duel, reason, summary, typical
 from sparsetir.tuning.progress import Progress
 from sparsetir.tuning.recorded import circumstances
 from sparsetir.tuning.report import TuneResult
@@ -130,8 +131,15 @@ class Trials:
 
     def compare(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
         """Seconds of candidates and the untuned kernel, interleaved."""
+        return duel(self._cases(candidates))
+
+    def confirm(self, candidate: Candidate) -> Outcome:
+        """A contest of a candidate and the untuned kernel."""
+        return contest(self._cases([candidate]))
+
+    def _cases(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, Timed]:
         kernels: dict[Candidate | None, AssembledKernel] = {None: self.kernel, **{c: self.of(c) for c in candidates}}
-        return duel({c: partial(typical, self.call(kernel)) for c, kernel in kernels.items()})
+        return {c: partial(typical, self.call(kernel)) for c, kernel in kernels.items()}
 
 
 def same(one: Pattern, other: Pattern) -> bool:
@@ -210,9 +218,9 @@ def _result(
     times = trials.compare([r.candidate for r in mine[: 1 if interrupted else FINALISTS]])
     best = winner(times)
     if best is not None:
-        confirmed = trials.compare([best])
-        times = rescaled(times, confirmed, best)
-        best = winner(confirmed)
+        confirmed = trials.confirm(best)
+        times = rescaled(times, confirmed.times, best)
+        best = confirmed.chosen
     held = [Record(r.choices, seconds=times[r.candidate]) for r in mine if r.candidate in times]
     held.sort(key=lambda r: r.seconds or 0.0)
     found = Comparison(times[None], tuple(held), best)
