@@ -352,6 +352,8 @@ class Stamped:
         Entries of the mask's row.
     coordinate : callable
         The coordinate of one of them.
+    whole : bool
+        Whether those that were not entered are written, too.
     """
 
     out: Output
@@ -361,6 +363,7 @@ class Stamped:
     places: Var
     count: ir.Expr
     coordinate: Callable[[Var], ir.Expr]
+    whole: bool = False
 
     def begin(self) -> list[tirx.Stmt]:
         step = Var("step", ir.PrimType(LONG))
@@ -394,7 +397,8 @@ class Stamped:
         for array, values, block in zip(self.arrays, self.out.values, self.out.blocks, strict=True):
             stmts.append(each(block, copied(values, place, array, [self.chunk, slot])))
         is_seen = tirx.BufferLoad(self.seen, [self.chunk, slot]) != const(0, "uint8")
-        found = tirx.IfThenElse(is_seen, seq(*stmts, add(self.out.count, 1)), None)
+        entry = seq(*stmts, add(self.out.count, 1))
+        found = entry if self.whole else tirx.IfThenElse(is_seen, entry, None)
         bound = [tirx.Bind(key, self.coordinate(step)), tirx.Bind(slot, step + long(DUMPS))]
         none = tirx.BufferStore(self.places, cast(key & long(DUMPS - 1), "int32"), [self.chunk, key])
         return [serial(step, self.count, seq(*bound, none, found))]

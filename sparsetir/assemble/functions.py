@@ -136,7 +136,8 @@ class Functions:
         entered = [put(total, long(0)), *_entered(self.rows.body, self.rows, total)]
         most = tirx.min(get(total), self.width)
         for axis in () if self.options.complement else self.assembly.filters:
-            most = tirx.min(most, cast(axis.extent(cast(row, axis.idtype), []), LONG))
+            stored = cast(axis.extent(cast(row, axis.idtype), []), LONG)
+            most = stored if self.options.whole and self.is_stamped else tirx.min(most, stored)
         cost = get(total) + long(ROW_WORK)
         stores = [tirx.BufferStore(work, cost, [row]), tirx.BufferStore(bound, most, [row])]
         body = seq(*alloc(total), *entered, *stores)
@@ -299,7 +300,8 @@ class Functions:
         above = cast(row, mask.idtype)
         begin, count = cast(mask.begin(above, []), LONG), cast(mask.extent(above, []), LONG)
         coordinate = lambda step: cast(mask.coordinate(begin + step, step, []), LONG)  # noqa: E731
-        stamped = Stamped(out, chunk, work.arrays, work.seen, work.places, count, coordinate)
+        whole = self.options.whole
+        stamped = Stamped(out, chunk, work.arrays, work.seen, work.places, count, coordinate, whole)
         body = self.at_row(row, self.scattered(stamped, work, chunk))
         return seq(*stamped.begin(), body, *stamped.finish())
 

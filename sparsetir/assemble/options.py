@@ -76,11 +76,14 @@ class Options:
         Coordinates are entered where the filters store none.
     select : bool
         Of each row only the largest values are kept.
+    whole : bool
+        Under a mask, where `stamps`: every entry of it is stored, also where nothing is entered.
     accumulators : Accumulators
     """
 
     complement: bool = False
     select: bool = False
+    whole: bool = False
     accumulators: Accumulators = field(default_factory=Accumulators)
 
     def stamps(self, *, has_mask: bool) -> bool:

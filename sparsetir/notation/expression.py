@@ -14,6 +14,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.interop import is_torch, to_torch
 from sparsetir.notation import subscripts as notation
 from sparsetir.notation.flat import FlatStep
+from sparsetir.notation.masked import MaskedStep
 from sparsetir.notation.operands import Kind, Shape, admitted, kind_of, look
 from sparsetir.notation.planning import RESULTS, Task, agreed, broadcast, common_dtype, diagonals, extents, plan
 from sparsetir.notation.semiring import semiring
@@ -440,6 +441,9 @@ def _shown(kind: Kind) -> str:
 def _explained(step: Step, names: Sequence[str]) -> str:
     if isinstance(step, DenseStep):
         return f"numpy.einsum({step.text!r}) of {', '.join(names)}"
+    if isinstance(step, MaskedStep):
+        mask, first, second = (names[n] for n in step.roles[:3])
+        return f"{first} times {second} where {mask} stores entries, times those; adds up rows in the order of {mask}'s"
     assert isinstance(step, KernelStep)
     if isinstance(step, FlatStep):
         return f"{','.join(step.letters)}->{step.output} of {', '.join(names)}; merges them as matrices of their rows"

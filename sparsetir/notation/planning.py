@@ -10,6 +10,7 @@ import numpy as np
 
 from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.notation.flat import FlatStep
+from sparsetir.notation.masked import MaskedStep, pays, roles
 from sparsetir.notation.nest import Nest, Operand
 from sparsetir.notation.operands import Kind, Layout, Level, rows
 from sparsetir.notation.orders import Contraction, Value, contractions, is_assembled
@@ -275,12 +276,33 @@ def plan(
     goal = target(task)
     task = _with_trees(task, goal)
     is_prefix = goal.pattern is not None and len(task.terms.inputs[goal.pattern]) > len(goal.letters)
+    masked = _masked(task, goal, sizes, stored)
+    if masked is not None:
+        return [masked], goal
     is_one = len(task.kinds) < 3 or not task.ring.is_usual or is_prefix
     if is_one or (goal.assembled and _merges(task)):
         order = [Contraction(tuple(range(len(task.kinds))), goal.letters, 0.0)]
     else:
         order = _order(task, goal, sizes, stored, known)
     return _steps(task, order, goal), goal
+
+
+def _masked(
+    task: Task, goal: Target, sizes: Mapping[str, int], stored: Sequence[float | None]
+) -> MaskedStep | None:
+    """The expression as a product under a mask, where it is one of scipy's matrices and searches would take longer."""
+    terms = task.terms.inputs
+    is_plain = task.ring.is_usual and all(k.family == "scipy" and k.layout is not None for k in task.kinds)
+    found = roles(terms, goal.pattern) if is_plain and not goal.assembled and task.dtype != "bool" else None
+    if found is None or (goal.letters and goal.pattern is None):
+        return None
+    layout = task.kinds[found.mask].layout
+    is_kept = layout is not None and layout.order == (0, 1) and not (layout.held or layout.transposed)
+    shapes = [(sizes[term[0]], sizes[term[1]]) for term in terms]
+    if (goal.letters and not is_kept) or not pays(found, stored, shapes):
+        return None
+    nest = Nest(tuple(_operands(task)), goal.letters, goal.pattern, task.ring, task.dtype, task.idtype)
+    return MaskedStep(KernelStep((0, 1, 2), nest), found)
 
 
 def _with_trees(task: Task, goal: Target) -> Task:
