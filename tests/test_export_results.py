@@ -110,6 +110,21 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Export
     return make
 
 
+@pytest.mark.parametrize("name", ["spgemm", "masked_spgemm"])
+def test_hash_tables(name: str, tmp_path: Path) -> None:
+    kernel = sparsetir.build(READY[name](), schedule=sparsetir.Accumulators(insertion=4, kind="table"))
+    library = Exported(kernel, kernel.export(tmp_path / "libf.so").with_suffix(".so"))
+    for threads in (1, 2):
+        library.function(library.loaded, "_set_num_threads")(threads)
+        for rows, density in ((600, 0.02), (30, 0.5), (20, 0.0)):
+            agrees(library, operands(name, rows, density))
+    if name == "spgemm":  # an array for each column would take 16 GB
+        wide, given = 2**31 - 8, operands(name, 40, 0.3)
+        B = given["B"]
+        given["B"] = sp.csr_array((B.data, B.indices * 50_000_000, B.indptr), shape=(40, wide))
+        agrees(library, given)
+
+
 def agrees(exported: Exported, arguments: dict[str, Any]) -> None:
     args = exported.kernel.prepare((), arguments)
     wanted, found = exported.kernel.assemble(args), exported.call(args)

@@ -19,6 +19,7 @@ struct result {
 struct assembly {
   rt_function bound, symbolic, numeric; /* without `bound` the rows of `members` are merged */
   int is_stamped;                       /* rows are collected in the order of a mask, without `symbolic` */
+  int is_table;                         /* rows are collected in hash tables */
   const TVMFFIAny *common;
   int common_count;
   int64_t rows, width;
@@ -117,7 +118,7 @@ static int rt_run(rt_function function, const struct arguments *a) {
 
 /* The accumulators of all chunks. */
 struct work {
-  int64_t words, tops;
+  int64_t width, words, tops; /* of an array, of its marks, and of what is above those */
   void **arrays, **masks;
   void *bits, *bytes, *top;
   void *seen, *places; /* where rows are collected in the order of a mask */
@@ -156,36 +157,55 @@ static void rt_push_stamps(struct arguments *a, const struct work *w, const stru
   rt_push_table(a, w->places, RT_INT, 2, chunks, s->width);
 }
 
-static int rt_take(struct work *w, const struct assembly *s, int chunks, struct held *held) {
-  w->words = (s->width + WORD - 1) / WORD;
-  w->tops = (w->words + BYTES - 1) / BYTES * BYTES;
-  w->masks = rt_hold(held, s->filter_count, sizeof(void *));
-  w->bits = rt_hold_zeros(held, chunks * w->words, 8);
-  w->bytes = rt_hold_zeros(held, chunks * w->words * WORD, 1);
-  w->top = rt_hold_zeros(held, chunks * w->tops, 1);
-  rt_take_arrays(w, s, chunks, s->width, held);
-  for (int n = 0; n < s->filter_count && !held->failed; ++n) w->masks[n] = rt_hold_zeros(held, chunks * w->words, 8);
-  return held->failed;
-}
-
-static void rt_push_work(struct arguments *a, const struct work *w, const struct assembly *s, int chunks, int values) {
-  if (values) rt_push(a, s->width);
-  rt_push(a, w->words);
-  rt_push(a, w->tops);
-  for (int n = 0; values && n < s->result_count; ++n)
-    rt_push_blocks(a, w->arrays[n], s->results[n].held, 2, chunks, s->width, &s->results[n]);
-  rt_push_table(a, w->bits, RT_LONG, 2, chunks, w->words);
-  rt_push_table(a, w->bytes, RT_BYTE, 2, chunks, w->words * WORD);
-  rt_push_table(a, w->top, RT_BYTE, 2, chunks, w->tops);
-  if (s->filter_count) rt_push(a, w->words);
-  for (int n = 0; n < s->filter_count; ++n) rt_push_table(a, w->masks[n], RT_LONG, 2, chunks, w->words);
-}
-
 /* The rows shared out: chunk c has those from ranges[c] to ranges[c + 1]. */
 struct split {
   int chunks;
   int64_t *ranges, *bound;
 };
+
+static int rt_take_tables(struct work *w, const struct assembly *s, const struct split *split, struct held *held) {
+  int64_t largest = 1;
+  for (int64_t row = 0; row < s->rows; ++row) largest = split->bound[row] > largest ? split->bound[row] : largest;
+  w->width = w->words = INT64_C(2) << (64 - __builtin_clzll((unsigned long long)largest));
+  w->tops = 0;
+  rt_take_arrays(w, s, split->chunks, w->width, held);
+  w->bits = rt_hold_zeros(held, split->chunks * w->words, 8);
+  return held->failed;
+}
+
+static int rt_take_masks(struct work *w, const struct assembly *s, int chunks, struct held *held) {
+  int64_t words = (s->width + WORD - 1) / WORD;
+  w->masks = rt_hold(held, s->filter_count, sizeof(void *));
+  for (int n = 0; n < s->filter_count && !held->failed; ++n) w->masks[n] = rt_hold_zeros(held, chunks * words, 8);
+  return held->failed;
+}
+
+static int rt_take(struct work *w, const struct assembly *s, int chunks, struct held *held) {
+  w->width = s->width;
+  w->words = (s->width + WORD - 1) / WORD;
+  w->tops = (w->words + BYTES - 1) / BYTES * BYTES;
+  w->bits = rt_hold_zeros(held, chunks * w->words, 8);
+  w->bytes = rt_hold_zeros(held, chunks * w->words * WORD, 1);
+  w->top = rt_hold_zeros(held, chunks * w->tops, 1);
+  rt_take_arrays(w, s, chunks, s->width, held);
+  return held->failed;
+}
+
+static void rt_push_work(struct arguments *a, const struct work *w, const struct assembly *s, int chunks, int values) {
+  int64_t words = (s->width + WORD - 1) / WORD;
+  if (values) rt_push(a, w->width);
+  rt_push(a, w->words);
+  rt_push(a, w->tops);
+  for (int n = 0; values && n < s->result_count; ++n)
+    rt_push_blocks(a, w->arrays[n], s->results[n].held, 2, chunks, w->width, &s->results[n]);
+  rt_push_table(a, w->bits, RT_LONG, 2, chunks, w->words);
+  if (!s->is_table) {
+    rt_push_table(a, w->bytes, RT_BYTE, 2, chunks, w->words * WORD);
+    rt_push_table(a, w->top, RT_BYTE, 2, chunks, w->tops);
+  }
+  if (s->filter_count) rt_push(a, words);
+  for (int n = 0; n < s->filter_count; ++n) rt_push_table(a, w->masks[n], RT_LONG, 2, chunks, words);
+}
 
 static void rt_push_split(struct arguments *a, const struct split *split, const struct assembly *s) {
   rt_push(a, split->chunks);
@@ -334,7 +354,10 @@ static int rt_fill_results(const struct assembly *s, struct held *held) {
   struct split split = {0};
   struct work work;
   if (rt_share_out(&split, s, held)) return -1;
-  if ((s->is_stamped ? rt_take_stamps : rt_take)(&work, s, split.chunks, held)) return -1;
+  if (s->is_table && s->bound ? rt_take_tables(&work, s, &split, held)
+                              : (s->is_stamped ? rt_take_stamps : rt_take)(&work, s, split.chunks, held))
+    return -1;
+  if (rt_take_masks(&work, s, split.chunks, held)) return -1;
   int64_t *indptr = *s->indptr = calloc((size_t)s->rows + 1, 8), *first = rt_hold_zeros(held, split.chunks, 8), count;
   if (!indptr) return rt_fail("out of memory: %lld row pointers", (long long)s->rows + 1);
   if (held->failed) return -1;

@@ -38,9 +38,9 @@ class AssembledInterface(Interface):
     least_rank = 2
 
     def __init__(self, kernel: Exportable, assembly: Assembly, options: Options) -> None:
-        if options.select or options.accumulators.is_table:
-            raise LoweringError(f"{kernel.name} selects entries or uses hash tables, which exported kernels do not yet")
-        self.assembly = assembly
+        if options.select:
+            raise LoweringError(f"{kernel.name} selects entries of its rows, which exported kernels do not yet")
+        self.assembly, self.is_table = assembly, options.accumulators.is_table
         self.is_stamped = options.stamps(has_mask=assembly.mask is not None)
         params = [p for p in assembly.func.params if not tirx.is_buffer_var(p) or assembly.result_of(p) is None]
         super().__init__(kernel, self.ownership, params)
@@ -120,7 +120,7 @@ class AssembledInterface(Interface):
         fields = [
             ", ".join(f".{name} = code_{name}" for name in self.functions),
             f".common = common, .common_count = {len(self.given)}",
-            f".is_stamped = {int(self.is_stamped)}",
+            f".is_stamped = {int(self.is_stamped)}, .is_table = {int(self.is_table)}",
             f".rows = {'1' if self.rows is None else self.size_of(self.rows)}, .width = {width}",
             f".key = {_dtype(self.assembly.key_dtype)}",
             f".results = results, .result_count = {len(self.values)}, .filter_count = {len(filters)}",

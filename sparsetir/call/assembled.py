@@ -401,7 +401,8 @@ class AssembledKernel(Saved):
         """Write a shared library and a C header that run without Python; see `Kernel.export`.
 
         The function allocates row pointers, coordinates and values of the result; the header says how to free them.
-        An accumulator has an element for each column and thread.
+        An accumulator has an element for each column and thread; that of a kernel built with
+        ``schedule=Accumulators(kind="table")`` for each entry of the longest row.
         """
         interface = AssembledInterface(self, self.assembly, self.options)
         return export(self, Path(path), Path(header) if header is not None else None, interface=interface)
