@@ -9,6 +9,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script import sparsetir as T
 
+from sparsetir.errors import ArgumentError
 from sparsetir.once import once
 
 
@@ -40,6 +41,8 @@ def spgemm(
     [[6.0, 0.0], [0.0, 6.0]]
     """
     if block is not None:
+        if not (isinstance(block, tuple) and len(block) == 3 and all(isinstance(n, int) and n > 0 for n in block)):
+            raise ArgumentError(f"block is a tuple of three positive sizes (r, q, s), found {block!r}")
         return _block_spgemm(dtype, idtype, *block)
     size = T.int64 if idtype == "int64" else T.int32
 

@@ -69,6 +69,18 @@ def test_dtypes_and_masks_as_they_come(dtype: str) -> None:
     agrees("ij,ik,kj->", nothing)
 
 
+def test_classes_of_operands() -> None:
+    S, A, B = (drawn(term, n) for n, term in enumerate(("ij", "ik", "kj")))
+    wanted = S.toarray() * (A @ B).toarray()
+    for name in ("csr_array", "csr_matrix", "csc_array", "coo_array", "bsr_array"):
+        kind = getattr(sp, name)
+        for operands in ([kind(S), A, B], [S, kind(A), kind(B)]):
+            found = einsum("ij,ik,kj->ij", *operands)
+            assert type(found) is type(operands[0])
+            assert np.array_equal(found.toarray(), wanted)
+            assert einsum("ij,ik,kj->", *operands) == wanted.sum()
+
+
 def test_operands_that_are_fixed() -> None:
     S, A, B = (drawn(term, n) for n, term in enumerate(("ij", "ki", "kj")))
     wanted = dense("ij,ki,kj->ij", [S, A, B])

@@ -419,6 +419,12 @@ def test_products_of_blocks(dtype: str) -> None:
             same(found.astype(wide), sp.csr_array(A.toarray().astype(wide)) @ sp.csr_array(B.toarray().astype(wide)))
 
 
+def test_blocks_of_no_size_are_refused() -> None:
+    for block in ((2, 3), (2, 0, 3), 3, (2, 3, 4.0)):
+        with pytest.raises(ArgumentError, match="block is a tuple of three positive sizes"):
+            sparsetir.ops.spgemm(block=block)  # type: ignore[arg-type]
+
+
 def test_blocks_keep_their_shape() -> None:
     A, B = blocked(6, 5, (2, 3), 0, "float64"), blocked(5, 4, (3, 2), 1, "float64")
     right, left = sp.csr_array(B.T), B.T.tobsr(blocksize=(2, 3))

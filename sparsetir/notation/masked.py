@@ -73,7 +73,7 @@ class MaskedStep(Step):
     Parameters
     ----------
     nested : KernelStep
-        The same as one loop nest over the mask: for masks with unsorted or repeated entries whose pattern is kept.
+        The same as one loop nest over the mask: for masks whose pattern is kept and is not that of sorted rows.
     roles : Roles
     """
 
@@ -91,6 +91,8 @@ class MaskedStep(Step):
 
     def made(self, values: Sequence[Any], factors: Sequence[Any]) -> Any:
         """The result, of operands and of the factors laid out."""
+        if self.keeps and values[self.roles.mask].format != "csr":
+            return self.nested(values)
         held = self.laid(0, values)
         mask = sp.csr_array((np.ones(len(held.data), np.bool_), held.indices, held.indptr), shape=held.shape)
         if not mask.has_canonical_format:
