@@ -16,7 +16,7 @@ from sparsetir.tuning.workload import Call
 
 Timed = Callable[[float], float]
 
-BURST_SECONDS, PACE_SECONDS = 0.01, 0.006
+BURST_SECONDS, PACE_SECONDS = 0.008, 0.006
 FEW = 5  # calls of a burst at least
 ROUNDS, FEWEST_ROUNDS, DUEL_SECONDS = 5, 2, 2.0
 DUEL_TURN = 0.02  # seconds of a case in a round

@@ -263,6 +263,7 @@ class Search:
         self._rows: dict[Candidate, np.ndarray] = {}
         self._model: tuple[int, CostModel | None] = (-1, None)
         self._foretold: dict[Candidate, float] = {}  # logarithms of seconds, when a candidate was asked for
+        self._expected: tuple[int, dict[Candidate, float | None]] = (0, {})  # seconds, after so many trials
         self._trust = 1.0  # in the prior model: what its scores are multiplied by
 
     def tell(self, candidate: Candidate, seconds: float | None) -> None:
@@ -377,13 +378,21 @@ class Search:
 
     def predicted(self, candidates: Sequence[Candidate]) -> Iterator[float | None]:
         """The seconds that the models expect of candidates, where anything is known."""
+        if self._expected[0] != len(self.told):
+            self._expected = len(self.told), {}
+        known = self._expected[1]
+        new = [c for c in dict.fromkeys(candidates) if c not in known]
+        known |= zip(new, self._seconds_of(new), strict=True)
+        yield from (known[c] for c in candidates)
+
+    def _seconds_of(self, candidates: Sequence[Candidate]) -> list[float | None]:
+        """Those of `predicted`, asked of the models."""
         score = self.score(self.told)
         ran = [c for c, seconds in self.told.items() if np.isfinite(seconds)]
         if score is None or not ran or not candidates:
-            yield from (None for _ in candidates)
-            return
+            return [None for _ in candidates]
         level = np.median(np.log([self.told[c] for c in ran]) + score(ran))
-        yield from (float(np.exp(level - s)) for s in score(candidates))
+        return [float(np.exp(level - s)) for s in score(candidates)]
 
     def _matrix(self, candidates: Sequence[Candidate]) -> np.ndarray:
         new = [c for c in candidates if c not in self._rows]
