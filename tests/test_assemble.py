@@ -169,3 +169,24 @@ def test_elements_begin_with_one_number() -> None:
 def test_none_of_a_block_is_the_largest() -> None:
     with pytest.raises(LoweringError, match="C has blocks of elements, of which none is the largest"):
         assembled_kernel(sparsetir.parse(PROGRAMS["a product of blocks"]), None, Options(select=True)).assembly.axes
+
+
+def test_functions_are_compiled_when_they_are_wanted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wanted: list[tuple[str, ...]] = []
+
+    def noted(func: Any, target: Any, schedule: Any, make: Any) -> Any:
+        wanted.append(schedule.functions)
+        return compile_cached(func, target, schedule, make)
+
+    compile_cached = assembled.compile_cached
+    monkeypatch.setattr(assembled, "compile_cached", noted)
+    A = sp.random_array((30, 30), density=0.3, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    kernel = AssembledKernel(assembled_kernel(sparsetir.parse(PROGRAMS["least sums"])).compiled)
+    first = kernel(A=A, B=A)
+    assert wanted == []
+    monkeypatch.setattr(assembled, "ROOMY_BYTES", 0)
+    assert (kernel(A=A, B=A) != first).nnz == 0
+    assert wanted == [("symbolic",)]
+    again = sparsetir.load(kernel.save(tmp_path / "least.kernel"))
+    assert (again(A=A, B=A) != first).nnz == 0
+    assert all(name in kernel.script(3) for name in ("_bound", "_symbolic", "_numeric", "_values"))

@@ -11,7 +11,7 @@ from typing import Any
 from tvm import ir, tirx
 
 from sparsetir.assemble.functions import Functions
-from sparsetir.assemble.options import Options
+from sparsetir.assemble.options import FUNCTIONS, Options
 from sparsetir.assemble.program import Assembly, assemble
 from sparsetir.assemble.rows import lower_rows
 from sparsetir.compile.compiled import Compiled
@@ -24,7 +24,7 @@ LATE = [tirx.transform.ConvertSSA(), PromoteHalves, *TO_FLAT]
 
 
 class AssembledCompiled(Compiled):
-    """Like `Compiled`; `functions` holds those of `sparsetir.assemble.functions` by name."""
+    """Like `Compiled`, with several functions: see `sparsetir.assemble.functions`."""
 
     @cached_property
     def assembly(self) -> Assembly:
@@ -32,10 +32,14 @@ class AssembledCompiled(Compiled):
         return assemble(self.func)
 
     @cached_property
+    def functions(self) -> Functions:
+        """What makes its functions."""
+        return Functions(self.assembly, lower_rows(self.assembly), self.schedule or Options())
+
+    @cached_property
     def stages(self) -> dict[int, ir.IRModule]:
-        """The functions, flat."""
-        options = self.schedule or Options()
-        made = Functions(self.assembly, lower_rows(self.assembly), options).module()
+        """All functions, those that wait for a call that wants them, too."""
+        made = self.functions.module(FUNCTIONS)
         return {2: made, 3: run(LATE, made)}
 
     def stage(self, stage: int) -> Any:
@@ -43,8 +47,9 @@ class AssembledCompiled(Compiled):
         return self.stages[stage]
 
     def compile(self) -> None:
-        """Lower and compile."""
-        self.library = machine_code(self.stages[3], self.target)
+        """Lower and compile the functions that its options name."""
+        made = self.functions.module((self.schedule or Options()).functions)
+        self.library = machine_code(run(LATE, made), self.target)
 
     def load(self, path: Path, facts: dict[str, Any]) -> None:
         """Take the machine code from a library on disk."""

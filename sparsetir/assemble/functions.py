@@ -96,16 +96,17 @@ class Functions:
             raise LoweringError(f"{blocked.name} has blocks of elements, of which none is the largest")
         self.common = [p for p in rows.func.params if not tirx.is_buffer_var(p) or assembly.result_of(p) is None]
 
-    def module(self) -> ir.IRModule:
-        """All of them, named after the program."""
-        made = {"numeric": self.numeric()}
+    def module(self, names: Sequence[str]) -> ir.IRModule:
+        """Those of these names that the program has, named after it."""
+        makers: dict[str, Callable[[], tirx.PrimFunc]] = {"numeric": self.numeric}
         if self.assembly.merge is None:
-            made["bound"] = self.bound()
+            makers["bound"] = self.bound
             if not self.options.select and not self.is_stamped:
-                made["symbolic"] = self.symbolic()
+                makers["symbolic"] = self.symbolic
                 if not self.options.accumulators.is_table:
-                    made["values"] = self.values()
+                    makers["values"] = self.values
         attrs = dict(self.rows.func.attrs)
+        made = {name: make() for name, make in makers.items() if name in names}
         named = {f"{self.assembly.name}_{name}": self.of_params(func) for name, func in made.items()}
         return ir.IRModule({n: f.with_attrs({**attrs, "global_symbol": n}) for n, f in named.items()})
 

@@ -10,6 +10,8 @@ from sparsetir.errors import ArgumentError
 
 SMALL = 24  # entries up to which a row is sorted by insertion
 MOST_INSERTED = 256  # every build has room for so many on its stack
+FUNCTIONS = ("bound", "symbolic", "numeric", "values")
+FIRST = ("bound", "numeric")
 KINDS = ("both", "bits", "bytes", "table")
 
 
@@ -79,12 +81,15 @@ class Options:
     whole : bool
         Under a mask, where `stamps`: every entry of it is stored, also where nothing is entered.
     accumulators : Accumulators
+    functions : tuple of str
+        Which of them are compiled together. Others follow when a call wants them: they take as long again.
     """
 
     complement: bool = False
     select: bool = False
     whole: bool = False
     accumulators: Accumulators = field(default_factory=Accumulators)
+    functions: tuple[str, ...] = FIRST
 
     def stamps(self, *, has_mask: bool) -> bool:
         """Whether rows under a mask are collected in its order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from sparsetir import interop
 from sparsetir.assemble import AssembledCompiled, Assembly, Options
 from sparsetir.assemble.accumulators import DUMPS
 from sparsetir.assemble.c_interface import AssembledInterface
+from sparsetir.assemble.options import FUNCTIONS
 from sparsetir.assemble.selection import ordered
 from sparsetir.call.arguments import Arguments, numpy_dtype
 from sparsetir.call.passing import argument_list
@@ -394,8 +396,20 @@ class AssembledKernel(Saved):
     def run(self, name: str, *args: Any) -> None:
         """Call one of the compiled functions."""
         if name not in self._functions:
-            self._functions[name] = self.compiled.named(name)
+            self._functions[name] = self.holder(name).named(name)
         self._functions[name](*(passed(a) if isinstance(a, np.ndarray) else a for a in args))
+
+    def holder(self, name: str) -> AssembledCompiled:
+        """What one of the compiled functions is in: compiled now, where no call has wanted it before."""
+        if name in self.options.functions:
+            return self.compiled
+        return self.with_functions(name)
+
+    def with_functions(self, *names: str) -> AssembledCompiled:
+        """These functions, compiled."""
+        options = replace(self.options, functions=names)
+        made = compile_cached(self.func, self.compiled.target, options, AssembledCompiled)
+        return cast("AssembledCompiled", made)
 
     def export(self, path: str | Path, *, header: str | Path | None = None) -> Path:
         """Write a shared library and a C header that run without Python; see `Kernel.export`.
@@ -404,11 +418,15 @@ class AssembledKernel(Saved):
         An accumulator has an element for each column and thread; that of a kernel built with
         ``schedule=Accumulators(kind="table")`` for each entry of the longest row.
         """
-        interface = AssembledInterface(self, self.assembly, self.options)
-        return export(self, Path(path), Path(header) if header is not None else None, interface=interface)
+        whole = AssembledKernel(self.with_functions(*FUNCTIONS))
+        interface = AssembledInterface(whole, whole.assembly, whole.options)
+        return export(whole, Path(path), Path(header) if header is not None else None, interface=interface)
 
     def compiled_parts(self) -> Iterator[Compiled]:
         yield self.compiled
+        for name in self._functions:
+            if name not in self.options.functions:
+                yield self.holder(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         write_one(self.compiled)  # for the process that unpickles it
