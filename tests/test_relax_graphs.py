@@ -174,6 +174,96 @@ def test_rows_that_are_not_kept_together():
     close(compiled(x), model(x))
 
 
+def by_hand(kind: str, x: Any, edges: Any) -> Any:
+    """Messages as people write them without a library."""
+    sources, targets = edges
+    rows = x.new_zeros(N, F)
+    match kind:
+        case "weighted":
+            weight = torch.sigmoid((x[sources] * x[targets]).sum(-1, keepdim=True))
+            return rows.index_add(0, targets, weight * x[sources])
+        case "degrees":
+            degrees = torch.zeros(N).index_add_(0, targets, torch.ones(edges.shape[1]))
+            return rows.index_add(0, targets, x[sources]) / degrees.clamp(min=1)[:, None]
+        case "max":
+            return rows.index_reduce(0, targets, x[sources], "amax", include_self=False)
+        case "into x":
+            return x.index_add(0, targets, x[sources])
+        case "put":
+            return x.index_put((targets[:5],), torch.zeros(()))
+        case _:
+            dense = torch.zeros(N, N)
+            dense[targets, sources] = 1.0
+            return dense @ x
+
+
+class ByHand(torch.nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Any, edges: Any) -> Any:
+        return by_hand(self.kind, x, edges)
+
+
+@pytest.mark.parametrize("is_static", [True, False])
+@pytest.mark.parametrize("kind", ["weighted", "degrees", "max", "into x", "put", "dense"])
+def test_messages_by_hand(kind, is_static):
+    model = ByHand(kind).eval()
+    compiled = srelax.from_torch(model, (X, INDEX), static=["edges"] if is_static else [])
+    close(compiled(X) if is_static else compiled(X, INDEX), model(X, INDEX))
+    if kind in ("weighted", "degrees", "max"):
+        assert operators(compiled) & {SUM, MAX, SPMM}
+
+
+def test_indices_from_the_end():
+    class FromTheEnd(torch.nn.Module):
+        def forward(self, x: Any, edges: Any) -> Any:
+            return x.new_zeros(N, F).index_add(0, edges[1], x[edges[0] - N])
+
+    model = FromTheEnd().eval()
+    close(srelax.from_torch(model, (X, INDEX), static=["edges"])(X), model(X, INDEX))
+    with pytest.raises(Exception, match="indices must be from 0 to one less than the number of columns"):
+        srelax.from_torch(model, (X, INDEX))(X, INDEX)
+
+
+class Pooled(torch.nn.Module):
+    """A graph network that asks the values of its arguments for numbers and sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = conv.GCNConv(F, 8), conv.RGCNConv(8, 8, 3)
+
+    def forward(self, x: Any, edges: Any, types: Any, batch: Any, weight: Any, mask: Any) -> Any:
+        x = self.second(self.first(x, edges, weight).relu(), edges, types)
+        counts = torch.zeros(3).index_add_(0, batch, torch.ones(N))
+        dropped = torch.nn.functional.dropout(counts, 0.5, self.training).sum()
+        found = torch_geometric.nn.global_max_pool(x, batch), x[mask], counts
+        return torch.cat(found[:2]) * counts.tolist()[0] + int(torch.ones(2).sum()) + 0 * dropped
+
+
+STATIC = ["edges", "types", "batch", "weight", "mask"]
+VALUES = (INDEX, TYPES, torch.arange(N) // 5, torch.rand(E), torch.arange(N) % 3 == 0)
+
+
+def test_numbers_that_fixed_arguments_tell():
+    model = Pooled().eval()
+    compiled = srelax.from_torch(model, (X, *VALUES), static=STATIC)
+    assert SCATTER not in operators(compiled)
+    close(compiled(X), model(X, *VALUES))
+    with pytest.raises(LoweringError, match=r"needs a number, or a size, .* name those arguments in static="):
+        srelax.from_torch(model, (X, *VALUES), static=STATIC[:2])
+
+
+def test_what_is_drawn_is_no_number_that_is_known():
+    class Drawn(torch.nn.Module):
+        def forward(self, x: Any, edges: Any) -> Any:
+            return x * int(torch.bernoulli(edges[0] / N).sum())
+
+    with pytest.raises(LoweringError, match="needs a number, or a size, that depends on the values"):
+        srelax.from_torch(Drawn().eval(), (X, INDEX), static=["edges"])
+
+
 def test_fixed_arguments_by_name():
     model, scale = Stack().eval(), torch.tensor(2.0)
     compiled = srelax.from_torch(

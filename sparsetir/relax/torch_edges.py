@@ -94,17 +94,18 @@ def as_call(graph: Any, scatter: Any, reduce: str) -> Any:
     reduce : {"sum", "mean", "max", "min"}
     """
     aten = importlib.import_module("torch").ops.aten
-    zeros, _, index, src = scatter.args[:4]
+    zeros, index, src = scattered(scatter)
     targets = targets_of(index)
     if targets is None or tuple(shape_of(src)[1:]) != tuple(shape_of(zeros)[1:]) or shape_of(src)[0] == 0:
         return None
     if shape_of(src)[0] != shape_of(targets)[0]:
         return None
     weight, rows = _weighted(src, aten)
-    if reduce == "sum" and _is_select(rows, aten) and len(shape_of(rows)) == 2:
+    selection = selected(rows)
+    if reduce == "sum" and selection is not None and len(shape_of(rows)) == 2:
         weight = None if weight is None else graph.call_function(aten.view.default, (weight, [-1]))
-        return graph.call_function(sum_edges, (rows.args[0], rows.args[2], weight, targets, zeros))
-    messages, sources = (src.args[0], src.args[2]) if _is_select(src, aten) else (src, None)
+        return graph.call_function(sum_edges, (*selection, weight, targets, zeros))
+    messages, sources = selected(src) or (src, None)
     return graph.call_function(reduce_edges, (messages, sources, targets, zeros, reduce))
 
 
@@ -113,14 +114,46 @@ def _weighted(src: Any, aten: Any) -> tuple[Any, Any]:
     if src.target is aten.mul.Tensor:
         for weight, rows in (src.args, src.args[::-1]):
             shape = shape_of(weight)
-            if shape is not None and len(shape) == 2 and shape[1] == 1 and _is_select(rows, aten):
+            if shape is not None and len(shape) == 2 and shape[1] == 1 and selected(rows) is not None:
                 return weight, rows
     return None, src
 
 
-def _is_select(node: Any, aten: Any) -> bool:
-    is_select = getattr(node, "target", None) is aten.index_select.default
-    return is_select and node.args[1] in (0, -len(shape_of(node.args[0])))
+def selected(node: Any) -> tuple[Any, Any] | None:
+    """Of rows that are selected by an index: from what, and which. ``x[i]`` is one, as is ``x.index_select(0, i)``."""
+    aten, target = importlib.import_module("torch").ops.aten, getattr(node, "target", None)
+    if target is aten.index_select.default and node.args[1] in (0, -len(shape_of(node.args[0]))):
+        return node.args[0], node.args[2]
+    places: Any = node.args[1] if target is aten.index.Tensor else ()
+    return (node.args[0], places[0]) if len(places) == 1 and _is_index(places[0]) else None
+
+
+def scattered(node: Any) -> tuple[Any, Any, Any]:
+    """Of a scatter along the first dimension: into what, the places, and what is put there."""
+    if _is_put(node):
+        return node.args[0], node.args[1][0], node.args[2]
+    return node.args[0], node.args[2], node.args[3]
+
+
+def is_by_rows(node: Any) -> bool:
+    """Whether a node reduces rows, at the places of one index that has one for each, along the first dimension."""
+    is_reduced = node.target is importlib.import_module("torch").ops.aten.index_reduce.default
+    return _is_put(node) or (is_reduced and node.args[1] in (0, -len(shape_of(node.args[0]))))
+
+
+def _is_put(node: Any) -> bool:
+    """Whether a node adds up rows at the places of one index, as ``x.index_add(0, i, rows)`` is exported."""
+    aten = importlib.import_module("torch").ops.aten
+    if node.target is not aten.index_put.default or len(node.args) < 4 or not node.args[3]:
+        return False
+    places = node.args[1]
+    return len(places) == 1 and _is_index(places[0]) and len(shape_of(node.args[2])) == len(shape_of(node.args[0]))
+
+
+def _is_index(node: Any) -> bool:
+    """Whether a node is one place for each edge; a mask is none."""
+    value = getattr(node, "meta", {}).get("val")
+    return value is not None and len(shape_of(node)) == 1 and str(value.dtype) in ("torch.int64", "torch.int32")
 
 
 # ------------------------------------------------------------------ in Relax
@@ -176,4 +209,14 @@ def _ordered(sources: Any, order: Any) -> Any:
     return found if str(sources.ty.dtype.dtype) == dtype else relax.op.astype(found, dtype)
 
 
-__all__ = ["as_call", "converters", "is_zeros", "reduce_edges", "share_selects", "sum_edges"]
+__all__ = [
+    "as_call",
+    "converters",
+    "is_by_rows",
+    "is_zeros",
+    "reduce_edges",
+    "scattered",
+    "selected",
+    "share_selects",
+    "sum_edges",
+]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from sparsetir.errors import LoweringError
 from sparsetir.relax import torch_edges
 
 REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
@@ -25,6 +26,8 @@ def with_sparse_products(program: Any) -> None:
     constants = Constants(program)
     constants.fold()
     _propagate_shapes(program)
+    _settle_sizes(program.graph)
+    _refuse_masks(program, constants)
     torch_edges.share_selects(program.graph)
     for node in list(program.graph.nodes):
         scatter = Scatter.of(node, constants)
@@ -34,6 +37,17 @@ def with_sparse_products(program: Any) -> None:
     constants.drop_unused()
 
 
+def _refuse_masks(program: Any, constants: Constants) -> None:
+    """Raise where rows are selected by a mask that is not known: how many is not known either."""
+    for node in program.graph.nodes:
+        is_index = node.op == "call_function" and str(node.target) == "aten.index.Tensor"
+        for index in node.args[1] if is_index and node not in constants.known else ():
+            if index is not None and str(index.meta["val"].dtype) == "torch.bool":
+                fault = f"{node.name} selects by a mask, so that its size is known only when the model is called"
+                advice = 'layers that add loops do; pass static=["edge_index"], or add_self_loops=False to them'
+                raise LoweringError(f"{fault}: {advice}")
+
+
 def _propagate_shapes(program: Any) -> None:
     """Note the shapes of all values anew: those that depended on constants are known now."""
     placeholders = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
@@ -41,13 +55,37 @@ def _propagate_shapes(program: Any) -> None:
     if mode is None:
         return
     tensor = importlib.import_module("torch").Tensor
-    inputs = [mode.from_tensor(v) if type(v) is tensor else v for v in placeholders]
+    inputs = [mode.from_tensor(v, static_shapes=True) if type(v) is tensor else v for v in placeholders]
     passes = importlib.import_module("torch.fx.passes.fake_tensor_prop")
     passes.FakeTensorProp(program.graph_module, mode).propagate_dont_convert_inputs(*inputs)
 
 
+def _settle_sizes(graph: Any) -> None:
+    """Put numbers in the places of sizes that are known now, and take out what was asserted of them."""
+    torch = importlib.import_module("torch")
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        is_size = node.target is torch.ops.aten.sym_size.int
+        if is_size and isinstance(size := torch_edges.shape_of(node.args[0])[node.args[1]], int):
+            _put_number(node, size)
+        elif not node.all_input_nodes and getattr(node.target, "__module__", "") in ("_operator", "math"):
+            _put_number(node, node.target(*node.args))
+        elif not node.all_input_nodes and str(node.target).split(".")[-2:-1] == ["_assert_scalar"]:
+            graph.erase_node(node)
+        elif str(node.target).startswith("aten.sym_constrain_range") and not node.all_input_nodes:
+            graph.erase_node(node)
+
+
+def _put_number(node: Any, number: Any) -> None:
+    map_arg = importlib.import_module("torch").fx.node.map_arg
+    for user in list(node.users):
+        user.args, user.kwargs = map_arg((user.args, user.kwargs), lambda n: number if n is node else n)
+    node.graph.erase_node(node)
+
+
 class Constants:
-    """The values in a program that are known: constant indices, and what follows from them."""
+    """The values in a program that are known: constants, and what follows from them."""
 
     def __init__(self, program: Any) -> None:
         self.torch = importlib.import_module("torch")
@@ -61,21 +99,32 @@ class Constants:
         held = self._held()
         for node in list(self.graph.nodes):
             if node.op == "placeholder" and node.target in held:
-                self.known[node] = held[node.target]
-                self.from_index.add(node)
+                value = self.known[node] = held[node.target]
+                if not value.is_floating_point() and not value.is_complex():
+                    self.from_index.add(node)
             elif node.op == "call_function" and self._is_computable(node):
                 self._compute(node)
         for node in list(self.graph.nodes):
             if node in self.from_index and node.op != "placeholder":
                 self._settle(node)
+        for node in list(self.graph.nodes):
+            if node.target is self.torch.ops.aten.index.Tensor and node not in self.known:
+                self._number(node)
+
+    def _number(self, node: Any) -> None:
+        """Select by numbers of rows where a known mask selects."""
+        mask = self.known.get(node.args[1][0]) if len(node.args[1]) == 1 else None
+        if mask is not None and mask.dtype == self.torch.bool and mask.dim() == 1:
+            node.target = self.torch.ops.aten.index_select.default
+            node.args = node.args[0], 0, self.constant(mask.nonzero().flatten())
 
     def _held(self) -> dict[str, Any]:
-        """Constant tensors of integers and bools, by the names of placeholders."""
+        """Constant tensors, by the names of placeholders."""
         values = {**dict(self.program.named_buffers()), **self.program.constants}
         found = {}
         for spec in self.program.graph_signature.input_specs:
             value = values.get(spec.target) if spec.target is not None else None
-            if isinstance(value, self.torch.Tensor) and not value.is_floating_point() and not value.is_complex():
+            if isinstance(value, self.torch.Tensor):
                 found[spec.arg.name] = value
         return found
 
@@ -89,7 +138,10 @@ class Constants:
     def _compute(self, node: Any) -> None:
         args, kwargs = self.torch.fx.node.map_arg((node.args, node.kwargs), lambda n: self.known[n])
         with self.torch.no_grad():
-            self.known[node] = node.target(*args, **kwargs)
+            found = node.target(*args, **kwargs)
+        if isinstance(found, self.torch.Tensor) and found.layout != self.torch.strided:
+            return
+        self.known[node] = found
         if any(n in self.from_index for n in node.all_input_nodes):
             self.from_index.add(node)
 
@@ -132,7 +184,9 @@ class Constants:
         specs = self.program.graph_signature.input_specs
         for node in list(self.graph.nodes):
             if node.op == "placeholder" and not node.users and (node in self.known):
-                self.program.constants.pop(node.target, None)
+                for spec in specs:
+                    if spec.arg.name == node.name:
+                        self.program.constants.pop(spec.target, None)
                 specs[:] = [spec for spec in specs if spec.arg.name != node.name]
                 self.graph.erase_node(node)
 
@@ -149,10 +203,12 @@ class Scatter:
     def of(cls, node: Any, constants: Constants) -> Scatter | None:
         """What a node scatters; None where it is something else."""
         aten = constants.torch.ops.aten
-        if node.op != "call_function" or node.target not in (aten.scatter_add.default, aten.scatter_reduce.two):
+        is_scatter = node.target in (aten.scatter_add.default, aten.scatter_reduce.two)
+        if node.op != "call_function" or not (is_scatter or torch_edges.is_by_rows(node)):
             return None
-        base, dim, index, src, *rest = node.args
-        reduce = REDUCTIONS.get(rest[0]) if rest else "sum"
+        base, index, src = torch_edges.scattered(node)
+        dim, how = node.args[1] if is_scatter else 0, node.args[4] if len(node.args) > 4 else "sum"
+        reduce = REDUCTIONS.get(how)
         shape, places = base.meta["val"].shape, constants.known.get(index)
         includes_self = node.kwargs.get("include_self", True) and reduce != "sum"
         if dim != 0 or reduce is None or includes_self or not _is_zero(base, constants):
@@ -161,8 +217,10 @@ class Scatter:
             return cls(node, constants, shape[0], None, src, reduce) if src.meta["val"].is_floating_point() else None
         if not all(isinstance(n, int) for n in shape) or not _is_of_rows(places) or src in constants.known:
             return None
-        if tuple(places.shape) != tuple(src.meta["val"].shape):
+        whole = tuple(places.shape) if is_scatter else (places.numel(), *shape[1:])
+        if whole != tuple(src.meta["val"].shape):
             return None
+        places = places if is_scatter else places % shape[0]
         return cls(node, constants, int(shape[0]), places.reshape(places.shape[0], -1)[:, 0], src, reduce)
 
     def replace(self) -> None:
@@ -206,12 +264,11 @@ class Scatter:
 
     def _selected(self, node: Any) -> tuple[Any, Any] | None:
         """Of rows that are selected by a known index: from what, and which."""
-        is_select = node.target is self.aten.index_select.default
-        if not is_select or node.args[1] not in (0, -node.args[0].meta["val"].dim()):
+        x, index = torch_edges.selected(node) or (None, None)
+        sources = self.constants.known.get(index)
+        if x is None or sources is None or not isinstance(x.meta["val"].shape[0], int):
             return None
-        sources = self.constants.known.get(node.args[2])
-        is_fixed = isinstance(node.args[0].meta["val"].shape[0], int)
-        return (node.args[0], sources) if is_fixed and sources is not None else None
+        return x, sources % x.meta["val"].shape[0]
 
     def _segments(self) -> Any:
         """A reduction of segments: the rows are brought into the order of their places."""

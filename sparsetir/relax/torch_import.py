@@ -41,7 +41,6 @@ def imported(exported: Any, *, keeps_params: bool = False) -> ir.IRModule:
     _refuse_changes(program, keeps_params)
     _drop_constants(program)
     with_sparse_products(program)
-    _refuse_masks(program)
     try:
         return from_exported_program(
             program,
@@ -77,17 +76,6 @@ def _is_average(node: Any) -> bool:
     return node.op == "placeholder" and str(node.target).endswith(COUNTER)
 
 
-def _refuse_masks(program: Any) -> None:
-    """Raise where rows are selected by a mask that is not known: how many is not known either."""
-    for node in program.graph.nodes:
-        is_index = node.op == "call_function" and str(node.target) == "aten.index.Tensor"
-        for index in node.args[1] if is_index else ():
-            if index is not None and str(index.meta["val"].dtype) == "torch.bool":
-                fault = f"{node.name} selects by a mask, so that its size is known only when the model is called"
-                advice = 'layers that add loops do; pass static=["edge_index"], or add_self_loops=False to them'
-                raise LoweringError(f"{fault}: {advice}")
-
-
 def _drop_constants(program: Any) -> None:
     """Take arguments and results that are no tensors out of a program, which TVM's importer does not take."""
     graph, signature = program.graph, program.graph_signature
@@ -116,7 +104,7 @@ def _converters() -> dict[str, Converter]:
         "_native_batch_norm_legit_functional.default": _batch_norm,
         "_native_batch_norm_legit.no_stats": _batch_norm_alone,
     }
-    others = {"addmm.default": _addmm, "native_dropout.default": _dropout}
+    others = {"addmm.default": _addmm, "native_dropout.default": _dropout, "index_put.default": _index_put}
     return {**own, **products, **scatters, **edges, **norms, **others}
 
 
@@ -209,6 +197,22 @@ def _scatter(node: Any, importer: Any) -> Any:
         least = {"max": -math.inf, "min": math.inf}.get(reduce, 1)
         found = scattered(filled(base, least), src, reduce)
     return emit(relax.op.where(is_empty, base, found))
+
+
+def _index_put(node: Any, importer: Any) -> Any:
+    """Rows that are put at the places of one index, or added there; the importer takes an index for each dimension."""
+    places = node.args[1]
+    if len(places) != 1 or not str(places[0].meta["val"].dtype).startswith("torch.int"):
+        return importer.create_convert_map()["index_put.default"](node)
+    base, (index,), values = importer.retrieve_args(node)[:3]
+    emit, inner, rank = importer.block_builder.emit, list(base.ty.shape.values)[1:], base.ty.ndim
+    places = list(index.ty.shape.values)
+    flat = [math.prod(places)]
+    values = emit(relax.op.broadcast_to(values, [*places, *inner]))
+    index = emit(relax.op.reshape(index, [*flat, *[1] * (rank - 1)]))
+    index = emit(relax.op.broadcast_to(index, [*flat, *inner]))
+    how = "add" if len(node.args) > 3 and node.args[3] else "update"
+    return emit(relax.op.scatter_elements(base, index, emit(relax.op.reshape(values, [*flat, *inner])), 0, how))
 
 
 def _scaled(importer: Any, value: Any, factor: Any) -> Any:

@@ -7,6 +7,7 @@ import copy
 import importlib
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
 from sparsetir.relax.nesting import Nesting
 from sparsetir.relax.torch_import import imported
+from sparsetir.relax.torch_values import Values, explained, tracing
 
 
 def from_torch(
@@ -87,17 +89,20 @@ def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any, static: C
         if isinstance(value, torch.Tensor) and value.layout != torch.strided:
             hint = "pass its values and index arrays, for operators of sparsetir.relax.register_torch_ops()"
             raise ArgumentTypeError(f"{name} is sparse ({value.layout}), which torch.export does not take: {hint}")
-    with torch.no_grad(), _dense_products():
-        model, given, named = with_fixed(dense_copy(model), given, named, static)
+    model, given, named, values = with_fixed(dense_copy(model), given, named, static)
+    with torch.no_grad(), explained(), values, _dense_products():
         return torch.export.export(model, given, named, dynamic_shapes=dynamic_shapes)
 
 
 def with_fixed(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], static: Collection[str]
-) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """A module with some arguments fixed, and the others: tensors among those fixed are its buffers."""
+) -> tuple[Any, tuple[Any, ...], dict[str, Any], AbstractContextManager[Any]]:
+    """A module with some arguments fixed, the others, and a context to trace it in.
+
+    Tensors among those fixed are buffers of the module.
+    """
     if not static:
-        return model, args, kwargs
+        return model, args, kwargs, nullcontext()
     torch = importlib.import_module("torch")
     whole = inspect.signature(model.forward)
     given = whole.bind(*args, **kwargs).arguments
@@ -108,6 +113,7 @@ def with_fixed(
             f"static has {found!r}, expected some of [{', '.join(given)}], the arguments in the examples"
         )
     open_ = [name for name in given if name not in static]
+    values = Values({name: given[name] for name in static if isinstance(given[name], torch.Tensor)})
 
     class Fixed(torch.nn.Module):  # type: ignore[name-defined]
         def __init__(self) -> None:
@@ -118,6 +124,7 @@ def with_fixed(
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             fixed = {name: getattr(self, f"fixed_{name}") for name in static}
+            values.note(fixed)
             return model(**dict(zip(open_, args, strict=False)), **kwargs, **fixed)
 
     kept = [p for name, p in whole.parameters.items() if name in open_]
@@ -127,6 +134,7 @@ def with_fixed(
         Fixed().eval(),
         tuple(v for n, v in given.items() if n in open_ and n not in kwargs),
         {n: v for n, v in kwargs.items() if n in open_},
+        tracing(values),
     )
 
 

@@ -13,6 +13,7 @@ from tvm import ir, relax
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.relax.torch_import import imported
 from sparsetir.relax.torch_models import with_fixed
+from sparsetir.relax.torch_values import explained
 
 
 def is_module(model: Any) -> bool:
@@ -39,10 +40,10 @@ def from_module(
     _check_dense(torch, model)
     _check_averages(torch, model)
     own = copy.deepcopy(model)
-    whole, given, named = with_fixed(own, tuple(args or ()), dict(kwargs or {}), static)
+    whole, given, named, known = with_fixed(own, tuple(args or ()), dict(kwargs or {}), static)
     for module, original in zip(own.modules(), model.modules(), strict=True):
         module.training = original.training  # which `with_fixed` ended
-    with torch.no_grad():
+    with torch.no_grad(), explained(), known:
         exported = torch.export.export(whole, given, named)
     prefix = "model." if static else ""
     targets = {spec.arg.name: spec.target for spec in exported.graph_signature.input_specs if spec.target is not None}
