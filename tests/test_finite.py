@@ -78,12 +78,12 @@ def test_zeros_that_meet_no_numbers_are_harmless() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from(["spmm", "spmv", "relu"]), st.booleans())
-def test_a_kernel_for_many_calls_keeps_them_apart(seed: int, op: str, is_spoilt: bool) -> None:
+@settings(max_examples=16, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["spmm", "spmv", "relu"]), st.booleans(), st.booleans())
+def test_a_kernel_for_many_calls_keeps_them_apart(seed: int, op: str, is_spoilt: bool, is_tall: bool) -> None:
     rng = np.random.default_rng(seed)
-    A = blocks(rng)
-    name, shape = ("x", (120,)) if op == "spmv" else ("B", (120, 8))
+    A = blocks(rng)[:, : 40 if is_tall else 120]
+    name, shape = ("x", A.shape[1:]) if op == "spmv" else ("B", (A.shape[1], 8))
     program = sparsetir.parse(RELU) if op == "relu" else getattr(sparsetir.ops, op)()
     fast, plain = sparsetir.build(program, calls=MANY).bind(A=A), sparsetir.build(program).bind(A=A)
     for _ in range(3):  # the first call, the plan, and what goes past it
@@ -111,6 +111,24 @@ def test_a_promise_saves_the_look() -> None:
         bound = sparsetir.build(sparsetir.ops.spmm(), calls=MANY, finite=promised).bind(A=A)
         np.testing.assert_allclose(bound(B=B), A @ B, rtol=1e-4)
         assert isinstance(bound.over_another, finite.WatchedBound) is not promised
+
+
+def test_the_smaller_ones_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operands of a tall matrix, and its results where those are not finite."""
+    looked: list[int] = []
+    has_nan = finite.has_nan
+    monkeypatch.setattr(finite, "has_nan", lambda found: looked.append(found.size) or has_nan(found))
+    A = blocks(np.random.default_rng(0))
+    for matrix, count in ((A[:, :40], 0), (A, 3), (A[:40], 3)):
+        bound = sparsetir.build(sparsetir.ops.spmm(), calls=MANY).bind(A=matrix)
+        B = np.ones((matrix.shape[1], 16), "float32")
+        for _ in range(3):
+            np.testing.assert_allclose(bound(B=B), matrix @ B, rtol=1e-4)
+        assert isinstance(bound.over_another, finite.WatchedBound)
+        assert len(looked) == count
+        B[1, 2] = np.inf
+        np.testing.assert_allclose(bound(B=B), matrix @ B, rtol=1e-4)
+        looked.clear()
 
 
 def test_what_shows_in_results() -> None:

@@ -3,8 +3,8 @@
 
 Such a kernel multiplies the zeros too, and infinity times zero is NaN: results that do not use the infinity become NaN
 as well. Where the format was not the user's choice, his results must not tell. A sum of products shows it: if any zero
-met such a number, some result is NaN. One look at the results settles it then, which costs less than one at the
-operands; other programs, such as one that takes the maximum of a sum and zero, have their operands looked at.
+met such a number, some result is NaN. Then one look at the results settles it, or one at the operands where those are
+smaller; other programs, such as one that takes the maximum of a sum and zero, have their operands looked at.
 """
 
 from __future__ import annotations
@@ -76,6 +76,11 @@ def _is_made_of(value: Any, kinds: tuple[type, ...]) -> bool:
     return _is_made_of(value.a, kinds) and _is_made_of(value.b, kinds)
 
 
+def nbytes(value: Any) -> int:
+    """Bytes of an array or a torch tensor."""
+    return int(value.nbytes) if hasattr(value, "nbytes") else np.asarray(value).nbytes
+
+
 class Watch:
     """Tells calls whose results the zeros of a format may have spoilt.
 
@@ -101,11 +106,22 @@ class Watch:
     def call(self, fast: Call, plain: Call, arguments: Mapping[str, Any], held: Mapping[str, Any]) -> Any:
         """The results of `fast`, or of `plain` where those may be spoilt; `held` are operands that are bound."""
         if not self.in_results:
-            given = {**held, **arguments}
-            is_safe = all(is_finite(value) for name, value in given.items() if name in self.operands)
+            is_safe = all(is_finite(value) for value in self.watched(arguments, held))
             return fast(**arguments) if is_safe else plain(**arguments)
         found = fast(**arguments)
-        return plain(**arguments) if has_nan(found) else found
+        return plain(**arguments) if self.has_spoilt(found, arguments, held) else found
+
+    def watched(self, arguments: Mapping[str, Any], held: Mapping[str, Any]) -> list[Any]:
+        """The operands that zeros are multiplied with."""
+        return [value for name, value in {**held, **arguments}.items() if name in self.operands]
+
+    def has_spoilt(self, found: Any, arguments: Mapping[str, Any], held: Mapping[str, Any]) -> bool:
+        """Whether zeros may have made results of `fast` NaN."""
+        operands = self.watched(arguments, held)
+        is_larger = sum(map(nbytes, found if isinstance(found, tuple) else [found])) > sum(map(nbytes, operands))
+        if is_larger and all(is_finite(value) for value in operands):
+            return False
+        return has_nan(found)
 
 
 class WatchedBound:
@@ -154,11 +170,11 @@ class WatchedBound:
         return key, self._last[2]
 
     def _watched(self, plan: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
-        plain = self.plain
+        plain, has_spoilt, held = self.plain, self.watch.has_spoilt, self.bound.fixed
 
         def run(arguments: dict[str, Any]) -> Any:
             found = plan(arguments)
-            return plain(**arguments) if has_nan(found) else found
+            return plain(**arguments) if has_spoilt(found, arguments, held) else found
 
         return run
 
