@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from each import share
 from sparsetir.bench import expressions as bench
 from sparsetir.harness.expressions import CASES, PEERS, agree, entries
 from sparsetir.notation import einsum
@@ -19,12 +20,21 @@ CHOSEN = ["spmv", "sddmm", "product", "min-plus spmv", "tensor sum", "mttkrp"]
 
 def test_there_are_twenty_expressions_and_more() -> None:
     assert len(BY_NAME) == len(CASES) >= 20
-    assert set(bench.PROGRAMS) <= set(BY_NAME)
+    assert {*bench.PROGRAMS, *bench.BY_HAND} <= set(BY_NAME)
     for case in CASES:
         operands = case.operands(40)
         assert [np.ndim(v) if k == "d" else len(v.shape) for k, v in zip(case.kinds, operands, strict=True)] == [
             len(term) for term in case.terms
         ]
+
+
+@pytest.mark.parametrize("name", share(list(bench.BY_HAND), 3))
+def test_programs_by_hand(name: str) -> None:
+    case = BY_NAME[name]
+    operands = case.operands(60)
+    call = bench.program_call(case, operands)
+    assert call is not None
+    assert bench.same(case, call(), einsum(case.text, *operands, **case.options))
 
 
 @pytest.mark.parametrize("name", [case.name for case in CASES if case.scipy is not None])

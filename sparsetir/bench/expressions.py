@@ -2,9 +2,9 @@
 """Expressions of index notation beside our own ready programs, scipy, torch, pydata/sparse and finch-tensor.
 
 ``python -m sparsetir.bench.expressions`` prints a Markdown table: for each expression the milliseconds of its first
-call, of later calls, also with sparse operands fixed where others are open, of our ready program for it, and of each
-library that is installed and says it; then how much memory a call takes, relative to operands and result. Results that
-disagree are named below the table. finch-tensor takes seconds for a call and is asked for by ``--against finch``.
+call, of later calls, also with sparse operands fixed where others are open, of our ready program or one by hand, and of
+each library that is installed and says it; then how much memory a call takes, relative to operands and result. Results
+that disagree are named below the table. finch-tensor takes seconds for a call and is asked for by ``--against finch``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir import ops
+from sparsetir.bench.by_hand import BY_HAND
 from sparsetir.build import build
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.harness import memory
@@ -47,7 +48,7 @@ class Row:
     first : float
         Seconds of the first call, in which its programs are compiled or read from the disk.
     times : dict of str to Timing
-        ``einsum``, ``bound`` with fixed sparse operands, ``program`` for our ready one, and libraries.
+        ``einsum``, ``bound`` with fixed sparse operands, ``program`` for a ready one or one by hand, and libraries.
     peak : float, optional
         Operands and what a call adds, relative to operands and result.
     findings : list of str
@@ -86,8 +87,8 @@ PROGRAMS: dict[str, Callable[..., Call]] = {
 
 
 def program_call(case: Case, operands: list[Any]) -> Call | None:
-    """The ready program of this package, if it has one."""
-    make = PROGRAMS.get(case.name)
+    """The ready program of this package, or one that was written by hand, if there is one."""
+    make = {**PROGRAMS, **BY_HAND}.get(case.name)
     return None if make is None else make(*operands)
 
 
