@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import pairwise
+from shutil import which
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,10 @@ from sparsetir.torch import Graph, patch_pyg
 KINDS = ("gcn", "sage-mean", "sage-max", "gat", "rgcn")
 OURS, TORCH, INDEX, EDGE_INDEX, PATCHED = "ours", "torch CSR", "PyG edge_index", "PyG EdgeIndex", "PyG patched"
 FIRST, SPARSE = ("gcn", "sage-mean", "gat"), 0.1  # the kinds whose layers can begin with a product of features
-WAYS = (OURS, TORCH, INDEX, EDGE_INDEX, PATCHED)
+COMPILED, INDUCTOR = "PyG torch.compile sparsetir", "PyG torch.compile inductor"
+NETWORKS = 100  # that one process may compile; torch gives up after a few
+BACKENDS = {COMPILED: "sparsetir", INDUCTOR: "inductor"}
+WAYS = (OURS, TORCH, INDEX, EDGE_INDEX, PATCHED, COMPILED, INDUCTOR)
 
 
 @dataclass(frozen=True)
@@ -73,9 +79,19 @@ class Contender:
 
 
 def ways(kind: str) -> list[str]:
-    """The ways that a network can be had in: torch has no attention with sparse matrices."""
+    """The ways that a network can be had in.
+
+    torch has no attention with sparse matrices, and its own compiler needs one of C++.
+    """
     found = [way for way in WAYS if way != TORCH or kind != "gat"]
+    if not has_compiler():
+        found.remove(INDUCTOR)
     return [way for way in found if not way.startswith("PyG") or find_spec("torch_geometric")]
+
+
+def has_compiler() -> bool:
+    """Whether there is a compiler of C++."""
+    return any(which(name) for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name)
 
 
 def make(way: str, spec: Spec, problem: Problem) -> Contender:
@@ -84,7 +100,12 @@ def make(way: str, spec: Spec, problem: Problem) -> Contender:
         structure = _graph if way == OURS else _matrix
         return Contender(_by_products(spec, problem, structure), _inputs(spec, problem, structure))
     network = _by_layers(spec, problem, is_cached=way == EDGE_INDEX)
-    return Contender(network, problem.x, patch_pyg() if way == PATCHED else nullcontext())
+    if way not in BACKENDS:
+        return Contender(network, problem.x, patch_pyg() if way == PATCHED else nullcontext())
+    network.compile(backend=BACKENDS[way])
+    # Where layers add loops, torch divides programs unless told otherwise, which its own compiler does not survive.
+    options = {"recompile_limit": NETWORKS, "capture_dynamic_output_shape_ops": way == COMPILED}
+    return Contender(network, problem.x, importlib.import_module("torch._dynamo.config").patch(**options))
 
 
 # ------------------------------------------------------------------ over products
