@@ -42,7 +42,7 @@ def _spelled(name: str, argument: str, value: Any, default: Any) -> Any:
     """An argument of a ready program as `once` compares it."""
     dtypes = {"dtype": VALUE_DTYPES, "idtype": INDEX_DTYPES}.get(argument)
     if dtypes is None:
-        return as_whole(value)
+        return tuple(map(as_whole, value)) if isinstance(value, tuple) else as_whole(value)
     spelled = default if value is None else dtype_name(value)
     if spelled in dtypes:
         return spelled

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times that comparisons find, in place of those of a clock."""
 
 from __future__ import annotations

@@ -21,9 +21,11 @@ def test_all_orders_of_a_chain_agree() -> None:
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert orders.main(["--nnz", "300", "--families", "banded", "--rounds", "1"]) == 0
+    assert orders.main(["--nnz", "300", "--families", "banded", "--shapes", "A A P", "--rounds", "1"]) == 0
     out = capsys.readouterr().out
     assert "| banded: A A P |" in out
     assert "geometric mean" in out
     with pytest.raises(SystemExit):
         orders.main(["--families", "nothing"])
+    with pytest.raises(SystemExit):
+        orders.main(["--shapes", "A B"])

@@ -108,7 +108,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rest", type=float, default=0.0, metavar="SECONDS", help="sleep before each turn")
     parser.add_argument("--threads", type=int, metavar="N")
     parser.add_argument("--families", default=",".join(FAMILIES), metavar="NAMES", help="of generated matrices")
+    parser.add_argument("--shapes", default=",".join(SHAPES), metavar="NAMES", help="chains of A, P, R, X and W")
     args = parser.parse_args(argv)
+    if not set(args.shapes.split(",")) <= set(SHAPES):
+        parser.error(f"--shapes names some of {', '.join(SHAPES)}, found {args.shapes}")
     unknown = set(args.families.split(",")) - set(suite.families())
     if unknown or min(args.nnz, args.rounds) < 1:
         parser.error(f"--families names some of {', '.join(suite.families())}; --nnz and --rounds are at least 1")
@@ -117,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = []
     for family in args.families.split(","):
         A = suite.generate(family, args.nnz, seed=SEED)
-        for shape in SHAPES if A.shape[0] == A.shape[1] else ():
+        for shape in args.shapes.split(",") if A.shape[0] == A.shape[1] else ():
             found.append(measure(f"{family}: {shape}", operands(A, shape), rounds=args.rounds, rest=args.rest))
             say(" | ".join(found[-1].cells()))
     if not found:
