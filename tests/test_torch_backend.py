@@ -66,23 +66,49 @@ def compiled(call: Any, dense: str = "eager", **options: Any) -> Any:
 
 # ------------------------------------------------------------------ layers
 
+
+class Weights(torch.nn.Module):
+    """A layer whose weights of edges are needed, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = conv.GATConv(F, 4, heads=2, add_self_loops=False)
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        y, (_, weights) = self.layer(x, edge_index, return_attention_weights=True)
+        return torch.cat([y.flatten(), weights.flatten()])
+
+
 LAYERS: dict[str, tuple[Any, tuple[Any, ...], set[str]]] = {
     "gcn": (lambda: conv.GCNConv(F, 4), (INDEX,), {"spmm"}),
     "gcn, weighted": (lambda: conv.GCNConv(F, 4, normalize=False), (INDEX, WEIGHT), {"spmm"}),
     "sage": (lambda: conv.SAGEConv(F, 4), (INDEX,), {"spmm"}),
     "sage, max": (lambda: conv.SAGEConv(F, 4, aggr="max"), (INDEX,), {"spmm"}),
-    "gat": (lambda: conv.GATConv(F, 4, heads=2), (INDEX,), {"spmm", "softmax", "edge_sum"}),
+    "gat": (lambda: conv.GATConv(F, 4, heads=2), (INDEX,), {"additive_attention"}),
+    "gat, 1 head": (lambda: conv.GATConv(F, 4, negative_slope=0.5), (INDEX,), {"additive_attention"}),
     "gat, no loops": (
-        lambda: conv.GATConv(F, 4, heads=2, add_self_loops=False),
+        lambda: conv.GATConv(F, 4, heads=2, add_self_loops=False, concat=False, residual=True, dropout=0.5),
         (INDEX,),
+        {"additive_attention"},
+    ),
+    "gat, edges": (
+        lambda: conv.GATConv(F, 4, heads=2, edge_dim=1, add_self_loops=False),
+        (INDEX, WEIGHT[:, None]),
         {"spmm", "softmax", "edge_sum"},
     ),
+    "gat, weights": (lambda: Weights(), (INDEX,), {"spmm", "softmax", "edge_sum"}),
     "gin": (lambda: conv.GINConv(torch.nn.Linear(F, 4)), (INDEX,), {"spmm"}),
     "rgcn": (lambda: conv.RGCNConv(F, 4, 3), (INDEX, TYPES), {"spmm"}),
     "transformer": (lambda: conv.TransformerConv(F, 4, heads=2), (INDEX,), {"spmm", "softmax", "sddmm"}),
     "edge": (lambda: conv.EdgeConv(torch.nn.Linear(2 * F, 4)), (INDEX,), {"spmm"}),
     "no edges": (lambda: conv.SAGEConv(F, 4), (INDEX[:, :0],), {"spmm"}),
 }
+
+
+def test_weights_that_are_dropped(taken):
+    layer = conv.GATConv(F, 4, heads=2, dropout=0.5, add_self_loops=False).train()
+    compiled(layer)(X, INDEX)
+    assert set(taken) == {"spmm", "softmax", "edge_sum"}
 
 
 @pytest.mark.slow

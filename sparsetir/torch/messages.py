@@ -10,6 +10,7 @@ at the places of another. What is found here:
 ``exp(s - max(s)[i]) / (sum(exp(..))[i] + epsilon)``    ``softmax``
 ``a[i] + b[j]``                                         ``edge_sum``
 ``(q[i] * k[j]).sum(-1)``                               ``sddmm``
+``spmm(x, softmax(leaky_relu(edge_sum(a, b))))``        ``additive_attention``
 =====================================================  =============================================
 
 An index that is expanded to the shape of messages is followed back to the one number for each edge that it holds. The
@@ -25,6 +26,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.nn import functional
 
 from sparsetir.torch.functions import NAMES
 from sparsetir.torch.traced import along_edges
@@ -162,6 +164,36 @@ def edge_index(node: Any) -> Node | None:
     return node if whole is not None and _is_index(node) and value(node).shape[0] == whole.shape[0] else None
 
 
+def _method(node: Any) -> str:
+    """The method that a call along edges is of, "" of anything else."""
+    return node.args[4] if isinstance(node, Node) and node.target is along_edges else ""
+
+
+def _plain_views(node: Any) -> list[Any]:
+    """A node, and what it is a view of with the same elements in the same order, as far as that goes."""
+    found = [node]
+    while isinstance(node, Node) and _is_plain_view(node):
+        node = node.args[0]
+        found.append(node)
+    return found
+
+
+def _is_plain_view(node: Node) -> bool:
+    if node.target is functional.dropout:
+        given = {**dict(zip(("input", "p", "training"), node.args, strict=False)), **node.kwargs}
+        return not is_in_place(node) and (given.get("p", 0.5) == 0 or given.get("training", True) is False)
+    return node.target in ("squeeze", torch.squeeze) or name_of(node) in ("view", "reshape", "unsqueeze")
+
+
+def _slope(node: Any) -> float | None:
+    """Of a leaky ReLU, None of anything else."""
+    if not isinstance(node, Node) or node.target is not functional.leaky_relu or is_in_place(node):
+        return None
+    given = {**dict(zip(("input", "negative_slope"), node.args, strict=False)), **node.kwargs}
+    slope = given.get("negative_slope", 0.01)
+    return float(slope) if isinstance(slope, (int, float)) else None
+
+
 class Messages:
     """The operators along edges of a program, which is changed in place.
 
@@ -174,7 +206,6 @@ class Messages:
     def __init__(self, module: GraphModule) -> None:
         self.graph: Graph = module.graph
         self.sources: dict[Node, Selected] = {}  # by targets, what is summed there
-        self.taken: list[str] = []
 
     def replace(self) -> list[str]:
         """Replace what is found; the names of the methods."""
@@ -186,7 +217,10 @@ class Messages:
                 found = None if node.op == "output" else find(node)
                 if found is not None:
                     self._put(node, found)
-        return self.taken
+        for node in list(self.graph.nodes):
+            if _method(node) == "spmm":
+                self._attention(node)
+        return [method for node in self.graph.nodes if (method := _method(node))]
 
     def left(self) -> list[str]:
         """The names of operators that scatter floats still."""
@@ -369,6 +403,31 @@ class Messages:
             return None
         return self._along("sddmm", node, *ends)
 
+    def _attention(self, product: Node) -> None:
+        """Put attention in the place of a product with the softmax of rectified sums that nothing else needs."""
+        x, weight = product.args[5]
+        chain = [product, *_plain_views(weight)]
+        softmax = chain[-1]
+        if _method(softmax) != "softmax" or product.kwargs.get("reduce") != "sum":
+            return
+        scores = softmax.args[5][0]
+        slope = _slope(scores)
+        sums: Any = scores.args[0] if slope is not None else None
+        if _method(sums) != "edge_sum" or not all(n.args[:2] == product.args[:2] for n in (softmax, sums)):
+            return
+        chain += [scores, sums]
+        (targets, _), v = sums.args[5], value(x)
+        is_fit = v.dim() == value(targets).dim() + 1 and v.shape[1:-1] == value(targets).shape[1:]
+        is_alone = all(len(node.users) == 1 for node in chain[1:])
+        if not is_fit or not is_alone or v.dtype is not value(targets).dtype or not is_quiet(sums, product):
+            return
+        with self.graph.inserting_before(product):
+            new = self._call("additive_attention", *product.args[:4], [*sums.args[5], x], scale=slope)
+        new.meta["example_value"] = product.meta["example_value"]
+        product.replace_all_uses_with(new)
+        for node in chain:
+            self.graph.erase_node(node)
+
     def _along(self, method: str, node: Node, targets: Selected, sources: Selected) -> Node | None:
         if not is_quiet(min(targets.at, sources.at), node):
             return None
@@ -378,7 +437,6 @@ class Messages:
 
     def _call(self, method: str, *where: Any, **options: Any) -> Node:
         *structure, tensors = where
-        self.taken.append(method)
         return self.graph.call_function(along_edges, (*structure, method, tensors), options)
 
     # ------------------------------------------------------------------ the program
