@@ -86,6 +86,15 @@ def test_wide_results_are_collected_in_tables() -> None:
     assert np.allclose(found.data, wanted.data)
 
 
+def test_merged_rows_take_no_accumulators() -> None:
+    wide = 10_000_000
+    A, B = (sp.csr_array((np.ones(3, "float32"), ([0, 1, 1], [0, n, wide - 1])), shape=(2, wide)) for n in (5, 7))
+    kernel = sparsetir.build(sparsetir.ops.add())
+    args = kernel.prepare((), {"A": A, "B": B})
+    assert kernel.take(kernel.begin(args)).nbytes < 4096
+    assert (kernel(A=A, B=B) != A + B).nnz == 0
+
+
 def test_large_results_are_counted_first(monkeypatch: pytest.MonkeyPatch) -> None:
     A = sp.random_array((80, 80), density=0.3, format="csr", dtype="float64", rng=np.random.default_rng(0))
     expected = sparsetir.matmul(A, A)

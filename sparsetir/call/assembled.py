@@ -211,7 +211,8 @@ class AssembledKernel(Saved):
         initial = [self._initial(n) for n in range(len(self.assembly.results))]
         if self.assembly.merge is not None:
             pointers = [args.arrays[str(a.indptr.name)] for a in self.assembly.merge.members if a.indptr is not None]
-            return Call(common, args.sizes, rows, width, None, merged_ranges(pointers, rows), initial, pointers)
+            # Merged rows need no accumulators, however wide they are.
+            return Call(common, args.sizes, rows, 1, None, merged_ranges(pointers, rows), initial, pointers)
         cost, bound = np.empty(rows, np.int64), np.empty(rows, np.int64)
         threads = get_num_threads()
         if rows:
@@ -294,7 +295,7 @@ class AssembledKernel(Saved):
             return []
         dtype = numpy_dtype(ordered(self.assembly.results[0].dtype))
         largest = 0 if call.bound is None else int(call.bound.max(initial=0))
-        most = largest if top is None else min(top, max(call.width, 1))
+        most = largest if top is None else min(top, max(self._width(call.sizes), 1))
         return [most, least, np.empty((call.chunks, most), dtype)]
 
     def numeric(
