@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import tvm
-from tvm import tirx
+from tvm import ir, tirx
 
 from sparsetir.errors import ArgumentError
 from sparsetir.ir import decode
@@ -68,6 +68,8 @@ def _architecture(target: Any) -> str:
 
 def may_reassociate(func: tirx.PrimFunc) -> bool:
     """Whether every sum of the program is a reduction, whose order the dialect leaves open, or it says that it may."""
+    if makes_tangents(func):
+        return False
     if func.attrs is not None and FREE_SUMS in func.attrs:
         return True
     program = decode(func)
@@ -84,6 +86,16 @@ def may_reassociate(func: tirx.PrimFunc) -> bool:
 
     structural_walk(func.body, (tirx.BufferStore, on_store))
     return free[0]
+
+
+def makes_tangents(func: tirx.PrimFunc) -> bool:
+    """Whether LLVM may see a tangent: that of a vector is wrong where sums may be taken in another order.
+
+    It makes one of a sine that is divided by a cosine, too.
+    """
+    names: set[str] = set()
+    structural_walk(func.body, (ir.Call, lambda call: names.add(str(getattr(call.op, "name", "")))))
+    return "tirx.tan" in names or names >= {"tirx.sin", "tirx.cos"}
 
 
 def _has_sum(term: Any) -> bool:

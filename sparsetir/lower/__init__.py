@@ -54,6 +54,7 @@ from sparsetir.lower.vector.sum_blocks import SumBlocks
 from sparsetir.lower.vector.sum_ragged import SumRagged
 from sparsetir.lower.vector.unroll_ragged import UnrollRagged
 from sparsetir.lower.vector.unswitch_loops import UnswitchLoops
+from sparsetir.lower.vector.vector_math import ReplaceMissing
 from sparsetir.lower.vector.vectorize_dots import VectorizeDots
 from sparsetir.lower.vector.vectorize_maps import VectorizeMaps
 from sparsetir.lower.vector.vectorize_masked import VectorizeMasked
@@ -119,6 +120,7 @@ REWRITES = [
 
 TO_FLAT = [
     PromoteHalves,  # 16-bit floats computed and accumulated in float32
+    ReplaceMissing,  # functions that LLVM lacks for vectors -> others
     WalkUnions,  # loops over the steps of a union of two axes -> loops over what both have left, and each
     WalkIntersections,  # loops over an axis that look it up in another -> loops along both
     LowerFind,  # search calls -> loops

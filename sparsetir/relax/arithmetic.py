@@ -19,7 +19,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.lower.rewriting import collect
-from sparsetir.lower.vector.vector_math import FORMATS, expand
+from sparsetir.lower.vector.vector_math import FORMATS, MISSING, expand
 from sparsetir.relax.epilogues import ERF_TERMS
 from sparsetir.walks import structural_mutate
 
@@ -50,7 +50,12 @@ def erf(x: ir.Expr) -> ir.Expr:
     return tirx.Let(given, x, tirx.Let(size, tirx.Max(given, _number(x, 0) - given), result))
 
 
-FUNCTIONS: dict[str, Callable[[ir.Expr], ir.Expr]] = {"tirx.sigmoid": sigmoid, "tirx.tanh": tanh, "tirx.erf": erf}
+FUNCTIONS: dict[str, Callable[[ir.Expr], ir.Expr]] = {
+    "tirx.sigmoid": sigmoid,
+    "tirx.tanh": tanh,
+    "tirx.erf": erf,
+    **MISSING,
+}
 
 
 def in_arithmetic(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -64,7 +69,8 @@ def in_arithmetic(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def on_call(call: ir.Call, mutator: Any) -> ir.Expr:
         inner = mutator.default_mutate(call)
         name, dtype = str(getattr(inner.op, "name", "")), str(getattr(inner.ty, "dtype", ""))
-        if name not in FUNCTIONS or dtype not in FORMATS or (name == "tirx.erf" and dtype == "float64"):
+        is_known = name in MISSING or (name in FUNCTIONS and dtype in FORMATS)
+        if not is_known or (name == "tirx.erf" and dtype == "float64"):
             return inner
         return FUNCTIONS[name](inner.args[0])
 

@@ -14,7 +14,7 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax.frontend.nn import Parameter
 
-from sparsetir.compile.target import make_target, may_reassociate, native_target
+from sparsetir.compile.target import make_target, makes_tangents, may_reassociate, native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, own_errors
 from sparsetir.formats.fingerprint import hash_arrays
 from sparsetir.relax.constants import task_of
@@ -145,9 +145,11 @@ def tasks(mod: ir.IRModule, target: Any = None, *, params: Mapping[str, Any] | N
 
 def _free(target: Any, mod: ir.IRModule) -> Any:
     """The target with leave to take sums in another order, if every program of the dialect allows it."""
-    ours = [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc) and is_ours(func)]
+    loops = [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc)]
+    ours = [func for func in loops if is_ours(func)]
     free = [make_target(target, func) for func in ours]
-    return free[0] if free and all(may_reassociate(func) for func in ours) else target
+    may = all(may_reassociate(func) for func in ours) and not any(makes_tangents(func) for func in loops)
+    return free[0] if free and may else target
 
 
 def cpu_target(target: Any) -> tvm.target.Target:

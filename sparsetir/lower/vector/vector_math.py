@@ -20,16 +20,21 @@ leave to reassociate changes nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
+from sparsetir.lower.nests import with_body
+from sparsetir.lower.rewriting import collect
 from sparsetir.walks import structural_mutate
 
 EXP = "tirx.exp"
+SERIES = 19  # the last power of the series of sinh, below the rounding of float64 for numbers up to 1
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,52 @@ def exp(x: ir.Expr) -> ir.Expr:
     return result
 
 
+def cosh(x: ir.Expr) -> ir.Expr:
+    """Of exponentials of half the number, which do not overflow before the result does."""
+    return _halves(x, lambda up, down, _: up + down)
+
+
+def sinh(x: ir.Expr) -> ir.Expr:
+    """Of exponentials as `cosh`, and for small numbers, where their difference would lose digits, of the series."""
+
+    def difference(up: ir.Expr, down: ir.Expr, given: Var) -> ir.Expr:
+        value = lambda v: tirx.const(v, str(given.ty.dtype))  # noqa: E731
+        square, total = given * given, value(1 / math.factorial(SERIES))
+        for power in range(SERIES - 2, 0, -2):
+            total = total * square + value(1 / math.factorial(power))
+        return tirx.Select(square < value(1.0), total * given, up - down)
+
+    return _halves(x, difference)
+
+
+def _halves(x: ir.Expr, of: Callable[[ir.Expr, ir.Expr, Var], ir.Expr]) -> ir.Expr:
+    """What a function makes of half the exponentials of a number and of its opposite, and of the number."""
+    given, root = Var("x", x.ty), Var("root", x.ty)
+    dtype = str(x.ty.dtype)
+    half, zero = tirx.const(0.5, dtype), tirx.const(0.0, dtype)
+    # No product, as in `exp`: the square of the root must not be taken first.
+    up = tirx.call_llvm_pure_intrin(dtype, "llvm.fmuladd", half * root, root, zero)
+    result = of(up, half / root / root, given)
+    return tirx.Let(given, x, tirx.Let(root, tirx.exp(half * given), result))
+
+
+MISSING: dict[str, Callable[[ir.Expr], ir.Expr]] = {"tirx.sinh": sinh, "tirx.cosh": cosh}  # for vectors in LLVM
+
+
+@tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ReplaceMissing")
+def ReplaceMissing(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
+    """Functions that LLVM lacks for vectors in terms of others."""
+    if not any(str(getattr(call.op, "name", "")) in MISSING for call in collect(func.body, ir.Call)):
+        return func
+
+    def on_call(call: ir.Call, mutator: Any) -> ir.Expr:
+        inner = mutator.default_mutate(call)
+        make = MISSING.get(str(getattr(inner.op, "name", "")))
+        return inner if make is None else make(inner.args[0])
+
+    return with_body(func, structural_mutate(func.body, [(ir.Call, on_call)]))
+
+
 def is_exp(node: Any) -> bool:
     """Whether a node is an exponential that `exp` can stand for."""
     is_named = isinstance(node, ir.Call) and str(getattr(node.op, "name", "")) == EXP
@@ -114,4 +165,4 @@ def expand(node: Any) -> Any:
     return structural_mutate(node, [(ir.Call, on_call)])
 
 
-__all__ = ["FORMATS", "exp", "expand", "is_exp"]
+__all__ = ["FORMATS", "MISSING", "ReplaceMissing", "exp", "expand", "is_exp"]
