@@ -241,11 +241,16 @@ def test_workers_of_two_kinds(tmp_path: Path, evaluator: Evaluator) -> None:
             warnings.simplefilter("error", UserWarning)
             with pytest.raises((ExecutorLostError, UserWarning), match=message):
                 tune_sparse(ops.spmm(), inputs, **how)
-        result = tune_sparse(ops.spmm(), inputs, machines="each", database=path, **how)
+        kinds: set[int] = set()
+        for more in range(1, 9):  # one worker may be so fast that it takes all trials of a short search
+            how["max_trials"] = 12 * more
+            result = tune_sparse(ops.spmm(), inputs, machines="each", database=path, **how)
+            kinds = {line["threads"] for line in recorded(path)}
+            if len(kinds) > 1:
+                break
         fleet.close()
     check(result.kernel)
     assert result.key.threads in (1, sparsetir.get_num_threads())
-    kinds = {line["threads"] for line in recorded(path)}
     assert kinds == {1, sparsetir.get_num_threads()}
     for kind in kinds:
         mine = [line for line in recorded(path) if line["threads"] == kind]
