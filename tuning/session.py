@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.call.converting import Judge, format_for
-from sparsetir.call.finite import has_nan
+from sparsetir.call.finite import Watch
 from sparsetir.call.kernel import Kernel
 from sparsetir.call.make import single
 from sparsetir.errors import ArgumentError, TuningError
@@ -331,18 +331,18 @@ class Session:
         return contest({name: partial(typical, call) for name, call in calls.items()}, incumbents, extra)
 
     def watched(self, call: Callable[[], Any], kernel: Any) -> Callable[[], Any]:
-        """A call with the look at its results that it costs where the format multiplies zeros."""
+        """A call with the look at its operands or results that it costs where the format multiplies zeros."""
         parts = getattr(kernel, "decomposition", None)
         name, inputs = self.evaluator.name, self.evaluator.inputs
         if self.finite or parts is None or not parts.multiplies_zeros or name is None:
             return call
         if not kernel.convert(name, inputs[name]).padding:
             return call
-        written = tuple(self.workload.written.values())
+        written, watch = tuple(self.workload.written.values()), Watch(self.kernel.signature)
 
         def both() -> Any:
             call()
-            return has_nan(written)
+            return watch.is_spoilt(written, inputs)
 
         return both
 

@@ -115,6 +115,12 @@ class Watch:
         """The operands that zeros are multiplied with."""
         return [value for name, value in {**held, **arguments}.items() if name in self.operands]
 
+    def is_spoilt(self, found: Any, arguments: Mapping[str, Any]) -> bool:
+        """Whether a call that found this must be made again: what every call finds out."""
+        if not self.in_results:
+            return not all(is_finite(value) for value in self.watched(arguments, {}))
+        return self.has_spoilt(found, arguments, {})
+
     def has_spoilt(self, found: Any, arguments: Mapping[str, Any], held: Mapping[str, Any]) -> bool:
         """Whether zeros may have made results of `fast` NaN."""
         operands = self.watched(arguments, held)
