@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -71,6 +72,21 @@ def test_hyperbolic_functions_of_any_size() -> None:
             kernel = sparsetir.build(sparsetir.parse(PROGRAM.format(dtype=dtype, value=f"T.{name}(B[j, k])")))
             found, wanted = kernel(A=one, B=x[None])[0], FUNCTIONS[name](x.astype("float64"))
             np.testing.assert_allclose(found, wanted.astype(dtype), rtol=2e-6 if dtype == "float32" else 1e-14)
+
+
+def test_functions_that_bind_names_of_every_bfloat16() -> None:
+    """Arguments are widened and results are rounded inside expressions with bound names."""
+    every = np.arange(1 << 16, dtype="uint16").view(ml_dtypes.bfloat16)
+    x = every[np.abs(every.astype("float32")) < 80]
+    one = sp.csr_array(np.ones((1, 1), "float32"))
+    for name in ("sinh", "exp"):
+        text = PROGRAM.format(dtype="bfloat16", value=f"T.{name}(B[j, k])").replace(
+            '(a, (I, J), "bfloat16")', '(a, (I, J), "float32")'
+        )
+        text = text.replace("A[i, j] *", "T.bfloat16(A[i, j]) *")
+        found = sparsetir.build(sparsetir.parse(text))(A=one, B=x[None])[0]
+        wanted = FUNCTIONS[name](x.astype("float64")).astype(ml_dtypes.bfloat16)
+        np.testing.assert_allclose(found.astype("float64"), wanted.astype("float64"), rtol=2**-8)
 
 
 @pytest.mark.parametrize("name", ["sinh", "cosh", "tan"])

@@ -20,6 +20,7 @@ from sparsetir.lower.checks.guard_copies import GuardCopies
 from sparsetir.lower.checks.guard_domains import GuardDomains
 from sparsetir.lower.host.bound_locals import BoundLocals
 from sparsetir.lower.host.compact_scratch import CompactScratch, RefuseRagged
+from sparsetir.lower.host.convert_halves import ConvertHalves
 from sparsetir.lower.host.decompose_init import DecomposeInit
 from sparsetir.lower.host.guard_divisions import GuardDivisions
 from sparsetir.lower.host.hoist_scratch import HoistScratch
@@ -131,6 +132,7 @@ TO_FLAT = [
     PromoteToStack,  # stack promotion: small local arrays
     SplitGuards,  # conditions before the loads that rely on them
     GuardDivisions,  # no division by a size of zero
+    ConvertHalves,  # conversions from and to bfloat16 in expressions with bound names
     CheckScratch,  # no scratch that TVM cannot place
 ]
 
