@@ -9,10 +9,8 @@ ordinary statements stay TVM's.
 from __future__ import annotations
 
 import ast
-import io
 import json
 import re
-import tokenize
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -27,6 +25,7 @@ from sparsetir.script.params import Signature
 from sparsetir.script.sugar import Body
 
 WIDTH = 120
+STRING = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'")
 HEADER = "# from tvm.script import sparsetir as T"
 MODULE_HEADER = f"# from tvm.script import ir as I\n{HEADER}\n# from tvm.script import relax as R"
 
@@ -119,22 +118,23 @@ def _restore_names(node: ast.FunctionDef, body: Body) -> None:
     """Give axes back the names that TVM keeps for its own modules, such as I and R."""
     taken = set(trees.names_in(node)) | {a.arg for a in node.args.args}
     renamed = {name: axis.name for name, axis in body.axes.items() if name != axis.name and axis.name not in taken}
-    for child in ast.walk(node):
-        if isinstance(child, ast.Name):
-            child.id = renamed.get(child.id, child.id)
+    for child in trees.names(node) if renamed else ():
+        child.id = renamed.get(child.id, child.id)
 
 
-def _functions(tree: ast.AST) -> list[ast.FunctionDef]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+def _functions(tree: Any) -> list[ast.FunctionDef]:
+    """The functions of a text, and those of its module's class, in order."""
+    inside = [_functions(node) if isinstance(node, ast.ClassDef) else [node] for node in tree.body]
+    return [node for nodes in inside for node in nodes if isinstance(node, ast.FunctionDef)]
 
 
 def _drop_unused_type_variables(tree: ast.Module) -> None:
     """Remove ``nnz = TypeVar("nnz")`` where the program no longer names the size."""
-    names = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)]
+    names = trees.names_in(tree)
 
     def is_unused(node: ast.stmt) -> bool:
         made = isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("TypeVar(")
-        return made and names.count(ast.unparse(node.targets[0])) == 1  # type: ignore[attr-defined]
+        return made and names[ast.unparse(node.targets[0])] == 1
 
     tree.body = [node for node in tree.body if not is_unused(node)]
 
@@ -174,11 +174,5 @@ def _folded(line: str, node: ast.FunctionDef) -> Iterator[str]:
 
 
 def _double_quotes(text: str) -> str:
-    """Strings as TVM and most formatters write them."""
-    lines = text.splitlines(keepends=True)
-    for token in reversed(list(tokenize.generate_tokens(io.StringIO(text).readline))):
-        if token.type == tokenize.STRING and token.string.startswith("'"):
-            (row, start), (_, end) = token.start, token.end
-            line, value = lines[row - 1], ast.literal_eval(trees.parse(token.string, mode="eval"))
-            lines[row - 1] = line[:start] + json.dumps(value) + line[end:]
-    return "".join(lines)
+    """Strings as TVM and most formatters write them; `ast.unparse` leaves no comments, and no string over two lines."""
+    return STRING.sub(lambda found: json.dumps(ast.literal_eval(found[0])) if found[0][0] == "'" else found[0], text)
