@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import os
+import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,7 @@ PLAIN_CODE = [
     "-disable-post-ra:bool=1",
     "-optimize-regalloc:int=2",  # of LLVM's "true", "false" and "unset": the fast register allocator
 ]
+NEAR_FRAMES = 4  # which tell TVM whether a function stands in a class
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -77,6 +81,30 @@ def quick_children() -> Iterator[None]:
     """Python processes that tests begin have no torch, and load TVM in a third of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent / "no_torch"), prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_stacks() -> Iterator[None]:
+    """TVM's own decorators look at the lines of the frames next to them, not of all sixty of pytest.
+
+    Python goes through all modules for the source of a frame, which takes a fiftieth of a second for each program.
+    """
+    import importlib
+
+    def stack() -> list[inspect.FrameInfo]:
+        frame, found = sys._getframe(1), []
+        while frame is not None:
+            code, is_near = frame.f_code, len(found) < NEAR_FRAMES
+            far: Any = (code.co_filename, frame.f_lineno, code.co_name, None, None)
+            found.append(inspect.FrameInfo(frame, *(inspect.getframeinfo(frame) if is_near else far)))
+            frame = frame.f_back
+        return found
+
+    shown = types.SimpleNamespace(**{**vars(inspect), "stack": stack})
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("tirx.script.parser.entry", "script.parser.ir.entry", "relax.script.parser.entry"):
+            patch.setattr(importlib.import_module(f"tvm.{name}"), "inspect", shown)
         yield
 
 
