@@ -14,7 +14,7 @@ import sparsetir
 from corpus.computed import PROGRAMS, SHAPES, draw_arguments, matrix
 from each import pairwise
 from sparsetir import Accumulators, ops
-from sparsetir.assemble.options import KINDS
+from sparsetir.assemble.options import KINDS, ORDERS
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.tuning import accumulators
@@ -56,6 +56,9 @@ def test_every_way_gives_the_same(name: str, insertion: int, kind: str, counted:
         ({"insertion": 257}, "found 257"),
         ({"kind": "heap"}, "expected one of the kinds both, bits, bytes, table; found 'heap'"),
         ({"counted": 1}, "counted is True or False, found 1"),
+        ({"order": "random"}, "expected one of the orders stored, nonempty, clustered, banded; found 'random'"),
+        ({"block": (2, 2)}, r"block is three positive sizes \(r, q, s\) or None, found \(2, 2\)"),
+        ({"block": (2, 0, 2)}, "found"),
     ],
 )
 def test_values_are_checked(values: dict[str, Any], message: str) -> None:
@@ -86,13 +89,15 @@ class Timed(accumulators.Trials):
 
 def test_a_search_finds_the_fastest_and_records_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulators, "Trials", Timed)
-    monkeypatch.setattr(accumulators, "VALUES", {**accumulators.VALUES, "insertion": (24, 0), "counted": (False,)})
+    monkeypatch.setattr(
+        accumulators, "VALUES", {**accumulators.VALUES, "insertion": (24, 0), "counted": (False,), "order": ("stored",)}
+    )
     records, given = tmp_path / "records.json", operands()
     found = sparsetir.tune_sparse(ops.spgemm(), given, strategy="exhaustive", database=records)
     assert (found.speedup, len(found.history)) == (2.0, 9)
     assert (found.schedule.kind, found.schedule.insertion) == ("bits", 0)
     assert "bits" in found.report()
-    assert "chosen: as it is counted=False insertion=0 kind='bits'" in found.explain()
+    assert "chosen: as it is block=None counted=False insertion=0 kind='bits' order='stored'" in found.explain()
     expected = given["A"] @ given["B"]
     assert (found.kernel(**given) != expected).nnz == 0
     again = sparsetir.tune_sparse(ops.spgemm(), given, strategy="exhaustive", database=records)
@@ -102,6 +107,116 @@ def test_a_search_finds_the_fastest_and_records_it(tmp_path: Path, monkeypatch: 
     assert (built(**given) != expected).nnz == 0
     other = sparsetir.build(ops.masked_spgemm(), database=records)
     assert other.options.accumulators == Accumulators()
+
+
+class Blocked(Timed):
+    """Trials with made-up times: blocks in an order of the rows are twice as fast as anything else."""
+
+    def seconds(self, kernel: AssembledKernel) -> float:
+        chosen = kernel.accumulators
+        return 1e-3 if (chosen.block, chosen.order) == ((2, 3, 2), "clustered") else 2e-3
+
+
+def test_a_search_finds_blocks_and_an_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accumulators, "Trials", Blocked)
+    fewer = {"kind": ("both",), "insertion": (24,), "counted": (False,), "order": ("stored", "clustered", "banded")}
+    monkeypatch.setattr(accumulators, "VALUES", {**accumulators.VALUES, **fewer})
+    records, given = tmp_path / "records.json", full_blocks(7)
+    found = sparsetir.tune_sparse(ops.spgemm(), given, strategy="exhaustive", database=records)
+    assert found.space["block"] == (None, (2, 3, 2), (1, 3, 2), (2, 3, 1), (2, 1, 2))
+    assert found.space["order"] == ("stored", "clustered")  # there are not as many columns as rows
+    assert (found.schedule.block, found.schedule.order, found.speedup) == ((2, 3, 2), "clustered", 2.0)
+    built = sparsetir.build(ops.spgemm(), database=records)
+    assert built.accumulators == found.schedule
+    assert pattern_of(built, given) == pattern_of(sparsetir.build(ops.spgemm()), given)
+
+
+def full_blocks(seed: int, dtype: str = "float32") -> dict[str, sp.csr_array]:
+    """Operands of full blocks of (2, 3) and (3, 2) elements, with unsorted rows."""
+    rng = np.random.default_rng(seed)
+    made = {}
+    for name, shape, block in (("A", (40, 30), (2, 3)), ("B", (30, 35), (3, 2))):
+        coarse = sp.random_array(shape, density=0.1, format="csr", rng=rng)
+        blocks = sp.kron(coarse, np.ones(block), format="csr").astype(dtype)
+        blocks.data[:] = rng.integers(-9, 9, blocks.nnz).astype(dtype)
+        order = np.lexsort((rng.random(blocks.nnz), np.repeat(np.arange(blocks.shape[0]), np.diff(blocks.indptr))))
+        parts = blocks.data[order], blocks.indices[order], blocks.indptr
+        made[name] = sp.csr_array(parts, shape=blocks.shape)
+    return made
+
+
+def test_blocks_of_entries() -> None:
+    """Blocks give the same bits where they are full, also with other products and sums; else entries are multiplied."""
+    least = sparsetir.parse(PROGRAMS["least sums"])
+    for program in (ops.spgemm(), ops.spgemm("int64", idtype="int64"), least):
+        usual = sparsetir.build(program)
+        dtype = usual.assembly.results[0].dtype
+        kernel = sparsetir.build(program, schedule=Accumulators(block=(2, 3, 2), order="clustered"))
+        for seed in range(3):
+            given = full_blocks(seed, dtype)
+            assert pattern_of(kernel, given) == pattern_of(usual, given)
+        assert any(known.found is not None for known in kernel._kept.known)
+        given["A"].data[:3] = np.nan if dtype == "float32" else 0  # the same pattern
+        assert pattern_of(kernel, given) == pattern_of(usual, given)
+        given["A"].indices[0] = given["A"].indices[1]  # changed in place: no longer full, and a coordinate twice
+        assert pattern_of(kernel, given) == pattern_of(usual, given)
+        rng = np.random.default_rng(3)
+        for shape, density in (((7, 5, 3), 0.3), ((6, 6, 6), 0.0), ((6, 6, 4), 0.4), ((0, 6, 2), 0.0)):
+            m, p, n = shape
+            others = {"A": matrix(rng, m, p, density).astype(dtype), "B": matrix(rng, p, n, density).astype(dtype)}
+            assert pattern_of(kernel, others) == pattern_of(usual, others)
+
+
+def test_only_products_have_blocks() -> None:
+    with pytest.raises(LoweringError, match=r"blocks are multiplied by programs like .* which add is not"):
+        sparsetir.build(ops.add(), schedule=Accumulators(block=(2, 2, 2)))
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_rows_in_another_order(counted: bool) -> None:
+    rng = np.random.default_rng(11)
+    usual = sparsetir.build(ops.spgemm())
+    some = matrix(rng, 900, 900, 0.02)
+    some.data[:] = rng.random(some.nnz)
+    half = sp.csr_array(sp.diags_array((np.arange(900) % 3 == 0).astype("float32")) @ some)  # rows without entries
+    half.eliminate_zeros()
+    for order in ORDERS[1:]:
+        kernel = sparsetir.build(ops.spgemm(), schedule=Accumulators(order=order, counted=counted))
+        for A in (some, half, sp.csr_array((900, 900), dtype="float32"), half[:40], matrix(rng, 1, 900, 0.2)):
+            given = {"A": sp.csr_array(A), "B": some}
+            assert pattern_of(kernel, given) == pattern_of(usual, given), order
+        some.indices[:] = rng.permutation(900).astype("int32")[some.indices]  # another pattern in the same arrays
+        given = {"A": some, "B": some}
+        assert pattern_of(kernel, given) == pattern_of(usual, given), order
+
+
+def test_other_programs_take_an_order() -> None:
+    for name, orders in (("a tensor times a matrix", ["nonempty"]), ("blocks under a mask", ["clustered"])):
+        program = sparsetir.parse(PROGRAMS[name])
+        usual = sparsetir.build(program)
+        for order in orders:
+            kernel = sparsetir.build(program, schedule=Accumulators(order=order))
+            for density in (0, 0.3):
+                arguments = draw_arguments(name, SHAPES[-1], density)
+                assert pattern_of(kernel, arguments) == pattern_of(usual, arguments), (name, order)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_wide_results(kind: str) -> None:
+    """Rows with few entries in many columns, beside longer ones."""
+    rng = np.random.default_rng(2)
+    B = sp.random_array((300, 700_000), density=1e-4, format="csr", dtype="float32", rng=rng)
+    A = sp.vstack([matrix(rng, 30, 300, 0.005), matrix(rng, 3, 300, 0.5), matrix(rng, 30, 300, 0.02)], format="csr")
+    A.data[:] = 1  # scipy leaves out sums of zeros
+    kernel = sparsetir.build(ops.spgemm(), schedule=Accumulators(insertion=3, kind=kind))
+    expected = (A @ B).tocsr()
+    expected.sort_indices()
+    for _ in range(2):  # accumulators are empty again after a call
+        for counted in (kernel, sparsetir.build(ops.spgemm(), schedule=Accumulators(0, kind, counted=True))):
+            found = counted(A=A, B=B)
+            assert np.array_equal(found.indptr, expected.indptr)
+            assert np.array_equal(found.indices, expected.indices)
+            assert np.allclose(found.data, expected.data, rtol=1e-4)
 
 
 def test_a_mask_in_any_order() -> None:

@@ -33,7 +33,8 @@ pytest.importorskip("psutil")
 has_compiler = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
 pytestmark = [
     pytest.mark.usefixtures("quick_comparisons"),
-    pytest.mark.slow, pytest.mark.skipif(not has_compiler, reason="libraries are linked by a C compiler"),
+    pytest.mark.slow,
+    pytest.mark.skipif(not has_compiler, reason="libraries are linked by a C compiler"),
 ]
 
 CANDIDATES = [Candidate(Choices(tile=8)), Candidate(Choices(tile=8), formats.bsr(2, 2))]

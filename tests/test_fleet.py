@@ -36,7 +36,8 @@ from sparsetir.tuning.workers import Lost
 
 pytestmark = [
     pytest.mark.usefixtures("quick_comparisons"),
-    pytest.mark.slow, pytest.mark.optimised,  # workers know no other target than this machine
+    pytest.mark.slow,
+    pytest.mark.optimised,  # workers know no other target than this machine
 ]
 
 BLOCKS = formats.bsr(2, 2)

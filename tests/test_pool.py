@@ -200,9 +200,7 @@ def test_a_worker_that_is_gone_is_not_kept(evaluator: Evaluator, monkeypatch: py
     assert process not in Process.idle
 
 
-def test_what_was_asked_and_not_taken_ends_the_process(
-    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_asked_and_not_taken_ends_the_process(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
     process = closed_after(evaluator, monkeypatch, lambda worker: worker.post(compile_candidate, CANDIDATES[0]))
     assert process not in Process.idle
     assert process.process.poll() is not None

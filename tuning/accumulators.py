@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search over how the rows of a computed pattern are collected.
+"""Search over how the rows of a computed pattern are collected, in which order, and in which blocks.
 
 The space is small and the results are the same bit by bit, so candidates are built and timed in this process,
 interleaved with the untuned kernel.
@@ -7,9 +7,10 @@ interleaved with the untuned kernel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,17 @@ import numpy as np
 from tvm import tirx
 
 from sparsetir.assemble import Accumulators, Options, is_assembled
+from sparsetir.assemble.blocks import Product
+from sparsetir.assemble.options import ORDERS
 from sparsetir.call.assembled import AssembledKernel
+from sparsetir.call.blocked import shared_blocks
 from sparsetir.call.make import assembled_kernel, single
 from sparsetir.call.pattern_results import Pattern
+from sparsetir.call.row_orders import rows_axis
+from sparsetir.call.workspace import Call
 from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.ir import decode
+from sparsetir.sizes import Size
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.comparison import Comparison, compared, note, rescaled, winner
 from sparsetir.tuning.contest import Outcome, contest
@@ -39,8 +46,11 @@ VALUES: Values = {
     "insertion": (24, 0, 8, 64),
     "kind": ("both", "bits", "bytes", "table"),
     "counted": (False, True),
+    "order": ORDERS,
+    "block": (None,),
 }
 FINALISTS = 4
+MOST_BLOCKS = 4  # sizes of blocks that are tried
 
 
 def computes_patterns(program: Any) -> bool:
@@ -85,14 +95,35 @@ class Trials:
         sizes = {name: int(value) for name, value in self.args.sizes.items()}
         return Key(pattern=pattern, sizes=sizes, **circumstances(self.kernel))
 
-    @property
+    @cached_property
     def values(self) -> Values:
         """The knobs that make a difference."""
         if self.kernel.assembly.merge is not None:  # cursors over sorted rows, with nothing to choose
             return {}
-        is_counted = not self.kernel.is_roomy(self.kernel.begin(self.args))
+        call = self.kernel.begin(self.args)
+        is_counted = not self.kernel.is_roomy(call)
         kinds = ("table",) if self.kernel.is_wide(self.args) else VALUES["kind"]
-        return {**VALUES, "kind": kinds, "counted": (True,) if is_counted else VALUES["counted"]}
+        counted = (True,) if is_counted else VALUES["counted"]
+        return {**VALUES, "kind": kinds, "counted": counted, "order": self.orders(call), "block": self.blocks()}
+
+    def orders(self, call: Call) -> tuple[str, ...]:
+        """The orders of the rows that may make a difference."""
+        if not Options(accumulators=Accumulators(order="nonempty")).orders(self.kernel.assembly):
+            return VALUES["order"][:1]
+        axis = rows_axis(self.kernel.assembly.source, self.kernel.assembly.rows[-1]) if call.rows > 1 else None
+        is_square = axis is not None and call.rows == int(Size(axis.length).at(self.args.sizes))
+        useful = {
+            "stored": True,
+            "nonempty": call.bound is not None and not call.bound.all(),
+            "clustered": axis is not None,
+            "banded": is_square,
+        }
+        return tuple(order for order in VALUES["order"] if useful[order])
+
+    def blocks(self) -> tuple[Any, ...]:
+        """None, and the sizes of the largest blocks that both operands consist of."""
+        product = Product.of(self.kernel.assembly.source)
+        return (None,) if product is None else (None, *shared_blocks(product, self.args)[:MOST_BLOCKS])
 
     def call(self, kernel: AssembledKernel) -> Callable[[], Pattern]:
         """A call of a kernel on the arguments."""
@@ -151,8 +182,13 @@ def same(one: Pattern, other: Pattern) -> bool:
 def rows(candidates: Sequence[Candidate]) -> np.ndarray:
     """What a model of the trials sees of candidates."""
     given = [c.choices.as_dict() for c in candidates]
-    places = [[VALUES[name].index(value) for name, value in sorted(values.items())] for values in given]
+    places = [[_place(name, value) for name, value in sorted(values.items())] for values in given]
     return np.array(places, "float64").reshape(len(given), -1)
+
+
+def _place(name: str, value: Any) -> int:
+    """A value of a knob as a number; of blocks how many products of elements they have."""
+    return math.prod(value or ()) if name == "block" else VALUES[name].index(value)
 
 
 def tune_accumulators(

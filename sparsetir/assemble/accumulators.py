@@ -192,8 +192,13 @@ class Marked:
         return self.arrays[result], [self.chunk, cast(key, LONG)]
 
     def finish(self) -> list[tirx.Stmt]:
-        blocks, marks = cell("blocks", LONG), cell("marks", LONG)
-        eight, block = Var("s", ir.PrimType(LONG)), Var("block", ir.PrimType(LONG))
+        blocks, marks, eight = cell("blocks", LONG), cell("marks", LONG), Var("s", ir.PrimType(LONG))
+        count = tirx.floordiv(self.top.ty.shape[1], long(BYTES))
+        return [*alloc(blocks, marks), serial(eight, count, self.blocks(eight, blocks, marks))]
+
+    def blocks(self, eight: Var, blocks: Var, marks: Var) -> tirx.Stmt:
+        """Write what eight blocks hold."""
+        block = Var("block", ir.PrimType(LONG))
         if self.out.counts_only:
             entries: tirx.Stmt = add(self.out.count, tirx.popcount(get(marks)))
         else:
@@ -202,9 +207,7 @@ class Marked:
         inner += [*self.taken(block, marks), entries, put(blocks, get(blocks) & (get(blocks) - long(1)))]
         some = seq(self.clear(self.top, eight * long(BYTES), BYTES), tirx.While(get(blocks) != long(0), seq(*inner)))
         take = put(blocks, self.eight(self.top, eight * long(BYTES)))
-        every = seq(take, tirx.IfThenElse(get(blocks) != long(0), some, None))
-        count = tirx.floordiv(self.top.ty.shape[1], long(BYTES))
-        return [*alloc(blocks, marks), serial(eight, count, every)]
+        return seq(take, tirx.IfThenElse(get(blocks) != long(0), some, None))
 
     def eight(self, array: Var, first: ir.Expr) -> ir.Expr:
         """Eight bytes as a word."""
@@ -240,6 +243,33 @@ class Bits(Marked):
     def taken(self, block: Var, marks: Var) -> list[tirx.Stmt]:
         place = [self.chunk, block]
         return [put(marks, tirx.BufferLoad(self.marks, place)), tirx.BufferStore(self.marks, long(0), place)]
+
+
+@dataclass
+class Tiered(Bits):
+    """Marks in a bitmap, and in `high` a byte for each 64 blocks: for rows with few entries in a wide result.
+
+    Going over all blocks would take longer there than adding the row up.
+    """
+
+    high: Var = field(kw_only=True)
+
+    def enter(self, key: ir.Expr) -> list[tirx.Stmt]:
+        place = [self.chunk, cast(key, LONG) >> long(12)]
+        return [*super().enter(key), tirx.BufferStore(self.high, const(1, "uint8"), place)]
+
+    def finish(self) -> list[tirx.Stmt]:
+        groups, blocks, marks = (cell(name, LONG) for name in ("groups", "blocks", "marks"))
+        step, part, eight, group = (Var(name, ir.PrimType(LONG)) for name in ("g", "e", "s", "group"))
+        first = tirx.Bind(group, step * long(BYTES) + (lowest(get(groups)) >> long(3)))
+        one = seq(tirx.Bind(eight, group * long(WORD // BYTES) + part), self.blocks(eight, blocks, marks))
+        drop = put(groups, get(groups) & (get(groups) - long(1)))
+        inner = seq(first, serial(part, long(WORD // BYTES), one), drop)
+        some = seq(self.clear(self.high, step * long(BYTES), BYTES), tirx.While(get(groups) != long(0), inner))
+        take = put(groups, self.eight(self.high, step * long(BYTES)))
+        every = seq(take, tirx.IfThenElse(get(groups) != long(0), some, None))
+        count = tirx.floordiv(self.high.ty.shape[1], long(BYTES))
+        return [*alloc(groups, blocks, marks), serial(step, count, every)]
 
 
 class Bytes(Marked):

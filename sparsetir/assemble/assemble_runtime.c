@@ -74,7 +74,7 @@ struct arguments {
 };
 
 static int rt_start(struct arguments *a, const struct assembly *s, struct held *held) {
-  int most = s->common_count + 24 + 2 * s->result_count + s->filter_count;
+  int most = s->common_count + 32 + 2 * s->result_count + s->filter_count;
   a->values = rt_hold(held, most, sizeof *a->values);
   a->arrays = rt_hold_zeros(held, most, sizeof *a->arrays);
   if (held->failed) return -1;
@@ -118,9 +118,9 @@ static int rt_run(rt_function function, const struct arguments *a) {
 
 /* The accumulators of all chunks. */
 struct work {
-  int64_t width, words, tops; /* of an array, of its marks, and of what is above those */
+  int64_t width, words, tops, highs; /* of an array, of its marks, and of what is above those */
   void **arrays, **masks;
-  void *bits, *bytes, *top;
+  void *bits, *bytes, *top, *high;
   void *seen, *places; /* where rows are collected in the order of a mask */
 };
 
@@ -167,7 +167,7 @@ static int rt_take_tables(struct work *w, const struct assembly *s, const struct
   int64_t largest = 1;
   for (int64_t row = 0; row < s->rows; ++row) largest = split->bound[row] > largest ? split->bound[row] : largest;
   w->width = w->words = INT64_C(2) << (64 - __builtin_clzll((unsigned long long)largest));
-  w->tops = 0;
+  w->tops = w->highs = 0;
   rt_take_arrays(w, s, split->chunks, w->width, held);
   w->bits = rt_hold_zeros(held, split->chunks * w->words, 8);
   return held->failed;
@@ -183,10 +183,12 @@ static int rt_take_masks(struct work *w, const struct assembly *s, int chunks, s
 static int rt_take(struct work *w, const struct assembly *s, int chunks, struct held *held) {
   w->width = s->width;
   w->words = (s->width + WORD - 1) / WORD;
-  w->tops = (w->words + BYTES - 1) / BYTES * BYTES;
+  w->tops = (w->words + WORD - 1) / WORD * WORD;
+  w->highs = (w->tops / WORD + BYTES - 1) / BYTES * BYTES;
   w->bits = rt_hold_zeros(held, chunks * w->words, 8);
   w->bytes = rt_hold_zeros(held, chunks * w->words * WORD, 1);
   w->top = rt_hold_zeros(held, chunks * w->tops, 1);
+  w->high = rt_hold_zeros(held, chunks * w->highs, 1);
   rt_take_arrays(w, s, chunks, s->width, held);
   return held->failed;
 }
@@ -196,12 +198,14 @@ static void rt_push_work(struct arguments *a, const struct work *w, const struct
   if (values) rt_push(a, w->width);
   rt_push(a, w->words);
   rt_push(a, w->tops);
+  rt_push(a, w->highs);
   for (int n = 0; values && n < s->result_count; ++n)
     rt_push_blocks(a, w->arrays[n], s->results[n].held, 2, chunks, w->width, &s->results[n]);
   rt_push_table(a, w->bits, RT_LONG, 2, chunks, w->words);
   if (!s->is_table) {
     rt_push_table(a, w->bytes, RT_BYTE, 2, chunks, w->words * WORD);
     rt_push_table(a, w->top, RT_BYTE, 2, chunks, w->tops);
+    rt_push_table(a, w->high, RT_BYTE, 2, chunks, w->highs);
   }
   if (s->filter_count) rt_push(a, words);
   for (int n = 0; n < s->filter_count; ++n) rt_push_table(a, w->masks[n], RT_LONG, 2, chunks, words);

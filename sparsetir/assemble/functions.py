@@ -5,6 +5,7 @@ bound     what each row costs, by which rows are shared out, and how many coordi
 symbolic  how many coordinates each row has
 numeric   the coordinates and values of each row, from a given place on, and where each row ends
 values    the values alone, where the pattern is known
+packed    rows that were written with room between them, without it
 
 Each but the first goes over chunks of rows in parallel; a chunk has an accumulator of its own.
 """
@@ -30,6 +31,7 @@ from sparsetir.assemble.accumulators import (
     Output,
     Stamped,
     Table,
+    Tiered,
     add,
     copied,
     each,
@@ -60,20 +62,28 @@ from sparsetir.walks import structural_mutate
 
 ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
 DENSE = 4  # entries in each block from which on they are marked in bytes
+SPARSE = 32  # blocks for each entry from which on it takes longer to go over them than to note where entries are
 
 
 @dataclass(frozen=True)
 class Split:
-    """The chunks of rows: chunk c has the rows from ``ranges[c]`` to ``ranges[c + 1]``."""
+    """The chunks of rows: chunk c has the rows from ``ranges[c]`` to ``ranges[c + 1]``, maybe in an `order`."""
 
     chunks: Var
     ranges: Var
     bound: Var
+    order: Sequence[Var] = ()
 
     @classmethod
-    def of(cls, rows: Rows) -> Split:
-        chunks = Var("chunks", ir.PrimType("int32"))
-        return cls(chunks, array("ranges", LONG, cast(chunks, LONG) + long(1)), array("bound", LONG, rows.count))
+    def of(cls, rows: Rows, *, ordered: bool = False) -> Split:
+        chunks, count = Var("chunks", ir.PrimType("int32")), size("ordered")
+        order = [count, array("order", LONG, count)] if ordered else []
+        ranges = array("ranges", LONG, cast(chunks, LONG) + long(1))
+        return cls(chunks, ranges, array("bound", LONG, rows.count), order)
+
+    def row(self, place: ir.Expr) -> ir.Expr:
+        """The row at a place of the order."""
+        return tirx.BufferLoad(self.order[1], [place]) if self.order else place
 
 
 def array(name: str, dtype: str, *shape: ir.Expr) -> Var:
@@ -105,6 +115,8 @@ class Functions:
                 makers["symbolic"] = self.symbolic
                 if not self.options.accumulators.is_table:
                     makers["values"] = self.values
+            if self.options.orders(self.assembly):
+                makers["packed"] = self.packed
         attrs = dict(self.rows.func.attrs)
         made = {name: make() for name, make in makers.items() if name in names}
         named = {f"{self.assembly.name}_{name}": self.of_params(func) for name, func in made.items()}
@@ -151,7 +163,7 @@ class Functions:
 
     def symbolic(self) -> tirx.PrimFunc:
         """Of each row the number of its coordinates."""
-        split, length = Split.of(self.rows), array("length", LONG, self.rows.count)
+        split, length = self.split(), array("length", LONG, self.rows.count)
         work = self.workspace(split, values=False)
         out = Output(cell("pos", LONG), cell("count", LONG), None, [], [])
         done = lambda row: [tirx.BufferStore(length, get(out.count), [row])]  # noqa: E731
@@ -160,8 +172,8 @@ class Functions:
 
     def numeric(self) -> tirx.PrimFunc:
         """The rows of a chunk one behind the other, from ``first[chunk]`` on."""
-        split, ends = Split.of(self.rows), array("ends", LONG, self.rows.count)
-        capacity, first = size("capacity"), array("first", LONG, split.chunks)
+        split, ends = self.split(), array("ends", LONG, self.rows.count)
+        capacity, first = size("capacity"), array("first", LONG, self.rows.count if split.order else split.chunks)
         work = self.stamps(split) if self.is_stamped else self.workspace(split, values=True)
         keys = array("keys", self.assembly.key_dtype, capacity)
         results = self.assembly.results
@@ -178,14 +190,15 @@ class Functions:
             done = lambda row: [*select, end, tirx.BufferStore(ends, get(out.pos), [row])]  # noqa: E731
             return self.ways(out, work, chunk, split, done)
 
-        start = lambda chunk: [put(out.pos, tirx.BufferLoad(first, [chunk]))]  # noqa: E731
-        body = self.chunks(split, way, [out.pos, out.count], start)
+        begin = lambda place: [put(out.pos, tirx.BufferLoad(first, [place]))]  # noqa: E731
+        at = {"before": begin} if split.order else {"start": begin}
+        body = self.chunks(split, way, [out.pos, out.count], **at)
         params = [*self.common, *self.split_params(split), ends, capacity, first, keys, *values, *work.params, *extra]
         return tirx.PrimFunc(params, body)
 
     def values(self) -> tirx.PrimFunc:
         """The values of rows whose coordinates are known."""
-        split, capacity = Split.of(self.rows), size("capacity")
+        split, capacity = self.split(), size("capacity")
         work = self.workspace(split, values=True)
         indptr = array("places", LONG, cast(self.rows.count, LONG) + long(1))
         keys = array("keys", self.assembly.key_dtype, capacity)
@@ -213,18 +226,50 @@ class Functions:
         params = [*self.common, *self.split_params(split), capacity, indptr, keys, *values, *work.known_params]
         return tirx.PrimFunc(params, body)
 
+    def packed(self) -> tirx.PrimFunc:
+        """Rows that stand from ``first[row]`` on, one behind the other."""
+        split, capacity, count = Split.of(self.rows), size("capacity"), size("packed_count")
+        first = array("first", LONG, self.rows.count)
+        indptr = array("places", LONG, cast(self.rows.count, LONG) + long(1))
+        keys = [array(name, self.assembly.key_dtype, n) for name, n in (("keys", capacity), ("packed_keys", count))]
+        pairs = [(keys[0], keys[1], ())]
+        for r in self.assembly.results:
+            named = [(f"{r.name}_values", capacity), (f"{r.name}_packed", count)]
+            source, target = (array(name, r.dtype, n, *r.block) for name, n in named)
+            pairs.append((source, target, r.block))
+
+        def at(row: Var) -> list[tirx.Stmt]:
+            begin, after = (tirx.BufferLoad(indptr, [row + long(n)]) for n in (0, 1))
+            copies = []
+            for source, target, block in pairs:
+                entry = size("entry")
+                place = [tirx.BufferLoad(first, [row]) + entry]
+                copies.append(serial(entry, after - begin, each(block, copied(target, [begin + entry], source, place))))
+            return copies
+
+        body = self.chunks(split, lambda _chunk: at, [])
+        arrays = [a for source, target, _ in pairs for a in (source, target)]
+        params = [*self.common, split.chunks, split.ranges, first, indptr, capacity, count, *arrays]
+        return tirx.PrimFunc(params, body)
+
     # ------------------------------------------------------------------ what they share
+
+    def split(self) -> Split:
+        """The parameters that share out the rows."""
+        return Split.of(self.rows, ordered=self.options.orders(self.assembly))
 
     def split_params(self, split: Split) -> list[Var]:
         """The parameters that share out the rows; those of a merge are bounded by their row pointers."""
         bound = [] if self.assembly.merge is not None else [split.bound]
-        return [split.chunks, split.ranges, *bound]
+        return [split.chunks, split.ranges, *split.order, *bound]
 
     def workspace(self, split: Split, *, values: bool) -> Workspace:
         """The accumulators of all chunks."""
         width, words, tops = size("width"), size("words"), size("tops")
         held = self.arrays(split, width)
         bits, top = array("bits", LONG, split.chunks, words), array("top", "uint8", split.chunks, tops)
+        highs = size("highs")
+        high = array("high", "uint8", split.chunks, highs)
         marks = array("bytes", "uint8", split.chunks, words * long(WORD))
         mask_words = size("mask_words")
         allowed = [array(f"{a.name}_allowed", LONG, split.chunks, mask_words) for a in self.assembly.filters]
@@ -240,6 +285,8 @@ class Functions:
             values,
             mask_words,
             allowed,
+            highs,
+            high,
             is_table=self.options.accumulators.is_table,
         )
 
@@ -284,10 +331,13 @@ class Functions:
             return self.collected(Table(out, chunk, work.arrays, work.bits, entered), row, work, chunk)
         bits = Bits(out, chunk, work.arrays, work.bits, work.top)
         marked = Bytes(out, chunk, work.arrays, work.bytes, work.top)
-        if kind != "both":
-            return self.collected(bits if kind == "bits" else marked, row, work, chunk)
         sparse, dense = (self.collected(accumulator, row, work, chunk) for accumulator in (bits, marked))
-        return tirx.IfThenElse(entered < work.words * long(DENSE), sparse, dense)
+        usual = {"bits": sparse, "bytes": dense}.get(kind)
+        if usual is None:
+            usual = tirx.IfThenElse(entered < work.words * long(DENSE), sparse, dense)
+        tiered = Tiered(out, chunk, work.arrays, work.bits, work.top, high=work.high)
+        is_sparse = entered * long(SPARSE) < work.tops
+        return tirx.IfThenElse(is_sparse, self.collected(tiered, row, work, chunk), usual)
 
     def collected(self, accumulator: Accumulator, row: Var, work: Workspace, chunk: Var) -> tirx.Stmt:
         """A row in an accumulator, written out."""
@@ -383,11 +433,12 @@ class Functions:
         way: Callable[[Var], Callable[[Var], list[tirx.Stmt]]],
         cells: Sequence[Var],
         start: Callable[[Var], list[tirx.Stmt]] = lambda _: [],
+        before: Callable[[Var], list[tirx.Stmt]] = lambda _: [],
     ) -> tirx.Stmt:
         """The parallel loop over chunks around the loop over the rows of one."""
         chunk, step, row = Var("chunk", ir.PrimType("int32")), size("step"), size("row")
         first, after = (tirx.BufferLoad(split.ranges, [chunk + n]) for n in (0, 1))
-        inner = seq(tirx.Bind(row, first + step), *way(chunk)(row))
+        inner = seq(tirx.Bind(row, split.row(first + step)), *before(row), *way(chunk)(row))
         rows = serial(step, after - first, inner)
         return renewed(parallel(chunk, split.chunks, seq(*alloc(*cells), *start(chunk), rows)))
 
@@ -406,14 +457,16 @@ class Workspace:
     has_values: bool
     mask_words: Var
     allowed: Sequence[Var]
+    highs: Var
+    high: Var
     is_table: bool
 
     @property
     def params(self) -> list[Var]:
         """In the order of the functions."""
         sizes = [self.width] if self.has_values else []
-        marks = [self.bits] if self.is_table else [self.bits, self.bytes, self.top]
-        return [*sizes, self.words, self.tops, *self.arrays, *marks, *self.masks]
+        marks = [self.bits] if self.is_table else [self.bits, self.bytes, self.top, self.high]
+        return [*sizes, self.words, self.tops, self.highs, *self.arrays, *marks, *self.masks]
 
     @property
     def known_params(self) -> list[Var]:

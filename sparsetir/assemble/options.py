@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparsetir.errors import ArgumentError
 
+if TYPE_CHECKING:
+    from sparsetir.assemble.program import Assembly
+
 SMALL = 24  # entries up to which a row is sorted by insertion
 MOST_INSERTED = 256  # every build has room for so many on its stack
-FUNCTIONS = ("bound", "symbolic", "numeric", "values")
+FUNCTIONS = ("bound", "symbolic", "numeric", "values", "packed")
 FIRST = ("bound", "numeric")
 KINDS = ("both", "bits", "bytes", "table")
+ORDERS = ("stored", "nonempty", "clustered", "banded")
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,13 @@ class Accumulators:
         is no complement are collected in the order of the mask's.
     counted : bool
         Whether rows are counted before they are written, also where there is memory for the most that they may have.
+    order : {"stored", "nonempty", "clustered", "banded"}
+        In which order rows are computed: as they are stored; without those that enter nothing, as compressed rows are;
+        such that rows with columns in common follow each other; or such that the band around the diagonal is narrow,
+        which needs as many columns as rows. The result is in the order of its rows with all of them.
+    block : tuple of int, optional
+        Of a product, ``(r, q, s)``: A is stored in blocks of shape (r, q), B of (q, s). Operands whose blocks are not
+        full are multiplied as they are.
 
     Raises
     ------
@@ -47,6 +58,8 @@ class Accumulators:
     insertion: int = SMALL
     kind: str = "both"
     counted: bool = False
+    order: str = "stored"
+    block: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         whole = isinstance(self.insertion, int) and not isinstance(self.insertion, bool)
@@ -57,6 +70,15 @@ class Accumulators:
             raise ArgumentError(f"expected one of the kinds {', '.join(KINDS)}; found {self.kind!r}")
         if not isinstance(self.counted, bool):
             raise ArgumentError(f"counted is True or False, found {self.counted!r}")
+        if self.order not in ORDERS:
+            raise ArgumentError(f"expected one of the orders {', '.join(ORDERS)}; found {self.order!r}")
+        if self.block is not None and not _is_block(self.block):
+            raise ArgumentError(f"block is three positive sizes (r, q, s) or None, found {self.block!r}")
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether rows are computed in another order than they are stored."""
+        return self.order != "stored"
 
     @property
     def is_table(self) -> bool:
@@ -66,6 +88,11 @@ class Accumulators:
     def as_dict(self) -> dict[str, Any]:
         """Names and values, for records."""
         return asdict(self)
+
+
+def _is_block(block: Any) -> bool:
+    whole = isinstance(block, tuple) and all(isinstance(n, int) and not isinstance(n, bool) for n in block)
+    return whole and len(block) == 3 and min(block) > 0
 
 
 @dataclass(frozen=True)
@@ -95,9 +122,22 @@ class Options:
         """Whether rows under a mask are collected in its order."""
         return has_mask and not self.complement and self.accumulators.kind == "both"
 
+    def orders(self, assembly: Assembly) -> bool:
+        """Whether the functions take an order of the rows: not where those are merged, follow a mask's, or are cut."""
+        follows = assembly.merge is not None or self.stamps(has_mask=assembly.mask is not None)
+        return self.accumulators.is_ordered and not self.select and not follows
+
+    def unordered(self) -> Options:
+        """The same with rows in the order in which they are stored."""
+        return replace(self, accumulators=replace(self.accumulators, order="stored"))
+
+    def unblocked(self) -> Options:
+        """The same without blocks."""
+        return replace(self, accumulators=replace(self.accumulators, block=None))
+
     def tabled(self) -> Options:
         """The same with hash tables."""
         return replace(self, accumulators=replace(self.accumulators, kind="table"))
 
 
-__all__ = ["Accumulators", "Options"]
+__all__ = ["KINDS", "ORDERS", "Accumulators", "Options"]

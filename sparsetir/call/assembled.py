@@ -15,7 +15,7 @@ import numpy as np
 import tvm
 
 from sparsetir import interop
-from sparsetir.assemble import AssembledCompiled, Assembly, Options
+from sparsetir.assemble import Accumulators, AssembledCompiled, Assembly, Options
 from sparsetir.assemble.accumulators import DUMPS
 from sparsetir.assemble.c_interface import AssembledInterface
 from sparsetir.assemble.options import FUNCTIONS
@@ -23,12 +23,14 @@ from sparsetir.assemble.selection import ordered
 from sparsetir.call.arguments import Arguments, numpy_dtype
 from sparsetir.call.passing import argument_list
 from sparsetir.call.pattern_results import Pattern, as_object
+from sparsetir.call.row_orders import RowOrders, rows_axis
 from sparsetir.call.rows import CompressedRows
 from sparsetir.call.saving import Saved
 from sparsetir.call.signature import Signature
 from sparsetir.call.timing import Timing, measure
 from sparsetir.call.workspace import (
     PLACE_BYTES,
+    ROW_WORK,
     SERIAL_WORK,
     Call,
     Stamps,
@@ -41,11 +43,12 @@ from sparsetir.call.workspace import (
     merged_ranges,
     passed,
     running,
+    shared_out,
 )
 from sparsetir.compile.cache import compile_cached, write_one
 from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.export import export
-from sparsetir.errors import ArgumentTypeError, VerifyError
+from sparsetir.errors import ArgumentTypeError, LoweringError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.script.printer import script
 from sparsetir.shown import shown_signature
@@ -90,14 +93,31 @@ class AssembledKernel(Saved):
         self._shape = [Size(a.length) for a in (*self.assembly.rows, *self.assembly.axes)]
         self._rows = CompressedRows(self.signature)
         self.is_stamped = self.options.stamps(has_mask=self.assembly.mask is not None)
+        self.is_ordered = self.options.orders(self.assembly)
+        self._orders = self._row_orders()
         self._spare: list[Work] = []
         self._stamps: list[Stamps] = []
         self._rooms: list[list[np.ndarray]] = []
+
+    def _row_orders(self) -> RowOrders | None:
+        """Orders of the rows, where the functions take one."""
+        if not self.is_ordered:
+            return None
+        order, program = self.options.accumulators.order, self.assembly.source
+        axis = rows_axis(program, self.assembly.rows[-1]) if self.assembly.rows else None
+        if axis is None and order != "nonempty":
+            raise LoweringError(f"{self.name} has no compressed rows that an order {order!r} could compare")
+        return RowOrders(order, axis)
 
     @property
     def target(self) -> Any:
         """The TVM target it was compiled for."""
         return self.compiled.target
+
+    @property
+    def accumulators(self) -> Accumulators:
+        """How it collects rows."""
+        return self.options.accumulators
 
     def __repr__(self) -> str:
         return f"Kernel {self.name}{shown_signature(self.signature)}"
@@ -178,7 +198,9 @@ class AssembledKernel(Saved):
         if self.is_wide(args):
             return self.tabled.assemble(args, top, above)
         call = self.begin(args)
-        return self.one_phase(call, top, above) if self.is_roomy(call) else self.two_phases(call)
+        if not self.is_roomy(call):
+            return self.two_phases(call)
+        return self.one_phase(call, top, above) if call.order is None else self.ordered_rows(call)
 
     def is_wide(self, args: Arguments) -> bool:
         """Whether an element for every coordinate of a row takes too much memory."""
@@ -201,7 +223,8 @@ class AssembledKernel(Saved):
         if self.options.accumulators.counted:
             return False
         item = self.item_bytes(call.sizes, [r.dtype for r in self.assembly.results]) + self._key_dtype().itemsize
-        return call.bound is None or int(call.bound.sum()) * item <= ROOMY_BYTES
+        most = ROOMY_BYTES if call.order is None else KEPT_BYTES  # rows out of order are copied
+        return call.bound is None or int(call.bound.sum()) * item <= most
 
     def begin(self, args: Arguments) -> Call:
         """Count what the rows enter, and share them out."""
@@ -217,13 +240,14 @@ class AssembledKernel(Saved):
         threads = get_num_threads()
         if rows:
             self.run("bound", *common, threads if rows > SERIAL_WORK else 1, cost, bound)
-        work = np.cumsum(cost)
-        total = int(work[-1]) if rows else 0
-        chunks = max(1, min(threads, rows)) if total > SERIAL_WORK else 1
-        ranges = np.zeros(chunks + 1, np.int64)
-        ranges[1:] = np.searchsorted(work, np.arange(1, chunks + 1) * (total / chunks))
-        ranges[-1] = rows
-        return Call(common, args.sizes, rows, width, bound, ranges, initial)
+        order = None if self._orders is None else self._orders.of(args, bound, self._columns(args))
+        ranges = shared_out(cost if order is None else cost[order])
+        return Call(common, args.sizes, rows, width, bound, ranges, initial, order=order)
+
+    def _columns(self, args: Arguments) -> int:
+        """Of the rows that an order compares."""
+        axis = rows_axis(self.assembly.source, self.assembly.rows[-1])
+        return 0 if axis is None else int(Size(axis.length).at(args.sizes))
 
     def two_phases(self, call: Call) -> Pattern:
         """Find the length of every row, then write the rows where they belong."""
@@ -233,8 +257,28 @@ class AssembledKernel(Saved):
             self.run("symbolic", *call.split, length, *work.sizes, *work.marks, *work.masks)
         indptr = running(length)
         keys, values = self.entries(int(indptr[-1]), call.sizes)
-        self.numeric(call, work, length, indptr[call.ranges[:-1]], keys, values)
+        first = indptr[call.ranges[:-1]] if call.order is None else indptr[:-1]
+        self.numeric(call, work, length, first, keys, values)
         self._give_back(work)
+        return Pattern(self._held_shape(call), indptr, keys, values)
+
+    def ordered_rows(self, call: Call) -> Pattern:
+        """Write rows where they may begin at most, then copy them together."""
+        work = self.stamps(call) if self.is_stamped else self.take(call)
+        first = running(cast("np.ndarray", call.bound))
+        room = self.room(int(first[-1]), call.sizes)
+        ends = first[:-1].copy()
+        self.numeric(call, work, ends, first[:-1], room[0], room[1:])
+        self._give_back(work)
+        indptr = running(ends - first[:-1])
+        keys, values = self.entries(int(indptr[-1]), call.sizes)
+        if len(keys):
+            arrays = [a for pair in zip(room, [keys, *values], strict=True) for a in pair]
+            ranges = shared_out(np.diff(indptr) + ROW_WORK)
+            self.run(
+                "packed", *call.common, len(ranges) - 1, ranges, first[:-1], indptr, len(room[0]), len(keys), *arrays
+            )
+        self._rooms.append(room)
         return Pattern(self._held_shape(call), indptr, keys, values)
 
     def one_phase(self, call: Call, top: int | None = None, above: Any = None) -> Pattern:
@@ -353,7 +397,9 @@ class AssembledKernel(Saved):
             largest = 0 if call.bound is None else int(call.bound.max(initial=0))
             shapes = [(call.chunks, 2 << (largest | 1).bit_length())] * 2
         else:
-            shapes = [(call.chunks, n) for n in (call.width, words, words * WORD, -(-words // BYTES) * BYTES)]
+            tops = -(-words // WORD) * WORD
+            highs = -(-tops // (WORD * BYTES)) * BYTES
+            shapes = [(call.chunks, n) for n in (call.width, words, words * WORD, tops, highs)]
         elements = self.elements(call, shapes[0])
         held = kept(self._spare, *(shape for shape, _ in elements), shapes[1])
         if held is not None:
@@ -361,8 +407,8 @@ class AssembledKernel(Saved):
         arrays = [full(shape, dtype, v) for (shape, dtype), v in zip(elements, call.initial, strict=True)]
         allowed = [np.zeros((call.chunks, words), np.int64) for _ in self.assembly.filters]
         bits = full(shapes[1], np.dtype(np.int64), 0)
-        bytes_, top = [*(full(shape, np.dtype(np.uint8), 0) for shape in shapes[2:]), None, None][:2]
-        return Work(arrays, bits, bytes_, top, allowed)
+        bytes_, top, high = [*(full(shape, np.dtype(np.uint8), 0) for shape in shapes[2:]), None, None, None][:3]
+        return Work(arrays, bits, bytes_, top, high, allowed)
 
     def stamps(self, call: Call) -> Stamps:
         """What holds rows in the order of a mask, for as many chunks."""

@@ -10,6 +10,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.assemble import Accumulators, AssembledCompiled, Options, is_assembled
 from sparsetir.call.assembled import AssembledKernel
+from sparsetir.call.blocked import BlockedKernel
 from sparsetir.call.kernel import Convert, Kernel
 from sparsetir.compile.cache import compile_cached
 from sparsetir.compile.target import make_target
@@ -107,8 +108,14 @@ def _assembled(program: tirx.PrimFunc, target: Any, schedule: Any) -> AssembledK
 @uncollected
 def assembled_kernel(program: tirx.PrimFunc, target: Any = None, options: Options | None = None) -> AssembledKernel:
     """The kernel of a program that computes the pattern of its results."""
-    compiled = compile_cached(single(program), make_target(target, program), options, AssembledCompiled)
-    return AssembledKernel(cast("AssembledCompiled", compiled))
+    plain = None if options is None else options.unblocked()
+    compiled = cast(
+        "AssembledCompiled",
+        compile_cached(single(program), make_target(target, program), plain, AssembledCompiled),
+    )
+    if options is None or options.accumulators.block is None:
+        return AssembledKernel(compiled)
+    return BlockedKernel(compiled, options)
 
 
 def _kernel(program: tirx.PrimFunc, target: Any, schedule: Any, **facts: Any) -> Kernel:

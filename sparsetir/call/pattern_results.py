@@ -38,9 +38,7 @@ class Pattern:
     values: list[np.ndarray]
 
 
-def as_object(
-    pattern: Pattern, number: int, model: Any, *, is_last: bool = True, block: tuple[int, ...] = ()
-) -> Any:
+def as_object(pattern: Pattern, number: int, model: Any, *, is_last: bool = True, block: tuple[int, ...] = ()) -> Any:
     """Result `number`, in the class of `model` where that holds such a result; the last one takes the arrays.
 
     With a `block` it has dense axes of these lengths behind the computed ones: it is a list of its elements, or, where

@@ -30,6 +30,7 @@ class Work:
     bits: np.ndarray
     bytes: np.ndarray | None
     top: np.ndarray | None
+    high: np.ndarray | None
     allowed: list[np.ndarray]
 
     @property
@@ -49,7 +50,7 @@ class Work:
     @property
     def marks(self) -> list[np.ndarray]:
         """What tells which coordinates are there."""
-        return [a for a in (self.bits, self.bytes, self.top) if a is not None]
+        return [a for a in (self.bits, self.bytes, self.top, self.high) if a is not None]
 
     @property
     def masks(self) -> list[Any]:
@@ -58,8 +59,8 @@ class Work:
 
     @property
     def sizes(self) -> list[int]:
-        """How many words a bitmap has, and how many the one above it."""
-        return [self.bits.shape[1], 0 if self.top is None else self.top.shape[1]]
+        """How many words a bitmap has, and how many bytes what is above it."""
+        return [self.bits.shape[1], *(0 if a is None else a.shape[1] for a in (self.top, self.high))]
 
     @property
     def params(self) -> list[Any]:
@@ -112,6 +113,7 @@ class Call:
     ranges: np.ndarray
     initial: list[Any]
     pointers: list[np.ndarray] = field(default_factory=list)
+    order: np.ndarray | None = None
     chunks: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,7 +122,8 @@ class Call:
     @property
     def split(self) -> list[Any]:
         """What every function but the first takes of it."""
-        return [*self.common, self.chunks, self.ranges, *([] if self.bound is None else [self.bound])]
+        order = [] if self.order is None else [len(self.order), self.order]
+        return [*self.common, self.chunks, self.ranges, *order, *([] if self.bound is None else [self.bound])]
 
 
 Held = TypeVar("Held", Work, Stamps)
@@ -142,6 +145,17 @@ def merged_ranges(pointers: list[np.ndarray], rows: int) -> np.ndarray:
     chunks = max(1, min(get_num_threads(), rows)) if total > SERIAL_WORK else 1
     cuts = [bisect_left(range(rows), total * c // chunks, key=work) for c in range(1, chunks)]
     return np.array([0, *cuts, rows], np.int64)
+
+
+def shared_out(cost: np.ndarray) -> np.ndarray:
+    """Chunks of rows with as much work each."""
+    work = np.cumsum(cost)
+    total = int(work[-1]) if len(work) else 0
+    chunks = max(1, min(get_num_threads(), len(work))) if total > SERIAL_WORK else 1
+    ranges = np.zeros(chunks + 1, np.int64)
+    ranges[1:] = np.searchsorted(work, np.arange(1, chunks + 1) * (total / chunks))
+    ranges[-1] = len(work)
+    return ranges
 
 
 def merged_bound(call: Call, how: str, begin: int, end: int) -> int:
@@ -193,6 +207,7 @@ def passed(value: Any) -> Any:
 
 __all__ = [
     "PLACE_BYTES",
+    "ROW_WORK",
     "SERIAL_WORK",
     "Call",
     "Stamps",
@@ -205,4 +220,5 @@ __all__ = [
     "merged_ranges",
     "passed",
     "running",
+    "shared_out",
 ]

@@ -287,9 +287,7 @@ def plan(
     return _steps(task, order, goal), goal
 
 
-def _masked(
-    task: Task, goal: Target, sizes: Mapping[str, int], stored: Sequence[float | None]
-) -> MaskedStep | None:
+def _masked(task: Task, goal: Target, sizes: Mapping[str, int], stored: Sequence[float | None]) -> MaskedStep | None:
     """The expression as a product under a mask, where it is one of scipy's matrices and searches would take longer."""
     terms = task.terms.inputs
     is_plain = task.ring.is_usual and all(k.family == "scipy" and k.layout is not None for k in task.kinds)
