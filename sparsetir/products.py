@@ -11,15 +11,14 @@ import scipy.sparse as sp
 
 from sparsetir import interop, ops
 from sparsetir.assemble import Options
-from sparsetir.call.arguments import numpy_dtype
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.make import assembled_kernel
 from sparsetir.call.pattern_results import Pattern
+from sparsetir.call.selecting import least_of, top_of
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor
 from sparsetir.rules import VALUE_DTYPES
-from sparsetir.scalars import as_whole
 
 LARGEST_INT32 = 2**31 - 1
 
@@ -90,7 +89,7 @@ def matmul(
     if not selects:
         return operands.like_first(kernel(**named))
     args = kernel.prepare((), named)
-    pattern = kernel.assemble(args, _top(top), _least(above, operands.dtype))
+    pattern = kernel.assemble(args, top_of(top), least_of(above, operands.dtype))
     return operands.like_first(kernel.returned(args, pattern, named))
 
 
@@ -352,26 +351,6 @@ def _mask(mask: Any, shape: tuple[int, int], operands: _Operands) -> Any:
     made.indptr, made.indices = parts
     made.data = np.ones(len(parts[1]), np.bool_)
     return made
-
-
-def _top(top: Any) -> int | None:
-    number = as_whole(top)
-    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-        raise ArgumentError(f"top is how many entries of a row are kept, at least 1; found {top!r}")
-    return number
-
-
-def _least(above: Any, dtype: str) -> Any:
-    """The least value above a number, or the least of all; NaN is above none."""
-    kind = numpy_dtype(dtype)
-    if kind.kind in "fV":
-        return -np.inf if above is None else float(np.nextafter(kind.type(above), kind.type(np.inf)))
-    low, high = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-    if above is None or above < low:
-        return low
-    if above >= high:
-        raise ArgumentError(f"above is less than the largest {dtype}, {high}; found {above!r}")
-    return int(np.floor(above)) + 1
 
 
 class _Operands(dict[str, Any]):

@@ -21,12 +21,10 @@ import scipy.sparse as sp
 import sparsetir
 from corpus.computed import PROGRAMS, SHAPES, draw_arguments, matrix
 from each import FULL
-from sparsetir.assemble import Options
 from sparsetir.assemble.c_interface import AssembledInterface
 from sparsetir.call.arguments import Arguments, numpy_dtype
 from sparsetir.call.assembled import AssembledKernel
-from sparsetir.call.make import assembled_kernel
-from sparsetir.errors import LoweringError
+from sparsetir.errors import ArgumentError, LoweringError
 
 CC = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 READY = {name: getattr(sparsetir.ops, name) for name in ("spgemm", "masked_spgemm", "add", "multiply")}
@@ -195,11 +193,31 @@ class limited_memory:
         resource.setrlimit(resource.RLIMIT_AS, self.before)
 
 
-def test_selecting_kernels_are_refused(tmp_path: Path) -> None:
-    kernel = assembled_kernel(sparsetir.ops.spgemm(), None, Options(select=True))
-    with pytest.raises(LoweringError, match=r"spgemm selects entries .* which exported kernels do not"):
-        kernel.export(tmp_path / "libf.so")
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize("name", ["spgemm", "masked_spgemm"])
+def test_the_largest_of_each_row(name: str, tmp_path: Path) -> None:
+    kernel = sparsetir.build(READY[name]()).selecting()
+    library = Exported(kernel, kernel.export(tmp_path / "libf.so").with_suffix(".so"))
+    assert "A top of 0 keeps all" in (tmp_path / "libf.h").read_text()
+    for threads, rows, density in ((1, 600, 0.02), (2, 600, 0.03), (2, 30, 0.5), (1, 20, 0.0)):
+        library.function(library.loaded, "_set_num_threads")(threads)
+        args = kernel.prepare((), operands(name, rows, density))
+        for top, least in ((None, -np.inf), (1, -np.inf), (3, 2.0), (10**9, -1.0), (None, np.inf)):
+            wanted = kernel.assemble(args, top, least)
+            found = library.call(args, top=np.int64(top or 0), least=np.float32(least))
+            assert found is not None, library.message
+            pairs = zip((wanted.indptr, wanted.keys, *wanted.values), found, strict=True)
+            assert all(one.tobytes() == other.tobytes() for one, other in pairs), (threads, rows, top, least)
+
+
+def test_a_kernel_that_selects_is_called_like_matmul() -> None:
+    kernel = sparsetir.build(sparsetir.ops.spgemm()).selecting()
+    given = operands("spgemm", 60, 0.1)
+    for how in ({"top": 2}, {"above": 3}, {"top": 4, "above": -1}, {}):
+        assert (kernel(**given, **how) != sparsetir.matmul(given["A"], given["B"], **how)).nnz == 0
+    with pytest.raises(ArgumentError, match="at least 1; found 0"):
+        kernel(**given, top=0)
+    with pytest.raises(LoweringError, match="add merges rows: the largest entries are those of one product"):
+        sparsetir.build(sparsetir.ops.add()).selecting()
 
 
 C_PROGRAM = """\

@@ -30,6 +30,10 @@ struct assembly {
   int member_count, is_union;
   int64_t **indptr;
   void **keys;
+  int selects;  /* the `top` largest entries of a row, all if that is 0, of those that are at least `least` */
+  int64_t top;
+  TVMFFIAny least;
+  DLDataType ordered; /* of a value that is compared */
 };
 
 static const DLDataType RT_LONG = {kDLInt, 64, 1}, RT_INT = {kDLInt, 32, 1}, RT_BYTE = {kDLUInt, 8, 1};
@@ -163,9 +167,14 @@ struct split {
   int64_t *ranges, *bound;
 };
 
-static int rt_take_tables(struct work *w, const struct assembly *s, const struct split *split, struct held *held) {
+static int64_t rt_largest(const struct assembly *s, const struct split *split) {
   int64_t largest = 1;
   for (int64_t row = 0; row < s->rows; ++row) largest = split->bound[row] > largest ? split->bound[row] : largest;
+  return largest;
+}
+
+static int rt_take_tables(struct work *w, const struct assembly *s, const struct split *split, struct held *held) {
+  int64_t largest = rt_largest(s, split);
   w->width = w->words = INT64_C(2) << (64 - __builtin_clzll((unsigned long long)largest));
   w->tops = w->highs = 0;
   rt_take_arrays(w, s, split->chunks, w->width, held);
@@ -273,12 +282,18 @@ static int64_t rt_merged_places(const struct assembly *s, const struct split *sp
   return total;
 }
 
-/* As many entries as each row has at most. */
+/* As many entries as each row has at most. Before the largest of a row are chosen all of it stand there. */
 static int64_t rt_bounded_places(const struct assembly *s, const struct split *split, int64_t *first) {
   int64_t total = 0;
   for (int c = 0; c < split->chunks; ++c) {
+    int64_t largest = 0;
     first[c] = total;
-    for (int64_t row = split->ranges[c]; row < split->ranges[c + 1]; ++row) total += split->bound[row];
+    for (int64_t row = split->ranges[c]; row < split->ranges[c + 1]; ++row) {
+      int64_t count = split->bound[row];
+      largest = count > largest ? count : largest;
+      total += s->selects && s->top > 0 && s->top < count ? s->top : count;
+    }
+    if (s->selects && s->top > 0) total += largest;
   }
   return total;
 }
@@ -312,6 +327,14 @@ static int rt_numeric(const struct assembly *s, const struct split *split, const
     rt_push_blocks(&a, *s->results[n].out, s->results[n].dtype, 1, capacity, 0, &s->results[n]);
   if (s->is_stamped) rt_push_stamps(&a, work, s, split->chunks);
   else rt_push_work(&a, work, s, split->chunks, 1);
+  if (s->selects) {
+    int64_t largest = rt_largest(s, split), most = s->top > 0 && s->top < largest ? s->top : largest;
+    void *heap = rt_hold(held, split->chunks * most, s->ordered.bits / 8);
+    if (held->failed) return -1;
+    rt_push(&a, most);
+    a.values[a.count++] = s->least;
+    rt_push_table(&a, heap, s->ordered, 2, split->chunks, most);
+  }
   return rt_run(s->numeric, &a);
 }
 

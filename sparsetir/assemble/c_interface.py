@@ -8,13 +8,20 @@ from pathlib import Path
 
 import numpy as np
 from tvm import ir, tirx
+from tvm.ir import Var
 
 from sparsetir.assemble.options import Options
 from sparsetir.assemble.program import Assembly, Result
+from sparsetir.assemble.selection import ordered
 from sparsetir.compile.c_interface import TYPES, Exportable, Interface, identifier, machine_code, plain
-from sparsetir.errors import LoweringError
 
 RUNTIME = Path(__file__).with_name("assemble_runtime.c")
+
+
+SELECTED = (
+    "Of each row the top entries with the largest values are kept, of equal ones those in the first columns, if their",
+    "values are at least least; NaN is not. A top of 0 keeps all such.",
+)
 
 
 class AssembledInterface(Interface):
@@ -32,21 +39,36 @@ class AssembledInterface(Interface):
     Raises
     ------
     LoweringError
-        A parameter that has no plain C type, or a kernel that selects entries.
+        A parameter that has no plain C type.
+
+    Notes
+    -----
+    A kernel that selects has two parameters more, ``top`` and ``least``.
     """
 
     least_rank = 2
 
     def __init__(self, kernel: Exportable, assembly: Assembly, options: Options) -> None:
-        if options.select:
-            raise LoweringError(f"{kernel.name} selects entries of its rows, which exported kernels do not yet")
-        self.assembly, self.is_table = assembly, options.accumulators.is_table
+        self.assembly, self.is_table, self.selects = assembly, options.accumulators.is_table, options.select
         self.is_stamped = options.stamps(has_mask=assembly.mask is not None)
         params = [p for p in assembly.func.params if not tirx.is_buffer_var(p) or assembly.result_of(p) is None]
-        super().__init__(kernel, self.ownership, params)
+        super().__init__(kernel, self.ownership, [*params, *self.chosen_by])
         chain = "_".join(a.name for a in assembly.axes)
         self.indptr, self.indices = (identifier(f"{chain}_{array}", self.taken) for array in ("indptr", "indices"))
         self.values = [identifier(r.storage, self.taken) for r in assembly.results]
+
+    @property
+    def chosen_by(self) -> list[Var]:
+        """What a kernel that selects is told besides."""
+        if not self.selects:
+            return []
+        least = ordered(self.assembly.results[0].dtype)
+        return [Var("top", ir.PrimType("int64")), Var("least", ir.PrimType(least))]
+
+    @property
+    def passed(self) -> str:
+        count = len(self.given) - len(self.chosen_by)
+        return ", ".join(self._passed(at, p, self.places) for at, p in enumerate(self.given[:count])) or "{0}"
 
     @property
     def ownership(self) -> list[str]:
@@ -55,6 +77,7 @@ class AssembledInterface(Interface):
             "The function allocates its results, and sets them to NULL if it fails. Free each with",
             f"{identifier(self.assembly.name, set())}_free, also where it has no entries.",
             "The row pointers count the entries: the last one is their number. The entries of a row are sorted.",
+            *(SELECTED if self.selects else ()),
         ]
 
     @cached_property
@@ -101,7 +124,7 @@ class AssembledInterface(Interface):
         """The compiled ones that are called."""
         if self.assembly.merge is not None:
             return ["numeric"]
-        return ["bound", "numeric"] if self.is_stamped else ["bound", "symbolic", "numeric"]
+        return ["bound", "numeric"] if self.is_stamped or self.selects else ["bound", "symbolic", "numeric"]
 
     @property
     def rows(self) -> ir.Expr | None:
@@ -112,6 +135,15 @@ class AssembledInterface(Interface):
         """Whether a coordinate has a block of elements, and how many it has."""
         return f"1, {' * '.join(f'({self.size_of(n)})' for n in result.inner)}" if result.inner else "0, 1"
 
+    @property
+    def selection(self) -> list[str]:
+        """The fields of what is selected."""
+        if not self.selects:
+            return []
+        top, least = len(self.given) - 2, len(self.given) - 1
+        value = self._passed(least, self.given[least], self.places)
+        return [f".selects = 1, .top = p{top}, .least = {value}, .ordered = {_dtype(self.given[least].dtype)}"]
+
     def called(self) -> list[str]:
         merge, filters = self.assembly.merge, self.assembly.filters
         offsets = [] if merge is None else [str(a.indptr.name) for a in merge.members if a.indptr is not None]
@@ -119,7 +151,7 @@ class AssembledInterface(Interface):
         width = "0" if merge is not None else " * ".join(f"({self.size_of(a.length)})" for a in self.assembly.axes)
         fields = [
             ", ".join(f".{name} = code_{name}" for name in self.functions),
-            f".common = common, .common_count = {len(self.given)}",
+            f".common = common, .common_count = {len(self.given) - len(self.chosen_by)}",
             f".is_stamped = {int(self.is_stamped)}, .is_table = {int(self.is_table)}",
             f".rows = {'1' if self.rows is None else self.size_of(self.rows)}, .width = {width}",
             f".key = {_dtype(self.assembly.key_dtype)}",
@@ -127,6 +159,7 @@ class AssembledInterface(Interface):
             f".members = members, .member_count = {len(members)}",
             f".is_union = {int(merge is not None and merge.how == 'union')}",
             ".indptr = r0, .keys = (void **)r1",
+            *self.selection,
         ]
         results = (
             f"{{{_dtype(r.dtype)}, {_dtype(r.held_dtype)}, UINT64_C({_bits(r)}), (void **)r{at}, {self.block(r)}}}"

@@ -26,6 +26,7 @@ from sparsetir.call.pattern_results import Pattern, as_object
 from sparsetir.call.row_orders import RowOrders, rows_axis
 from sparsetir.call.rows import CompressedRows
 from sparsetir.call.saving import Saved
+from sparsetir.call.selecting import least_of, top_of
 from sparsetir.call.signature import Signature
 from sparsetir.call.timing import Timing, measure
 from sparsetir.call.workspace import (
@@ -146,8 +147,42 @@ class AssembledKernel(Saved):
         StructureError
             Index arrays that are not what the axes promise.
         """
+        chosen = self._chosen(arguments) if self.options.select else ()
         args = self.prepare(unnamed, arguments)
-        return self.returned(args, self.assemble(args), arguments)
+        return self.returned(args, self.assemble(args, *chosen), arguments)
+
+    def _chosen(self, arguments: dict[str, Any]) -> tuple[int | None, Any]:
+        """What is kept of each row, taken out of the arguments of a call."""
+        top, above = (arguments.pop(name, None) for name in ("top", "above"))
+        return top_of(top), least_of(above, self.assembly.results[0].dtype)
+
+    def selecting(self) -> AssembledKernel:
+        """The kernel that keeps the largest entries of each row, told how many by ``top=`` and ``above=``.
+
+        Returns
+        -------
+        AssembledKernel
+            Called as this one, with two arguments more, which mean what they do to `sparsetir.matmul`.
+
+        Raises
+        ------
+        LoweringError
+            There are several results, blocks of elements, or the rows of operands are merged.
+
+        Examples
+        --------
+        >>> import numpy as np, scipy.sparse as sp, sparsetir
+        >>> largest = sparsetir.build(sparsetir.ops.spgemm()).selecting()
+        >>> A = sp.csr_array(np.array([[0, 2], [3, 4]], "float32"))
+        >>> largest(A=A, B=A, top=1).toarray().tolist()
+        [[0.0, 8.0], [0.0, 22.0]]
+        """
+        if self.assembly.merge is not None or len(self.assembly.results) > 1:
+            reason = "merges rows" if self.assembly.merge is not None else "has several results"
+            raise LoweringError(f"{self.name} {reason}: the largest entries are those of one product")
+        options = replace(self.options, select=True)
+        made = compile_cached(self.func, self.compiled.target, options, AssembledCompiled)
+        return AssembledKernel(cast("AssembledCompiled", made))
 
     def prepare(self, unnamed: tuple[Any, ...], arguments: dict[str, Any]) -> Arguments:
         """The arguments of a call, checked in full."""
@@ -188,8 +223,9 @@ class AssembledKernel(Saved):
         **arguments
             As for a call.
         """
+        chosen = self._chosen(arguments) if self.options.select else ()
         args = self.prepare((), arguments)
-        return measure(lambda: self.assemble(args), seconds=seconds)
+        return measure(lambda: self.assemble(args, *chosen), seconds=seconds)
 
     # ------------------------------------------------------------------ the pattern and its values
 
@@ -452,9 +488,9 @@ class AssembledKernel(Saved):
             return self.compiled
         return self.with_functions(name)
 
-    def with_functions(self, *names: str) -> AssembledCompiled:
+    def with_functions(self, *names: str, options: Options | None = None) -> AssembledCompiled:
         """These functions, compiled."""
-        options = replace(self.options, functions=names)
+        options = replace(options or self.options, functions=names)
         made = compile_cached(self.func, self.compiled.target, options, AssembledCompiled)
         return cast("AssembledCompiled", made)
 
@@ -462,10 +498,13 @@ class AssembledKernel(Saved):
         """Write a shared library and a C header that run without Python; see `Kernel.export`.
 
         The function allocates row pointers, coordinates and values of the result; the header says how to free them.
+        That of a kernel that selects takes two parameters more: ``top``, 0 for all, and ``least``, the least value that
+        is kept.
         An accumulator has an element for each column and thread; that of a kernel built with
         ``schedule=Accumulators(kind="table")`` for each entry of the longest row.
         """
-        whole = AssembledKernel(self.with_functions(*FUNCTIONS))
+        # The rows of the C function are computed as they are stored, which gives the same result.
+        whole = AssembledKernel(self.with_functions(*FUNCTIONS, options=self.options.unordered()))
         interface = AssembledInterface(whole, whole.assembly, whole.options)
         return export(whole, Path(path), Path(header) if header is not None else None, interface=interface)
 
