@@ -339,6 +339,17 @@ def test_gradients_of_gradients_are_refused():
             r"v is \[5, 3, 1\] of float64, expected \[5, heads, out\] with the dtype and heads of \[4, 2\] of float64",
         ),
         (lambda g: g.additive_attention(real(4), real(5, 1), real(5, 1)), ArgumentError, "targets and sources with"),
+        (
+            lambda g: g.additive_attention(real(4), real(5), real(5, 1), real(1)),
+            ArgumentError,
+            "slope is a finite number",
+        ),
+        (lambda g: g.attention(real(4, 2), real(5, 2), real(5, 2), np.nan), ArgumentError, "scale is a finite number"),
+        (
+            lambda g: g.attention(real(4, 2), real(5, 2), real(5, 2), real(2)),
+            ArgumentError,
+            "scale is one number, found",
+        ),
     ],
 )
 def test_wrong_operands(call, error, message):
@@ -364,3 +375,68 @@ def test_wrong_operands(call, error, message):
 def test_what_is_no_graph(graph, num_nodes, error, message):
     with pytest.raises(error, match=message):
         Graph(graph, num_nodes)
+
+
+def test_transforms_of_functions_are_refused():
+    made, x = Graph(INDEX, (N, M)), real(N, 2)
+    for call in (
+        torch.func.grad(lambda x: made.spmm(x).sum()),
+        torch.func.vmap(made.spmm),
+        torch.func.jacfwd(made.spmm),
+    ):
+        with pytest.raises(LoweringError, match=r"transforms of torch.func .* differentiate with torch.autograd"):
+            call(x if call is not torch.func.vmap else x[None])
+    forward = torch.autograd.forward_ad
+    with forward.dual_level(), pytest.raises(LoweringError, match="SpMM has kernels for gradients backward, none for"):
+        made.spmm(forward.make_dual(x, x))
+    (x,) = wanting(x)
+    y = made.spmm(x)
+    with pytest.raises(LoweringError, match="SpMM are kernels for one gradient at a time: leave out is_grads_batched"):
+        torch.autograd.grad(y, x, real(3, *y.shape), is_grads_batched=True)
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_the_weight_of_a_graph_that_changes(is_trained):
+    matrix = sp.coo_array(([1.0, 2.0, 3.0], ([2, 0, 1], [0, 1, 2])), shape=(3, 3))
+    made, x = Graph(matrix), real(3, 2)
+    assert not made.is_sorted
+    made.weight.requires_grad_(is_trained)
+    for factor in (1, 2, 4):
+        y = made.spmm(x)
+        close(y, factor * torch.from_numpy(matrix @ x.numpy()))
+        if is_trained:
+            (gradient,) = torch.autograd.grad(y.sum(), made.weight)
+            close(gradient, x.sum(1)[matrix.coords[1]])
+        with torch.no_grad():
+            made.weight.mul_(2)
+    close(made.weighted(torch.ones(3, dtype=torch.float64)).spmm(x), x[[1, 2, 0]])
+
+
+def test_scales_of_any_kind_are_operands():
+    made, (q, k, v, scale) = Graph(INDEX, (N, M)), wanting(real(M, 3), real(N, 3), real(N, 2), torch.tensor(0.3))
+    for number in (scale, 0.3, -2.0):
+        y, expected = made.attention(q, k, v, number), made.spmm(v, made.softmax(made.sddmm(q, k) * number))
+        close(y, expected, 1e-6)
+    y = made.attention(q, k, v, scale)
+    expected = made.spmm(v, made.softmax(made.sddmm(q, k) * scale))
+    close(torch.autograd.grad(y.sum(), scale), torch.autograd.grad(expected.sum(), scale), 1e-6)
+    assert made.attention(q[:, :0], k[:, :0], v).shape == (M, 2)
+
+
+def test_operands_inside_autocast_are_of_the_widest_dtype():
+    matrix = sp.random_array((4, 4), density=0.5, dtype="float32", rng=np.random.default_rng(0))
+    made, layer = Graph(matrix), torch.nn.Linear(3, 3)
+    x = torch.randn(4, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, alone = made.spmm(layer(x)), made.weighted(None).spmm(layer(x))
+        mixed = made.weighted(None).attention(x, layer(x), layer(x))
+    assert (y.dtype, alone.dtype, mixed.dtype) == (torch.float32, torch.bfloat16, torch.float32)
+    close(y, torch.from_numpy(matrix @ layer(x).detach().numpy()), 0.05)
+    y.sum().backward()
+    assert layer.weight.grad.dtype is torch.float32
+
+
+def test_an_edge_index_that_knows_its_sizes():
+    geometric = pytest.importorskip("torch_geometric")
+    assert Graph(geometric.EdgeIndex(INDEX, sparse_size=(7, 6))).shape == (6, 7)
+    assert Graph(geometric.EdgeIndex(INDEX, sparse_size=(None, 6))).shape == (5, 5)

@@ -192,6 +192,54 @@ def test_a_pruned_model_learns():
     assert losses[-1] < 0.3 * losses[0]
 
 
+def test_what_is_frozen_stays_so():
+    model = torch.nn.Linear(4, 4)
+    model.weight.requires_grad_(False)
+    made = sparsify_(model, 0.5)
+    assert (made.values.requires_grad, made.bias.requires_grad) == (False, True)
+
+
+def test_a_weight_that_hooks_make_in_each_pass():
+    layer = torch.nn.Linear(8, 8)
+    torch.nn.utils.prune.l1_unstructured(layer, "weight", 0.5)
+    with torch.no_grad():
+        layer.weight_orig.mul_(2)  # as an optimizer does after the last pass
+    made, x = SparseLinear.from_dense(layer), torch.randn(3, 8)
+    torch.testing.assert_close(made(x), layer(x))
+    assert made.graph.num_edges == 32
+
+
+def test_a_transformer_is_made_sparse():
+    torch.manual_seed(0)
+    model = sparsify_(torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 0.4)
+    x = torch.randn(2, 3, 8)
+    expected = model(x)
+    with torch.inference_mode():
+        torch.testing.assert_close(model.eval()(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bits(dtype):
+    layer, x = SparseLinear(IN, OUT, density=0.4), torch.randn(3, IN)
+    with torch.autocast("cpu", dtype=dtype):
+        inner = layer(torch.nn.Identity()(x))
+        assert inner.dtype is torch.nn.Linear(IN, OUT)(x).dtype is dtype
+        inner.sum().backward()
+    assert layer.values.grad.dtype is torch.float32
+    torch.testing.assert_close(inner.float(), dense(layer)(x), rtol=0.03, atol=0.03)
+    narrow = layer.to(dtype)
+    assert narrow.weight.dtype == np.float32
+    torch.testing.assert_close(narrow(x.to(dtype)).float(), dense(narrow.float())(x), rtol=0.03, atol=0.03)
+
+
+def test_a_layer_without_memory_is_filled_by_a_state(layer):
+    with torch.device("meta"):
+        empty = SparseLinear(IN, OUT, dtype=torch.float64)
+    empty.load_state_dict(layer.state_dict(), assign=True)
+    x = torch.randn(3, IN, dtype=torch.float64)
+    torch.testing.assert_close(empty(x), layer(x))
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -206,6 +254,9 @@ def test_a_pruned_model_learns():
             ArgumentError,
             "layers are 0",
         ),
+        (lambda m: m(torch.eye(IN).double().to_sparse()), ArgumentTypeError, "x is a dense tensor on the cpu, found"),
+        (lambda m: torch.sum(m.weight), ArgumentTypeError, "torch's sum was called with the weight of a SparseLinear"),
+        (lambda m: sparsify_(torch.nn.LazyLinear(3), 0.5), ArgumentError, "no weights yet: call the model once"),
         (lambda m: sparsify_(tied(), 0.5), ArgumentError, r"1 shares its weight with 0: pass skip=\['1'\]"),
     ],
 )

@@ -49,19 +49,47 @@ class _Refused(Function):
 def once(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Run a backward function without gradients, and refuse to differentiate what it returns."""
 
+    def run(ctx: Any, *gradients: Any) -> Any:
+        try:
+            return backward(ctx, *gradients)
+        except RuntimeError:
+            if any(map(_is_batched, gradients)):
+                fault = f"the gradients of {_name_of(ctx)} are kernels for one gradient at a time"
+                raise LoweringError(f"{fault}: leave out is_grads_batched=True, or vectorize=True") from None
+            raise
+
     @wraps(backward)
     def wrapper(ctx: Any, *gradients: Any) -> Any:
         if not torch.is_grad_enabled():
-            return backward(ctx, *gradients)
+            return run(ctx, *gradients)
         with torch.no_grad():
-            found = backward(ctx, *gradients)
+            found = run(ctx, *gradients)
         if not any(g.requires_grad for g in (*gradients, *ctx.saved_tensors) if g is not None):
             return found
-        name, sources = type(ctx).__name__.removesuffix("Backward"), (*gradients, *ctx.saved_tensors)
+        name, sources = _name_of(ctx), (*gradients, *ctx.saved_tensors)
         refuse = lambda g: g if g is None else _Refused.apply(name, g, *(s for s in sources if s is not None))  # noqa: E731
         return tuple(map(refuse, found)) if isinstance(found, tuple) else refuse(found)
 
     return wrapper
+
+
+def _name_of(ctx: Any) -> str:
+    """The name of the function that a context is of."""
+    return type(ctx).__name__.removesuffix("Backward")
+
+
+def _is_batched(gradient: Any) -> bool:
+    """Whether torch passes many gradients as one."""
+    return isinstance(gradient, Tensor) and "Batched" in str(torch._C._dispatch_keys(gradient))
+
+
+class KernelFunction(Function):
+    """A function whose gradients go backward only."""
+
+    @staticmethod
+    def jvp(ctx: Any, *_tangents: Any) -> Any:
+        fault = f"{_name_of(ctx)} has kernels for gradients backward, none for those forward"
+        raise LoweringError(f"{fault}: use torch.autograd.grad; or dense operations")
 
 
 class Graphs:
@@ -75,7 +103,7 @@ class Graphs:
         return self.rows.transposed
 
 
-class SpMM(Function):
+class SpMM(KernelFunction):
     """Sums and means of neighbours."""
 
     @staticmethod
@@ -101,7 +129,7 @@ class SpMM(Function):
         return None, None, None, g_weight, g_x
 
 
-class Linear(Function):
+class Linear(KernelFunction):
     """A layer ``x @ W.T``, W the matrix of the graph."""
 
     @staticmethod
@@ -122,7 +150,7 @@ class Linear(Function):
         return None, g_values, g_x
 
 
-class Extreme(Function):
+class Extreme(KernelFunction):
     """Maxima and minima of neighbours; equal ones share a gradient evenly."""
 
     @staticmethod
@@ -146,7 +174,7 @@ class Extreme(Function):
         return None, None, None, g_weight, g_x
 
 
-class SDDMM(Function):
+class SDDMM(KernelFunction):
     """Dot products along edges."""
 
     @staticmethod
@@ -168,7 +196,7 @@ class SDDMM(Function):
         return None, None, g_q, g_k
 
 
-class EdgeSum(Function):
+class EdgeSum(KernelFunction):
     """Sums of the values of the two ends of edges."""
 
     @staticmethod
@@ -188,7 +216,7 @@ class EdgeSum(Function):
         return None, None, g_rows, g_columns
 
 
-class Softmax(Function):
+class Softmax(KernelFunction):
     """The softmax of the edges of each row."""
 
     @staticmethod
@@ -206,7 +234,7 @@ class Softmax(Function):
         return None, None, rows.run("softmax_gradient", dtype, ctx.inner, p__data=p, g_data=g.contiguous())
 
 
-class Attention(Function):
+class Attention(KernelFunction):
     """Attention along edges: one kernel forward, and backward one by rows and one by columns."""
 
     @staticmethod
@@ -233,7 +261,7 @@ class Attention(Function):
         return None, None, None, g_q, g_k, g_v
 
 
-class Additive(Function):
+class Additive(KernelFunction):
     """Attention whose scores are sums of what the ends of edges have: kernels as those of `Attention`."""
 
     @staticmethod
@@ -261,7 +289,7 @@ class Additive(Function):
         return None, None, None, g_t, g_s, g_v
 
 
-class Reorder(Function):
+class Reorder(KernelFunction):
     """Values of edges in another order."""
 
     @staticmethod
@@ -283,6 +311,7 @@ __all__ = [
     "EdgeSum",
     "Extreme",
     "Graphs",
+    "KernelFunction",
     "Linear",
     "Reorder",
     "Softmax",

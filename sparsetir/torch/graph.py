@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+import math
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.torch import functions, structure
 from sparsetir.torch.programs import Sizes
 
@@ -112,7 +113,6 @@ class Graph(functions.Graphs):
         """The same graph with another default weight of edges, or with none; the structure is shared."""
         made = object.__new__(Graph)
         vars(made).update(vars(self), weight=weight)
-        vars(made).pop("_own", None)
         return made
 
     def __deepcopy__(self, _memo: Any) -> Graph:
@@ -143,11 +143,13 @@ class Graph(functions.Graphs):
         ArgumentTypeError, ArgumentError
             Tensors of other dtypes, devices or shapes.
         """
+        weight = self.weight if weight is None else weight
+        x, weight = _alike(x, weight)
         if self.is_to_trace(x):
-            return self._traced("spmm", [x, self.weight if weight is None else weight], reduce=reduce)
+            return self._traced("spmm", [x, weight], reduce=reduce)
         self._check(x=x, weight=weight)
         self._check_nodes("x", x, self.shape[1])
-        edges = self._own if weight is None else self.by_rows(weight)
+        edges = None if weight is None else self._own if weight is self.weight else self.by_rows(weight)
         if edges is not None and edges.dtype is not x.dtype:
             raise ArgumentTypeError(f"x and weight must have one dtype; x is {x.dtype} and weight is {edges.dtype}")
         x, inner, shape = self._product(x.contiguous(), edges)
@@ -170,6 +172,7 @@ class Graph(functions.Graphs):
         Tensor
             [edges] or [edges, heads], in the order in which the graph was given.
         """
+        q, k = _alike(q, k)
         if self.is_to_trace(q):
             return self._traced("sddmm", [q, k])
         self._check(q=q, k=k)
@@ -189,6 +192,7 @@ class Graph(functions.Graphs):
         Tensor
             [edges] or [edges, heads], in the order in which the graph was given.
         """
+        targets, sources = _alike(targets, sources)
         if self.is_to_trace(targets):
             return self._traced("edge_sum", [targets, sources])
         self._check(targets=targets, sources=sources)
@@ -223,14 +227,16 @@ class Graph(functions.Graphs):
         ----------
         q, k, v : Tensor
             [m, features], [n, features] and [n, out], or each with heads, [m, heads, features].
-        scale : float, optional
-            Default: ``features ** -0.5``.
+        scale : float or Tensor, optional
+            A number, which may be trained. Default: ``features ** -0.5``.
 
         Returns
         -------
         Tensor
             [m, out] or [m, heads, out]; 0 for rows without edges.
         """
+        q, k, v = _alike(q, k, v)
+        q, scale = _scaled(q, scale)
         if self.is_to_trace(q):
             return self._traced("attention", [q, k, v], scale=scale)
         self._check(q=q, k=k, v=v)
@@ -239,7 +245,7 @@ class Graph(functions.Graphs):
         if v.dim() != q.dim() or v.dtype is not q.dtype or v.shape[1:-1] != q.shape[1:-1]:
             raise ArgumentError(f"v is {_shown(v)}, expected the dtype and the heads of q, {_shown(q)}")
         out: Sizes = (("D", v.shape[-1] if v.dim() == 3 else None),)
-        scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
+        scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
         return functions.Attention.apply(self, inner + out, scale, q.contiguous(), k.contiguous(), v.contiguous())
 
     def additive_attention(self, targets: Tensor, sources: Tensor, v: Tensor, slope: float = 0.2) -> Tensor:
@@ -259,6 +265,8 @@ class Graph(functions.Graphs):
         Tensor
             [m, out] or [m, heads, out]; 0 for rows without edges.
         """
+        slope = _number("slope", slope)
+        targets, sources, v = _alike(targets, sources, v)
         if self.is_to_trace(v):
             return self._traced("additive_attention", [targets, sources, v], scale=slope)
         self._check(targets=targets, sources=sources, v=v)
@@ -269,12 +277,14 @@ class Graph(functions.Graphs):
             raise ArgumentError(f"v is {_shown(v)}, expected {expected} with the dtype and heads of {_shown(targets)}")
         inner: Sizes = (("H", v.shape[1]), ("D", v.shape[2])) if v.dim() == 3 else (("D", None),)
         operands = (targets.contiguous(), sources.contiguous(), v.contiguous())
-        return functions.Additive.apply(self, inner, float(slope), *operands)
+        return functions.Additive.apply(self, inner, slope, *operands)
 
     def linear(self, values: Tensor, x: Tensor) -> Tensor:
         """A layer ``x @ W.T`` for rows x [..., n], W the matrix with these values at the edges; [..., m]."""
+        values, x = _alike(values, x)
         if self.is_to_trace(x):
             return self._traced("linear", [values, x])
+        self._check(values=values, x=x)
         rows = x.reshape(x.shape[:-1].numel(), self.shape[1]).contiguous()
         return functions.Linear.apply(self, self.by_rows(values), rows).view(*x.shape[:-1], self.shape[0])
 
@@ -293,10 +303,16 @@ class Graph(functions.Graphs):
 
     # ------------------------------------------------------------------ arguments
 
-    @cached_property
-    def _own(self) -> Tensor | None:
-        """The weight of the graph, by rows."""
-        return None if self.weight is None else self.by_rows(self.weight)
+    @property
+    def _own(self) -> Tensor:
+        """The weight of the graph, by rows; brought into that order again where it has changed."""
+        weight: Any = self.weight
+        if self.there is None or weight.requires_grad or weight.is_inference():
+            return self.by_rows(weight)
+        held = vars(self).get("_ordered")
+        if held is None or held[0] is not weight or held[1] != weight._version:
+            held = self._ordered = (weight, weight._version, self.by_rows(weight))
+        return held[2]
 
     def by_rows(self, edges: Tensor, name: str = "weight") -> Tensor:
         """Values of edges in the order of rows."""
@@ -335,6 +351,8 @@ class Graph(functions.Graphs):
 
     def _check(self, **tensors: Tensor | None) -> None:
         self.rows.check()
+        if torch._C._are_functorch_transforms_active():
+            raise LoweringError(_TRANSFORMED)
         for name, tensor in tensors.items():
             if tensor is not None and not (
                 isinstance(tensor, Tensor)
@@ -350,6 +368,40 @@ class Graph(functions.Graphs):
             raise ArgumentError(
                 f"the graph has {count} {what}, and {name} is {_shown(tensor)}: expected [{count}, ...]"
             )
+
+
+_TRANSFORMED = (
+    "transforms of torch.func (vmap, grad, jvp and others) do not go through the kernels of graphs: "
+    "differentiate with torch.autograd, and call the operator once for each example"
+)
+
+
+def _alike(*tensors: Any) -> tuple[Any, ...]:
+    """Operands inside autocast, where they are brought to the widest of their dtypes as by torch's own operators."""
+    if not torch.is_autocast_enabled("cpu"):
+        return tensors
+    floats = [t.dtype for t in tensors if isinstance(t, Tensor) and t.dtype in functions.NAMES]
+    widest = reduce(torch.promote_types, floats, floats[0]) if floats else None
+    return tuple(t.to(widest) if isinstance(t, Tensor) and t.dtype in functions.NAMES else t for t in tensors)
+
+
+def _scaled(q: Any, scale: Any) -> tuple[Any, float | None]:
+    """A scale that is not the usual one goes into the operand: kernels are built for few numbers."""
+    if scale is None:
+        return q, None
+    if not isinstance(scale, Tensor) and _number("scale", scale) == 1:
+        return q, 1.0
+    if isinstance(scale, Tensor) and scale.numel() != 1:
+        raise ArgumentError(f"scale is one number, found a tensor of shape {list(scale.shape)}")
+    if not isinstance(q, Tensor):
+        return q, 1.0  # which is refused in a moment
+    return q * (scale.reshape(()).to(q.dtype) if isinstance(scale, Tensor) else scale), 1.0
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, Tensor) or not math.isfinite(value):
+        raise ArgumentError(f"{name} is a finite number, found {value!r}")
+    return float(value)
 
 
 def _fault(name: str, value: Any) -> str:

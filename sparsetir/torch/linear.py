@@ -11,6 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.torch.functions import NAMES
@@ -18,6 +19,21 @@ from sparsetir.torch.graph import Graph
 
 Array = np.ndarray
 STRUCTURE = ("crow_indices", "col_indices")
+
+
+class _Weight(sp.csr_array):
+    """A weight in scipy that functions of torch refuse with a reason.
+
+    Layers of torch that look for a fast way ask whether weights are plain, and are told that this one is not.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _types: Any, _args: Any = (), _kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        raise ArgumentTypeError(
+            f"torch's {name} was called with the weight of a SparseLinear, a matrix of scipy: call the layer, or pass "
+            "torch.from_numpy(layer.weight.toarray())"
+        )
 
 
 class SparseLinear(nn.Module):
@@ -46,7 +62,7 @@ class SparseLinear(nn.Module):
     Notes
     -----
     ``state_dict`` has the CSR arrays ``crow_indices``, ``col_indices`` and ``values``; loading it takes any pattern of
-    the layer's shape.
+    the layer's shape. What an optimizer keeps of each weight does not follow: make it afterwards, or load its state.
 
     Examples
     --------
@@ -90,6 +106,11 @@ class SparseLinear(nn.Module):
         mask : sparse matrix, Tensor or ndarray, optional
             As in `SparseLinear`.
         """
+        if nn.parameter.is_lazy(layer.weight):
+            raise ArgumentError("the layer has no weights yet: call the model once, which makes them")
+        for hook in layer._forward_pre_hooks.values():
+            if isinstance(hook, BasePruningMethod):
+                hook(layer, None)  # the weight is made in each pass, and an optimizer may have changed its origin
         weight = layer.weight.detach()
         if mask is None:
             mask = weight != 0 if density is None else _largest(weight, density)
@@ -98,6 +119,8 @@ class SparseLinear(nn.Module):
             made.values.copy_(weight[made._rows(), made._columns()])
             if made.bias is not None:
                 made.bias.copy_(layer.bias)
+            for name, parameter in layer.named_parameters(recurse=False):
+                getattr(made, "bias" if name == "bias" else "values").requires_grad_(parameter.requires_grad)
         return made.train(layer.training)
 
     def reset_parameters(self) -> None:
@@ -112,11 +135,21 @@ class SparseLinear(nn.Module):
         if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[-1] != self.in_features:
             found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ArgumentError(f"expected a tensor of shape [..., {self.in_features}], found {found}")
-        if x.dtype is not self.values.dtype or x.dtype not in NAMES:
+        if torch.is_autocast_enabled("cpu"):
+            return self._autocast(x)
+        return self._product(x, self.values, self.bias)
+
+    def _autocast(self, x: Tensor) -> Tensor:
+        """The layer in the dtype of autocast, as torch.nn.Linear has it there."""
+        dtype = torch.get_autocast_dtype("cpu")
+        return self._product(x.to(dtype), self.values.to(dtype), None if self.bias is None else self.bias.to(dtype))
+
+    def _product(self, x: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+        if x.dtype is not values.dtype or x.dtype not in NAMES:
             advice = "convert one of them to the dtype of the other, one of floats"
-            raise ArgumentTypeError(f"x is {x.dtype} and the weights are {self.values.dtype}: {advice}")
-        y = self.graph.linear(self.values, x)
-        return y if self.bias is None else y.add_(self.bias)
+            raise ArgumentTypeError(f"x is {x.dtype} and the weights are {values.dtype}: {advice}")
+        y = self.graph.linear(values, x)
+        return y if bias is None else y.add_(bias)
 
     # ------------------------------------------------------------------ the pattern
 
@@ -127,10 +160,11 @@ class SparseLinear(nn.Module):
 
     @property
     def weight(self) -> sp.csr_array:
-        """W as a matrix of scipy, a copy."""
+        """W as a matrix of scipy, a copy; values of 16 bits, which scipy lacks, are of 32."""
         rows = self.graph.rows
-        values = self.values.detach().float() if self.values.dtype is torch.bfloat16 else self.values.detach()
-        return sp.csr_array((values.numpy().copy(), rows.indices.copy(), rows.indptr.copy()), shape=self._shape)
+        values = self.values.detach()
+        values = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+        return _Weight((values.numpy().copy(), rows.indices.copy(), rows.indptr.copy()), shape=self._shape)
 
     def regrow(self, mask: Any, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Change the places of weights: those that stay keep their values, new ones are zero.
@@ -252,7 +286,8 @@ def sparsify_(model: nn.Module, density: float, *, skip: Collection[str] = ()) -
     Parameters
     ----------
     model : torch.nn.Module
-        Changed in place: layers of the class ``torch.nn.Linear``, not of classes derived from it.
+        Changed in place: layers of the class ``torch.nn.Linear``, not of classes derived from it. Hooks of these layers
+        are not taken along.
     density : float
         The share of each layer's weights that stay, in [0, 1].
     skip : collection of str
@@ -275,7 +310,7 @@ def sparsify_(model: nn.Module, density: float, *, skip: Collection[str] = ()) -
     SparseLinear(in_features=100, out_features=50, density=0.2, bias=True)
     """
     _check_share("density", density)
-    layers = {name: m for name, m in model.named_modules() if type(m) is nn.Linear}
+    layers = {name: m for name, m in model.named_modules() if type(m) in (nn.Linear, nn.LazyLinear)}
     unknown = sorted(set(skip) - set(layers))
     if unknown:
         raise ArgumentError(f"skip has {unknown[0]!r}; the linear layers are {', '.join(layers) or 'none'}")
@@ -309,7 +344,7 @@ def _check_share(name: str, share: float) -> None:
 def _drawn(shape: tuple[int, int], density: float) -> sp.csr_array:
     """Places drawn at random."""
     _check_share("density", density)
-    seed = int(torch.randint(2**31, ()).item())
+    seed = int(torch.randint(2**31, (), device="cpu").item())
     total = math.prod(shape)
     chosen = np.sort(np.random.default_rng(seed).choice(total, round(density * total), replace=False))
     rows, columns = np.divmod(chosen, max(shape[1], 1))

@@ -96,7 +96,9 @@ class Compressed:
         """Raise where what it was made of has changed."""
         for index, version in self.watched:
             if index._version != version:
-                raise StructureError("the index arrays of the graph were changed in place: make a new Graph of them")
+                raise StructureError(
+                    "the index arrays of the graph, or its values, were changed in place: make a new Graph of them"
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**vars(self), "bound": {}, "shares": {}, "watched": ()}
@@ -186,6 +188,8 @@ def read(graph: Any, num_nodes: Any = None) -> Edges:
     if not isinstance(graph, (torch.Tensor, np.ndarray)):
         expected = "a sparse matrix of scipy or torch, a dense one, or an edge_index of shape [2, edges]"
         raise ArgumentTypeError(f"a graph is {expected}; found {type(graph).__name__}")
+    if num_nodes is None and isinstance(graph, torch.Tensor) and hasattr(graph, "sparse_size"):
+        num_nodes = _sizes_of(graph)
     array = torch.as_tensor(graph)
     if array.device.type != "cpu":
         raise ArgumentTypeError(f"the graph is on {array.device}, kernels run on the cpu: pass it .cpu()")
@@ -247,6 +251,12 @@ def _sizes(num_nodes: Any) -> tuple[int, int]:
     if len(pair) != 2 or not all(isinstance(n, (int, np.integer)) and n >= 0 for n in pair):
         raise ArgumentError(f"num_nodes is a number, or (sources, targets); found {num_nodes!r}")
     return int(pair[0]), int(pair[1])
+
+
+def _sizes_of(edge_index: Any) -> tuple[int, int] | None:
+    """What an `EdgeIndex` of torch_geometric knows of the numbers of sources and targets."""
+    sizes = edge_index.sparse_size()
+    return None if None in sizes else tuple(sizes)
 
 
 def versions(graph: Any) -> tuple[tuple[torch.Tensor, int], ...]:
