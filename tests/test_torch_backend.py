@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("torch_geometric")
     from torch_geometric.nn import conv
+    from torch_geometric.utils import softmax
 
 from sparsetir.torch import Graph, SparseLinear  # noqa: E402
 from sparsetir.torch.messages import Messages  # noqa: E402
@@ -79,6 +80,33 @@ class Weights(torch.nn.Module):
         return torch.cat([y.flatten(), weights.flatten()])
 
 
+class Scaled(conv.MessagePassing):
+    """Dot products times a number that is not the usual one."""
+
+    def __init__(self) -> None:
+        super().__init__(node_dim=0)
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.propagate(edge_index, x=x.view(N, 2, -1)).flatten(1)
+
+    def message(self, x_i: Any, x_j: Any, index: Any, size_i: Any) -> Any:
+        return softmax(self.scores(x_i, x_j), index, num_nodes=size_i)[..., None] * x_j
+
+    def scores(self, x_i: Any, x_j: Any) -> Any:
+        return 0.3 * (x_i * x_j).sum(dim=[-1])
+
+
+class Needed(Scaled):
+    """Dot products that something else needs."""
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return super().forward(x, edge_index) + self.kept.sum()
+
+    def scores(self, x_i: Any, x_j: Any) -> Any:
+        self.kept = (x_i * x_j).sum(-1)
+        return self.kept / 3
+
+
 LAYERS: dict[str, tuple[Any, tuple[Any, ...], set[str]]] = {
     "gcn": (lambda: conv.GCNConv(F, 4), (INDEX,), {"spmm"}),
     "gcn, weighted": (lambda: conv.GCNConv(F, 4, normalize=False), (INDEX, WEIGHT), {"spmm"}),
@@ -99,7 +127,15 @@ LAYERS: dict[str, tuple[Any, tuple[Any, ...], set[str]]] = {
     "gat, weights": (lambda: Weights(), (INDEX,), {"spmm", "softmax", "edge_sum"}),
     "gin": (lambda: conv.GINConv(torch.nn.Linear(F, 4)), (INDEX,), {"spmm"}),
     "rgcn": (lambda: conv.RGCNConv(F, 4, 3), (INDEX, TYPES), {"spmm"}),
-    "transformer": (lambda: conv.TransformerConv(F, 4, heads=2), (INDEX,), {"spmm", "softmax", "sddmm"}),
+    "gatv2": (lambda: conv.GATv2Conv(F, 4, heads=2), (INDEX,), {"dynamic_attention"}),
+    "gatv2, edges": (
+        lambda: conv.GATv2Conv(F, 4, edge_dim=1, add_self_loops=False, negative_slope=1.5),
+        (INDEX, WEIGHT[:, None]),
+        {"dynamic_attention"},
+    ),
+    "transformer": (lambda: conv.TransformerConv(F, 4, heads=2), (INDEX,), {"attention"}),
+    "scaled": (lambda: Scaled(), (INDEX,), {"attention"}),
+    "needed": (lambda: Needed(), (INDEX,), {"spmm", "softmax", "sddmm"}),
     "edge": (lambda: conv.EdgeConv(torch.nn.Linear(2 * F, 4)), (INDEX,), {"spmm"}),
     "no edges": (lambda: conv.SAGEConv(F, 4), (INDEX[:, :0],), {"spmm"}),
 }

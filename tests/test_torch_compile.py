@@ -59,6 +59,8 @@ def everything(graph: Graph) -> Callable[..., Any]:
         mixed += [
             graph.additive_attention(q[:, 0], k[:, 0], v, slope=0.3),
             graph.additive_attention(qs[..., 0], xs[..., 1], xs),
+            graph.dynamic_attention(q, k, k[0], v, slope=0.3),
+            graph.dynamic_attention(qs, xs, xs[0], xs, ws[..., None].expand(-1, -1, 3)),
         ]
         return (*products, *extremes, *scores, *mixed, graph.linear(w, v.t()))
 

@@ -123,10 +123,31 @@ def test_additive_attention(graph, heads, slope):
     assert only.shape == targets.shape
 
 
+@pytest.mark.parametrize(("heads", "slope"), [((), 1.5), ((2,), 0.2)])
+def test_dynamic_attention(graph, heads, slope):
+    made, index = graph
+    sizes = [(M, *heads, 3), (N, *heads, 3), (*heads, 3), (N, *heads, 4), (index.shape[1], *heads, 3)]
+    targets, sources, weight, v, edges = operands = wanting(*(real(*size) for size in sizes))
+    for inputs in (operands[:4], operands):
+        sums = targets[index[1]] + sources[index[0]] + (edges if len(inputs) == 5 else 0)
+        scores = (torch.nn.functional.leaky_relu(sums, slope) * weight).sum(-1)
+        shares = softmax(scores, index)
+        expected = torch.zeros(M, *heads, 4, dtype=v.dtype).index_add(0, index[1], shares[..., None] * v[index[0]])
+        call = lambda *a: made.dynamic_attention(*a, slope=slope)  # noqa: E731
+        close(call(*inputs), expected)
+        if len(inputs) == 4:
+            close(call(*(t.detach() for t in inputs)), expected.detach())
+        gradient = real(*expected.shape)
+        for wanted in inputs:  # and nothing else
+            alone = call(*(t if t is wanted else t.detach() for t in inputs))
+            close(torch.autograd.grad(alone, wanted, gradient), torch.autograd.grad(expected, wanted, gradient, True))
+
+
 def test_attention_of_halves(graph):
     made, _ = graph
-    q, k, v = real(M, 2, 3), real(N, 2, 3), real(N, 2, 4)
-    for call, inputs in ((made.attention, (q, k, v)), (made.additive_attention, (q[..., 0], k[..., 0], v))):
+    q, k, v, w = real(M, 2, 3), real(N, 2, 3), real(N, 2, 4), real(2, 3)
+    calls = [(made.attention, (q, k, v)), (made.additive_attention, (q[..., 0], k[..., 0], v))]
+    for call, inputs in (*calls, (made.dynamic_attention, (q, k, w, v))):
         inputs = wanting(*(x.bfloat16().double() for x in inputs))
         narrow = wanting(*(x.bfloat16() for x in inputs))
         expected = torch.autograd.grad(call(*inputs).sum(), inputs)
@@ -343,6 +364,26 @@ def test_gradients_of_gradients_are_refused():
             lambda g: g.additive_attention(real(4), real(5), real(5, 1), real(1)),
             ArgumentError,
             "slope is a finite number",
+        ),
+        (
+            lambda g: g.dynamic_attention(real(4, 2), real(5, 2), real(3), real(5, 2)),
+            ArgumentError,
+            r"weight is \[3\] of",
+        ),
+        (
+            lambda g: g.dynamic_attention(real(4, 2), real(5, 2), real(2), real(5, 1, 2)),
+            ArgumentError,
+            "heads of targets",
+        ),
+        (
+            lambda g: g.dynamic_attention(real(4, 2), real(5, 2), real(2), real(5, 2), real(8, 3)),
+            ArgumentError,
+            r"edges are \[8, 3\] of float64, expected rows as those of targets",
+        ),
+        (
+            lambda g: g.dynamic_attention(real(4, 2), real(5, 2), real(2), real(5, 2), real(7, 2)),
+            ArgumentError,
+            r"edges has one value for each edge: expected \[8, features\] or \[8, heads, features\]",
         ),
         (lambda g: g.attention(real(4, 2), real(5, 2), real(5, 2), np.nan), ArgumentError, "scale is a finite number"),
         (

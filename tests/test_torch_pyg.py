@@ -70,7 +70,7 @@ LAYERS: dict[str, tuple[Any, tuple[Any, ...], bool]] = {
 def products(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What reaches a graph, as products or as attention."""
     calls: list[Any] = []
-    for name in ("spmm", "additive_attention"):
+    for name in ("spmm", "attention", "additive_attention", "dynamic_attention"):
         record(monkeypatch, name, calls)
     return calls
 
@@ -79,13 +79,14 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def attentions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs whose attention was called."""
     calls: list[Any] = []
-    record(monkeypatch, "additive_attention", calls)
+    for name in ("attention", "additive_attention", "dynamic_attention"):
+        record(monkeypatch, name, calls)
     return calls
 
 
 def record(monkeypatch: pytest.MonkeyPatch, name: str, calls: list[Any]) -> None:
     method = getattr(Graph, name)
-    monkeypatch.setattr(Graph, name, lambda self, *args: calls.append(self) or method(self, *args))
+    monkeypatch.setattr(Graph, name, lambda self, *a, **b: calls.append(self) or method(self, *a, **b))
 
 
 def passes(layer: Any, *args: Any, x: Any = X, parameters: Any = None) -> list[Any]:
@@ -124,23 +125,33 @@ def test_layers_are_what_they_were(products, name):
     assert len(products) == count
 
 
-ATTENTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
-    "1 head": ({}, {}, True),
-    "8 heads": ({"heads": 8}, {}, True),
-    "means of heads": ({"heads": 8, "concat": False}, {}, True),
-    "no loops": ({"heads": 2, "add_self_loops": False}, {}, True),
-    "residual, slope": ({"heads": 2, "residual": True, "negative_slope": 0.5}, {}, True),
-    "steeper": ({"heads": 2, "negative_slope": 1.5}, {}, True),
-    "dropout": ({"heads": 2, "dropout": 0.5}, {}, False),
-    "edges": ({"heads": 8, "edge_dim": 1}, {"edge_attr": WEIGHT[:, None]}, False),
+EDGED = {"edge_attr": WEIGHT[:, None]}
+ATTENTIONS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], bool]] = {
+    "1 head": (conv.GATConv, {}, {}, True),
+    "8 heads": (conv.GATConv, {"heads": 8}, {}, True),
+    "means of heads": (conv.GATConv, {"heads": 8, "concat": False}, {}, True),
+    "no loops": (conv.GATConv, {"heads": 2, "add_self_loops": False}, {}, True),
+    "residual, slope": (conv.GATConv, {"heads": 2, "residual": True, "negative_slope": 0.5}, {}, True),
+    "steeper": (conv.GATConv, {"heads": 2, "negative_slope": 1.5}, {}, True),
+    "dropout": (conv.GATConv, {"heads": 2, "dropout": 0.5}, {}, False),
+    "edges": (conv.GATConv, {"heads": 8, "edge_dim": 1}, EDGED, False),
+    "v2, 1 head": (conv.GATv2Conv, {"negative_slope": 1.5}, {}, True),
+    "v2, means of heads": (conv.GATv2Conv, {"heads": 8, "concat": False, "share_weights": True}, {}, True),
+    "v2, edges": (conv.GATv2Conv, {"heads": 2, "edge_dim": 1, "add_self_loops": False}, EDGED, True),
+    "v2, dropout": (conv.GATv2Conv, {"heads": 2, "dropout": 0.5}, {}, False),
+    "v2, from target": (conv.GATv2Conv, {"heads": 2, "flow": "target_to_source"}, {}, True),
+    "transformer": (conv.TransformerConv, {"heads": 2, "beta": True}, {}, True),
+    "transformer, 1 head": (conv.TransformerConv, {"concat": False}, {}, True),
+    "transformer, edges": (conv.TransformerConv, {"heads": 2, "edge_dim": 1}, EDGED, False),
+    "transformer, dropout": (conv.TransformerConv, {"heads": 2, "dropout": 0.5}, {}, False),
 }
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention_is_one_kernel(attentions, name):
-    options, given, is_one = ATTENTIONS[name]
+    kind, options, given, is_one = ATTENTIONS[name]
     torch.manual_seed(1)
-    layer = conv.GATConv(F, 4, **options).train()
+    layer = kind(F, 4, **options).train()
     found = {}
     for patch in (contextlib.nullcontext(), patch_pyg()):
         torch.manual_seed(2)
@@ -150,7 +161,7 @@ def test_attention_is_one_kernel(attentions, name):
     assert len(attentions) == is_one
     layer.eval()
     same(passes(layer, INDEX, *given.values()), passes_patched(layer, INDEX, *given.values()))
-    assert len(attentions) == is_one + (not given)
+    assert len(attentions) == is_one + (is_one or "dropout" in options)
 
 
 def test_attention_weights(tmp_path):
@@ -213,7 +224,29 @@ class Scaled(Near):
         return x_j * alpha.unsqueeze(-1)
 
 
-@pytest.mark.parametrize(("kind", "count"), [(Near, 1), (Opaque, 0), (Scaled, 0)])
+class Dotted(conv.MessagePassing):
+    """Dot products times another number than usual, of which something else is needed, too, or not."""
+
+    is_needed = False
+
+    def __init__(self, *sizes: int, heads: int) -> None:
+        super().__init__(node_dim=0)
+        self.lin = torch.nn.Linear(F, heads * F)
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.propagate(edge_index, x=self.lin(x).view(N, 2, F))
+
+    def message(self, x_i: Any, x_j: Any, index: Any, size_i: Any) -> Any:
+        scores = 0.3 * (x_i * x_j).sum(dim=[-1])
+        weight = conv.gat_conv.softmax(scores, index, num_nodes=size_i)[..., None]
+        return x_j * weight + scores.mean() * (x_i * x_j) if self.is_needed else x_j * weight
+
+
+class Needed(Dotted):
+    is_needed = True
+
+
+@pytest.mark.parametrize(("kind", "count"), [(Near, 1), (Opaque, 0), (Scaled, 0), (Dotted, 1), (Needed, 0)])
 def test_attention_of_own_layers(attentions, kind, count):
     layer = kind(F, 4, heads=2)
     expected = passes(layer, INDEX)

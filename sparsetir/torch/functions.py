@@ -289,6 +289,49 @@ class Additive(KernelFunction):
         return None, None, None, g_t, g_s, g_v
 
 
+class Dynamic(KernelFunction):
+    """Attention whose scores are a weight times what `leaky_relu` makes of the sums of both ends.
+
+    The gradient of a score at the sum of the ends is that weight times 1 or the slope: sums of the latter over the
+    edges of each end are what all gradients are made of, those of the weight as well.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graphs, inner: Sizes, slope: float, *tensors: Any) -> Tensor:
+        t, s, a, v, e = tensors
+        ctx.graph, ctx.inner, ctx.options = graph, inner, (slope, e is not None)
+        keep = any(ctx.needs_input_grad)
+        ends = {"TARGETS": t, "SOURCES": s, "edges_data": e}
+        found = graph.rows.run("dynamic", NAMES[v.dtype], inner, *ctx.options, keep, **ends, A=a, V=v)
+        if not keep:
+            return found
+        p, out = found
+        ctx.save_for_backward(t, s, a, v, e, p)
+        return out
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, g: Tensor) -> Any:
+        graph, inner, options = ctx.graph, ctx.inner, ctx.options
+        t, s, a, v, e, p = ctx.saved_tensors
+        _, _, _, needs_t, needs_s, needs_a, needs_v, needs_e = ctx.needs_input_grad
+        dtype, g, ends = NAMES[g.dtype], g.contiguous(), {"TARGETS": t, "SOURCES": s}
+        rows = {**ends, "edges_data": e, "p__data": p, "G": g, "V": v}
+        scores, at_rows = graph.rows.run("dynamic_rows", dtype, inner, *options, **rows)
+        g_s = g_v = g_a = g_e = None
+        if needs_s or needs_v or needs_a:
+            columns = {"TARGETS": s, "SOURCES": t, "EDGES": e, "P_": p, "S": scores, "G": g}
+            at_columns, g_v = graph.columns.run("dynamic_columns", dtype, inner, *options, **columns)
+            g_s = at_columns * a if needs_s else None
+            g_a = (at_rows * t).sum(0) + (at_columns * s).sum(0) if needs_a else None
+        if e is not None and (needs_e or needs_a):
+            edges = {**ends, "edges_data": e, "s_data": scores}
+            g_e = graph.rows.run("dynamic_edges", dtype, inner[:-1], options[0], **edges)
+            g_a = g_a + (g_e * e).sum(0) if needs_a else None
+            g_e = g_e.mul_(a) if needs_e else None
+        return None, None, None, at_rows.mul_(a) if needs_t else None, g_s, g_a, g_v, g_e
+
+
 class Reorder(KernelFunction):
     """Values of edges in another order."""
 
@@ -308,6 +351,7 @@ __all__ = [
     "SDDMM",
     "Additive",
     "Attention",
+    "Dynamic",
     "EdgeSum",
     "Extreme",
     "Graphs",

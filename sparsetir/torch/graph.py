@@ -279,6 +279,57 @@ class Graph(functions.Graphs):
         operands = (targets.contiguous(), sources.contiguous(), v.contiguous())
         return functions.Additive.apply(self, inner, slope, *operands)
 
+    def dynamic_attention(
+        self,
+        targets: Tensor,
+        sources: Tensor,
+        weight: Tensor,
+        v: Tensor,
+        edges: Tensor | None = None,
+        slope: float = 0.2,
+    ) -> Tensor:
+        """Attention as in GATv2: ``y[i] = sum_j softmax_j(weight . leaky_relu(targets[i] + sources[j])) * v[j]``.
+
+        Brody, Alon and Yahav, "How Attentive are Graph Attention Networks?", ICLR 2022.
+
+        Parameters
+        ----------
+        targets, sources : Tensor
+            [m, features] and [n, features], or [m, heads, features] and [n, heads, features].
+        weight : Tensor
+            [features] or [heads, features].
+        v : Tensor
+            [n, out], or [n, heads, out].
+        edges : Tensor, optional
+            What is added to the sum of both ends, [edges, features] or [edges, heads, features], in the order in which
+            the graph was given.
+        slope : float
+            Of ``leaky_relu`` below zero.
+
+        Returns
+        -------
+        Tensor
+            [m, out] or [m, heads, out]; 0 for rows without edges.
+        """
+        slope = _number("slope", slope)
+        targets, sources, weight, v, edges = _alike(targets, sources, weight, v, edges)
+        if self.is_to_trace(v):
+            return self._traced("dynamic_attention", [targets, sources, weight, v, edges], scale=slope)
+        self._check(targets=targets, sources=sources, weight=weight, v=v, edges=edges)
+        inner = self._pair("targets", targets, "sources", sources)
+        self._check_nodes("v", v, self.shape[1])
+        if weight.shape != targets.shape[1:] or weight.dtype is not targets.dtype:
+            raise ArgumentError(f"weight is {_shown(weight)}, expected the shape and dtype of a row of targets")
+        if v.dim() != targets.dim() or v.dtype is not targets.dtype or v.shape[1:-1] != targets.shape[1:-1]:
+            raise ArgumentError(f"v is {_shown(v)}, expected the dtype and the heads of targets, {_shown(targets)}")
+        if edges is not None:
+            if edges.shape[1:] != targets.shape[1:] or edges.dtype is not targets.dtype:
+                raise ArgumentError(f"edges are {_shown(edges)}, expected rows as those of targets, {_shown(targets)}")
+            edges = self.by_rows(edges, "edges", ranks=(2, 3))
+        out: Sizes = (("D", v.shape[-1] if v.dim() == 3 else None),)
+        operands = (targets.contiguous(), sources.contiguous(), weight.contiguous(), v.contiguous(), edges)
+        return functions.Dynamic.apply(self, inner + out, slope, *operands)
+
     def linear(self, values: Tensor, x: Tensor) -> Tensor:
         """A layer ``x @ W.T`` for rows x [..., n], W the matrix with these values at the edges; [..., m]."""
         values, x = _alike(values, x)
@@ -314,10 +365,11 @@ class Graph(functions.Graphs):
             held = self._ordered = (weight, weight._version, self.by_rows(weight))
         return held[2]
 
-    def by_rows(self, edges: Tensor, name: str = "weight") -> Tensor:
+    def by_rows(self, edges: Tensor, name: str = "weight", ranks: tuple[int, int] = (1, 2)) -> Tensor:
         """Values of edges in the order of rows."""
-        if edges.dim() not in (1, 2) or edges.shape[0] != self.num_edges:
-            expected = f"[{self.num_edges}] or [{self.num_edges}, heads]"
+        if edges.dim() not in ranks or edges.shape[0] != self.num_edges:
+            n, inner = self.num_edges, "" if ranks[0] == 1 else ", features"
+            expected = f"[{n}{inner}] or [{n}, heads{inner}]"
             raise ArgumentError(f"{name} has one value for each edge: expected {expected}, found {_shown(edges)}")
         if self.there is None:
             return edges.contiguous()

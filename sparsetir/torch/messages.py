@@ -11,6 +11,8 @@ at the places of another. What is found here:
 ``a[i] + b[j]``                                         ``edge_sum``
 ``(q[i] * k[j]).sum(-1)``                               ``sddmm``
 ``spmm(x, softmax(leaky_relu(edge_sum(a, b))))``        ``additive_attention``
+``spmm(x, softmax(sddmm(q, k) / c))``                   ``attention``
+``spmm(x, softmax((w * leaky_relu(..)).sum(-1)))``      ``dynamic_attention``, of ``a[i] + b[j] (+ e)``
 =====================================================  =============================================
 
 An index that is expanded to the shape of messages is followed back to the one number for each edge that it holds. The
@@ -19,6 +21,7 @@ structure is not known here: the calls find or make it by what the indices hold 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -182,6 +185,9 @@ def _is_plain_view(node: Node) -> bool:
     if node.target is functional.dropout:
         given = {**dict(zip(("input", "p", "training"), node.args, strict=False)), **node.kwargs}
         return not is_in_place(node) and (given.get("p", 0.5) == 0 or given.get("training", True) is False)
+    if name_of(node) == "getitem" and value(node.args[0]) is not None:
+        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        return all(part is None or part is Ellipsis or part == slice(None) for part in index)
     return node.target in ("squeeze", torch.squeeze) or name_of(node) in ("view", "reshape", "unsqueeze")
 
 
@@ -192,6 +198,52 @@ def _slope(node: Any) -> float | None:
     given = {**dict(zip(("input", "negative_slope"), node.args, strict=False)), **node.kwargs}
     slope = given.get("negative_slope", 0.01)
     return float(slope) if isinstance(slope, (int, float)) else None
+
+
+def _summed(node: Any) -> Any:
+    """What a node sums over the last axis, None of anything else."""
+    if name_of(node) != "sum":
+        return None
+    given = arguments(node)
+    inner, dim = given["input"], given.get("dim")
+    dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
+    if value(inner) is None or given.get("keepdim") or "dtype" in given:
+        return None
+    return inner if dim in (-1, value(inner).dim() - 1) else None
+
+
+def _is_plain_add(node: Any) -> bool:
+    return name_of(node) == "add" and len(node.args) == 2 and not node.kwargs and not is_in_place(node)
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Scores that attention goes by.
+
+    Parameters
+    ----------
+    method : str
+        The attention.
+    chain : list of Node
+        What computes them, the last step first.
+    tensors : sequence of Node
+        What the method needs of them.
+    heads : tuple of int
+        The axes of heads.
+    first : Node
+        After which nothing may be changed in place.
+    options : dict
+    ends : tuple of Selected
+        What may be needed by nothing else.
+    """
+
+    method: str
+    chain: list[Any]
+    tensors: Any
+    heads: tuple[int, ...]
+    first: Node
+    options: dict[str, Any]
+    ends: tuple[Selected, ...] = ()
 
 
 class Messages:
@@ -385,48 +437,119 @@ class Messages:
 
     def _edge_sum(self, node: Node) -> Node | None:
         """The sums of the values of the two ends of edges."""
-        is_plain = name_of(node) == "add" and len(node.args) == 2 and not node.kwargs and not is_in_place(node)
-        ends = self._ends(*node.args) if is_plain else None
+        ends = self._plain_sum(node)
         return None if ends is None or value(ends[0].x).dim() > 2 else self._along("edge_sum", node, *ends)
 
     def _sddmm(self, node: Node) -> Node | None:
         """The dot products of the values of the two ends of edges."""
-        if name_of(node) != "sum":
+        product = _summed(node)
+        if name_of(product) != "mul" or len(product.args) != 2:
             return None
-        given = arguments(node)
-        product, dim = given["input"], given.get("dim")
-        dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
-        if name_of(product) != "mul" or len(product.args) != 2 or given.get("keepdim") or "dtype" in given:
-            return None
-        rank, ends = value(product).dim(), self._ends(*product.args)
-        if ends is None or rank not in (2, 3) or dim not in (-1, rank - 1):
+        ends = self._ends(*product.args)
+        if ends is None or value(product).dim() not in (2, 3):
             return None
         return self._along("sddmm", node, *ends)
 
     def _attention(self, product: Node) -> None:
-        """Put attention in the place of a product with the softmax of rectified sums that nothing else needs."""
+        """Put attention in the place of a product with the softmax of scores that nothing else needs."""
         x, weight = product.args[5]
-        chain = [product, *_plain_views(weight)]
-        softmax = chain[-1]
+        views = _plain_views(weight)
+        softmax = views[-1]
         if _method(softmax) != "softmax" or product.kwargs.get("reduce") != "sum":
             return
-        scores = softmax.args[5][0]
-        slope = _slope(scores)
-        sums: Any = scores.args[0] if slope is not None else None
-        if _method(sums) != "edge_sum" or not all(n.args[:2] == product.args[:2] for n in (softmax, sums)):
+        if softmax.args[:2] != product.args[:2]:
             return
-        chain += [scores, sums]
-        (targets, _), v = sums.args[5], value(x)
-        is_fit = v.dim() == value(targets).dim() + 1 and v.shape[1:-1] == value(targets).shape[1:]
-        is_alone = all(len(node.users) == 1 for node in chain[1:])
-        if not is_fit or not is_alone or v.dtype is not value(targets).dtype or not is_quiet(sums, product):
+        finders = (self._additive, self._dots, self._dynamic)
+        found = next(filter(None, (find(softmax.args[5][0], product) for find in finders)), None)
+        if found is None:
+            return
+        chain, v = [*views, *found.chain], value(x)
+        is_fit = v.shape[1:-1] == found.heads and v.dtype is value(found.tensors[0]).dtype
+        is_alone = all(len(node.users) == 1 for node in chain)
+        if not is_fit or v.dim() != len(found.heads) + 2 or not is_alone or not is_quiet(found.first, product):
             return
         with self.graph.inserting_before(product):
-            new = self._call("additive_attention", *product.args[:4], [*sums.args[5], x], scale=slope)
+            tensors = found.tensors
+            if found.method == "dynamic_attention":
+                targets, sources, weight, edges = tensors
+                weight = self.graph.call_method("squeeze", (weight, 0)) if value(weight).shape[0] == 1 else weight
+                new = self._call(found.method, *product.args[:4], [targets, sources, weight, x, edges], **found.options)
+            else:
+                new = self._call(found.method, *product.args[:4], [*tensors, x], **found.options)
         new.meta["example_value"] = product.meta["example_value"]
         product.replace_all_uses_with(new)
-        for node in chain:
+        for node in (product, *chain):
             self.graph.erase_node(node)
+        for end in found.ends:
+            if not end.at.users:
+                self._drop(end.at)
+
+    def _additive(self, scores: Any, product: Node) -> _Scores | None:
+        """Rectified sums of a number of each end."""
+        slope = _slope(scores)
+        sums: Any = scores.args[0] if slope is not None else None
+        if _method(sums) != "edge_sum" or sums.args[:2] != product.args[:2]:
+            return None
+        tensors = sums.args[5]
+        return _Scores(
+            "additive_attention", [scores, sums], tensors, value(tensors[0]).shape[1:], sums, {"scale": slope}
+        )
+
+    def _dots(self, scores: Any, product: Node) -> _Scores | None:
+        """Dot products of both ends, perhaps times a number."""
+        chain, factor = [scores], 1.0
+        if name_of(scores) in ("mul", "div") and len(scores.args) == 2 and not scores.kwargs:
+            first, number = scores.args
+            if name_of(scores) == "mul" and isinstance(number, Node):
+                first, number = number, first
+            if not isinstance(number, (int, float)) or not number or is_in_place(scores):
+                return None
+            factor = float(number) if name_of(scores) == "mul" else 1 / number
+            chain.append(first)
+        dots: Any = chain[-1]
+        if _method(dots) != "sddmm" or dots.args[:2] != product.args[:2]:
+            return None
+        tensors = dots.args[5]
+        *heads, features = value(tensors[0]).shape[1:]
+        is_usual = isinstance(features, int) and math.isclose(factor, max(features, 1) ** -0.5)
+        options = {"scale": None if is_usual else factor}
+        return _Scores("attention", chain, tensors, torch.Size(heads), dots, options)
+
+    def _dynamic(self, scores: Any, product: Node) -> _Scores | None:
+        """A weight times rectified sums of features of both ends, and perhaps of features of the edge."""
+        weighed = _summed(scores)
+        if name_of(weighed) != "mul" or len(weighed.args) != 2 or weighed.kwargs or is_in_place(weighed):
+            return None
+        pairs = (weighed.args, weighed.args[::-1])
+        rectified: Any
+        rectified, weight = next(((r, w) for r, w in pairs if _slope(r) is not None), (None, None))
+        slope, shape = _slope(rectified), value(rectified)
+        if slope is None or shape is None or value(weight) is None:
+            return None
+        inner = shape.shape[1:]
+        if value(weight).shape not in (inner, (1, *inner)) or value(weight).dtype is not shape.dtype:
+            return None
+        chain = [scores, weighed, rectified, rectified.args[0]]
+        ends = self._plain_sum(chain[-1])
+        edges = None
+        if ends is None and _is_plain_add(chain[-1]):
+            pairs = (chain[-1].args, chain[-1].args[::-1])
+            inside, edges = next(((a, e) for a, e in pairs if self._plain_sum(a) is not None), (None, None))
+            ends = self._plain_sum(inside)
+            chain.append(inside)
+        if ends is None or (ends[0].index, ends[1].index) != product.args[:2] or len(inner) not in (1, 2):
+            return None
+        if edges is not None and (value(edges) is None or value(edges).shape != shape.shape):
+            return None
+        if edges is not None and value(edges).dtype is not shape.dtype:
+            return None
+        tensors, first = [ends[0].x, ends[1].x, weight, edges], min(ends[0].at, ends[1].at)
+        options = {"scale": slope}
+        return _Scores("dynamic_attention", chain, tensors, inner[:-1], first, options, ends)
+
+    def _plain_sum(self, node: Any) -> tuple[Selected, Selected] | None:
+        """What is selected at targets and sources, of their sum."""
+        return self._ends(*node.args) if _is_plain_add(node) else None
 
     def _along(self, method: str, node: Node, targets: Selected, sources: Selected) -> Node | None:
         if not is_quiet(min(targets.at, sources.at), node):

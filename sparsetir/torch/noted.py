@@ -3,20 +3,26 @@
 
 What is done with them along the way of a layer is noted, as a `Recipe` and the tensors it is computed from:
 
-====================================  ==============
-``x[j]``                              `Rows`
-``x[j] * weight``                     `Weighted`
-``a[i] + b[j]``                       `Sums`
-``leaky_relu(a[i] + b[j])``           `Scores`
-the softmax of these                  `Shares`
-``x[j] * shares``                     `Mixed`
-====================================  ==============
+==============================================  ==============
+``x[j]``                                        `Rows`
+``x[j] * weight``                               `Weighted`
+``a[i] + b[j]``                                 `Sums`
+``leaky_relu(a[i] + b[j])``                     `Additive`
+``x[i] + y[j]``, also ``+ e``, of features      `Ends`
+``leaky_relu`` of these, that times a weight    `Rectified`, `Weighed`
+the latter summed over features                 `Dynamic`
+``q[i] * k[j]``                                 `Products`
+these summed over features, times a number      `Dots`
+the softmax of `Additive`, `Dynamic` or `Dots`  `Shares`
+``x[j] * shares``                               `Mixed`
+==============================================  ==============
 
 Reducing one at targets is an operator of the graph. To all else they are tensors: they have values and gradients.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +70,14 @@ class Recipe:
         """The softmax over the edges of each target of a graph."""
         return None
 
+    def scaled(self, _tensors: tuple[Tensor, ...], _factor: float) -> Tensor | None:
+        """The product with a number."""
+        return None
+
+    def summed(self, _tensors: tuple[Tensor, ...]) -> Tensor | None:
+        """The sums over the last axis."""
+        return None
+
     def as_column(self, _tensors: tuple[Tensor, ...]) -> Tensor | None:
         """The values with an axis of length 1 at the end."""
         return None
@@ -97,9 +111,12 @@ class Rows(Recipe):
         return (self.index.numel(), *tensors[0].shape[1:])
 
     def times(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
-        """The product with a weight of each edge, or of each edge and head."""
+        """The product with a weight of each edge, or of each edge and head, or with the values of the other ends."""
         (x,), shape = tensors, self.shape(*tensors)
         found, given = recipe(other), tuple(getattr(other, "shape", ()))
+        ends = self._ends(tensors, other)
+        if ends is not None and 2 <= x.dim() <= 3:
+            return note(Products(*ends[:3]), *ends[3:])
         is_usable = type(other) in PLAIN or isinstance(found, Shares)
         if not is_usable or other.dtype is not x.dtype or not 2 <= x.dim() <= 3 or len(given) != x.dim():
             return None
@@ -111,15 +128,22 @@ class Rows(Recipe):
 
     def plus(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
         """The sum with the values of the other ends."""
+        ends = self._ends(tensors, other)
+        if ends is None or ends[3].dim() > 3:
+            return None
+        return note(Ends(*ends[:3]) if ends[3].dim() == 3 else Sums(ends[0]), *ends[3:])
+
+    def _ends(self, tensors: tuple[Tensor, ...], other: Any) -> tuple[Graph, Rows, Rows, Tensor, Tensor] | None:
+        """The graph whose targets and sources two values of edges belong to, and these, first of the targets."""
         found, (x,) = recipe(other), tensors
-        if type(found) is not Rows or x.dim() > 2 or {self.is_target, found.is_target} != {True, False}:
+        if type(found) is not Rows or {self.is_target, found.is_target} != {True, False}:
             return None
         pair = (self, x), (found, other.tensors[0])
         (at, sources), (to, targets) = pair[::-1] if self.is_target else pair
         if targets.dtype is not sources.dtype or targets.shape[1:] != sources.shape[1:]:
             return None
         graph = self.graphs.of(to.index, at.index, targets.shape[0], sources.shape[0])
-        return note(Sums(graph), targets, sources)
+        return graph, to, at, targets, sources
 
     def reduced(self, graph: Graph, tensors: tuple[Tensor, ...], reduce: str) -> Tensor | None:
         return graph.spmm(tensors[0], None, reduce)
@@ -155,43 +179,185 @@ class Sums(Recipe):
         return (self.graph.num_edges, *tensors[0].shape[1:])
 
     def rectified(self, tensors: tuple[Tensor, ...], slope: float) -> Tensor | None:
-        return note(Scores(self.graph, slope), *tensors)
+        return note(Additive(self.graph, slope), *tensors)
+
+
+class Scores(Recipe):
+    """Numbers for each edge of a graph, or for each edge and head, that attention may go by."""
+
+    graph: Graph
+
+    def attended(self, x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
+        """Sums of the rows of x by the softmax of the scores; without heads x and the tensors have no axis for them."""
+        raise NotImplementedError
+
+    def without_heads(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The tensors of one head without the axis of heads."""
+        return tuple(t.flatten(1) for t in tensors)
+
+    def shares(self, tensors: tuple[Tensor, ...], graph: Graph) -> Tensor | None:
+        return note(Shares(self), *tensors) if graph is self.graph else None
 
 
 @dataclass(frozen=True, eq=False)
-class Scores(Sums):
-    """``leaky_relu`` of such sums."""
+class Additive(Scores):
+    """``leaky_relu`` of the sums of what the ends of edges have."""
 
+    graph: Graph
     slope: float
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         return functional.leaky_relu(self.graph.edge_sum(*tensors), self.slope)
 
-    def rectified(self, tensors: tuple[Tensor, ...], slope: float) -> Tensor | None:
-        return None
+    def shape(self, *tensors: Tensor) -> tuple[int, ...]:
+        return (self.graph.num_edges, *tensors[0].shape[1:])
 
-    def shares(self, tensors: tuple[Tensor, ...], graph: Graph) -> Tensor | None:
-        return note(Shares(graph, self.slope), *tensors) if graph is self.graph else None
+    def without_heads(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(t.flatten() for t in tensors)
+
+    def attended(self, x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
+        targets, sources = tensors
+        return self.graph.additive_attention(targets, sources, x, self.slope)
 
 
 @dataclass(frozen=True, eq=False)
-class Shares(Scores):
-    """The softmax of such scores, perhaps with an axis of length 1 at the end."""
+class Ends(Recipe):
+    """Features of both ends of the edges of a graph, added, and perhaps features of the edges themselves."""
 
+    graph: Graph
+    to: Rows
+    at: Rows
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        found = self.to(tensors[0]) + self.at(tensors[1])
+        return found + tensors[2] if len(tensors) == 3 else found
+
+    def shape(self, *tensors: Tensor) -> tuple[int, ...]:
+        return self.to.shape(*tensors)
+
+    def plus(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
+        """The sum with features of the edges."""
+        if len(tensors) == 3 or type(other) not in PLAIN or other.dtype is not tensors[0].dtype:
+            return None
+        return note(self, *tensors, other) if other.shape == self.shape(*tensors) else None
+
+    def rectified(self, tensors: tuple[Tensor, ...], slope: float) -> Tensor | None:
+        return note(Rectified(self, slope), *tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class Rectified(Recipe):
+    """``leaky_relu`` of such sums."""
+
+    ends: Ends
+    slope: float
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        return functional.leaky_relu(self.ends(*tensors), self.slope)
+
+    def shape(self, *tensors: Tensor) -> tuple[int, ...]:
+        return self.ends.shape(*tensors)
+
+    def times(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
+        """The product with one weight for all edges."""
+        if type(other) not in PLAIN or other.dtype is not tensors[0].dtype:
+            return None
+        inner = tensors[0].shape[1:]
+        return note(Weighed(self), *tensors, other) if other.shape in (inner, (1, *inner)) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Weighed(Recipe):
+    """That times a weight, the last of the tensors."""
+
+    rectified_: Rectified
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        return self.rectified_(*tensors[:-1]) * tensors[-1]
+
+    def shape(self, *tensors: Tensor) -> tuple[int, ...]:
+        return self.rectified_.shape(*tensors)
+
+    def summed(self, tensors: tuple[Tensor, ...]) -> Tensor | None:
+        return note(Dynamic(self.rectified_.ends.graph, self), *tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class Dynamic(Scores):
+    """That summed over features."""
+
+    graph: Graph
+    weighed: Weighed
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        return self.weighed(*tensors).sum(-1)
+
+    def shape(self, *tensors: Tensor) -> tuple[int, ...]:
+        return self.weighed.shape(*tensors)[:-1]
+
+    def attended(self, x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
+        targets, sources, *edges, weight = tensors
+        slope, weight = self.weighed.rectified_.slope, weight.view(targets.shape[1:])
+        return self.graph.dynamic_attention(targets, sources, weight, x, edges[0] if edges else None, slope)
+
+
+@dataclass(frozen=True, eq=False)
+class Products(Recipe):
+    """Features of both ends of the edges of a graph, multiplied."""
+
+    graph: Graph
+    to: Rows
+    at: Rows
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        return self.to(tensors[0]) * self.at(tensors[1])
+
+    def shape(self, *tensors: Tensor) -> tuple[int, ...]:
+        return self.to.shape(*tensors)
+
+    def summed(self, tensors: tuple[Tensor, ...]) -> Tensor | None:
+        return note(Dots(self.graph), *tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class Dots(Scores):
+    """Dot products along the edges of a graph, times a number."""
+
+    graph: Graph
+    factor: float = 1.0
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        found = self.graph.sddmm(*tensors)
+        return found if self.factor == 1 else found * self.factor
+
+    def shape(self, *tensors: Tensor) -> tuple[int, ...]:
+        return (self.graph.num_edges, *tensors[0].shape[1:-1])
+
+    def scaled(self, tensors: tuple[Tensor, ...], factor: float) -> Tensor | None:
+        return note(Dots(self.graph, self.factor * factor), *tensors)
+
+    def attended(self, x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
+        is_usual = math.isclose(self.factor, max(tensors[0].shape[-1], 1) ** -0.5)
+        q, k = tensors
+        return self.graph.attention(q, k, x, None if is_usual else self.factor)
+
+
+@dataclass(frozen=True, eq=False)
+class Shares(Recipe):
+    """The softmax of scores, perhaps with an axis of length 1 at the end."""
+
+    scores: Scores
     is_column: bool = False
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        found = self.graph.softmax(super().__call__(*tensors))
+        found = self.scores.graph.softmax(self.scores(*tensors))
         return found.unsqueeze(-1) if self.is_column else found
 
     def shape(self, *tensors: Tensor) -> tuple[int, ...]:
-        return (*super().shape(*tensors), *[1] * self.is_column)
-
-    def shares(self, tensors: tuple[Tensor, ...], graph: Graph) -> Tensor | None:
-        return None
+        return (*self.scores.shape(*tensors), *[1] * self.is_column)
 
     def as_column(self, tensors: tuple[Tensor, ...]) -> Tensor | None:
-        return None if self.is_column else note(Shares(self.graph, self.slope, True), *tensors)
+        return None if self.is_column else note(Shares(self.scores, True), *tensors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,15 +375,16 @@ class Mixed(Recipe):
 
     def reduced(self, graph: Graph, tensors: tuple[Tensor, ...], reduce: str) -> Tensor | None:
         """Attention, where the same edges are summed over; a product with the shares otherwise."""
-        x, to, at = tensors
-        is_flat = x.dim() == 2 or to.shape[1:] == (1,)
-        if graph is not self.weight.graph or reduce not in ("sum", "add"):
-            weight = self.weight(to, at)
+        (x, *rest), scores = tensors, self.weight.scores
+        heads = scores.shape(*rest)[1:]
+        is_flat = x.dim() == 2 or heads == (1,)
+        if graph is not scores.graph or reduce not in ("sum", "add"):
+            weight = self.weight(*rest)
             return graph.spmm(x, weight.flatten() if is_flat else weight.squeeze(-1), reduce)
         if not is_flat:
-            return graph.additive_attention(to, at, x, self.weight.slope)
-        found = graph.additive_attention(to.flatten(), at.flatten(), x.flatten(1), self.weight.slope)
-        return found.view(-1, *x.shape[1:])
+            return scores.attended(x, tuple(rest))
+        alone = scores.without_heads(tuple(rest)) if heads else tuple(rest)
+        return scores.attended(x.flatten(1), alone).view(-1, *x.shape[1:])
 
 
 # ------------------------------------------------------------------ what is noted, as a tensor
@@ -314,15 +481,33 @@ def _versions(tensors: tuple[Tensor, ...]) -> list[int] | None:
 def _product(one: Any, other: Any = None, **options: Any) -> Any:
     for first, second in ((one, other), (other, one)):
         how = recipe(first)
-        found = None if how is None or options else how.times(first.tensors, second)
+        multiply = None if how is None else how.scaled if isinstance(second, (int, float)) else how.times
+        found = None if multiply is None or options else multiply(first.tensors, second)
         if found is not None:
             return found
     return None
 
 
 def _sum(one: Any, other: Any = None, **options: Any) -> Any:
+    for first, second in ((one, other), (other, one)):
+        how = recipe(first)
+        found = None if how is None or options else how.plus(first.tensors, second)
+        if found is not None:
+            return found
+    return None
+
+
+def _quotient(one: Any, other: Any = None, **options: Any) -> Any:
     how = recipe(one)
-    return None if how is None or options else how.plus(one.tensors, other)
+    if how is None or options or not isinstance(other, (int, float)) or not other:
+        return None
+    return how.scaled(one.tensors, 1 / other)
+
+
+def _total(input: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
+    how = recipe(input)
+    dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
+    return None if how is None or options or keepdim or dim not in (-1, input.dim() - 1) else how.summed(input.tensors)
 
 
 def _leaky_relu(input: Any, negative_slope: Any = 0.01, inplace: bool = False) -> Any:
@@ -339,6 +524,11 @@ def _unsqueeze(input: Any, dim: int) -> Any:
     return None if how is None or dim not in (-1, input.dim()) else how.as_column(input.tensors)
 
 
+def _getitem(input: Any, index: Any) -> Any:
+    is_column = isinstance(index, tuple) and len(index) == 2 and index[0] is Ellipsis and index[1] is None
+    return _unsqueeze(input, -1) if is_column else None
+
+
 def _view(input: Any, *shape: Any, **options: Any) -> Any:
     shape = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
     if options or not all(isinstance(n, int) for n in shape):
@@ -352,9 +542,15 @@ KNOWN: dict[Any, Callable[..., Any]] = {
         (torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__), _product
     ),
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _sum),
+    **dict.fromkeys(
+        (torch.div, torch.divide, torch.true_divide, Tensor.div, Tensor.divide, Tensor.true_divide, Tensor.__truediv__),
+        _quotient,
+    ),
+    **dict.fromkeys((torch.sum, Tensor.sum), _total),
     functional.leaky_relu: _leaky_relu,
     functional.dropout: _dropout,
     **dict.fromkeys((torch.unsqueeze, Tensor.unsqueeze), _unsqueeze),
+    Tensor.__getitem__: _getitem,
     **dict.fromkeys((Tensor.view, Tensor.reshape, torch.reshape), _view),
 }
 METADATA = {

@@ -84,6 +84,13 @@ class EdgeDraft(Draft):
         self.array(name, (*outer, *self.heads), self.dtype, result=result)
         return f"{name}[{', '.join([*place, *_lower(self.heads)])}]"
 
+    def edge_rows(self, name: str, *, result: bool = False) -> str:
+        """Declare features of edges; the one at hand."""
+        is_via = self.is_via and not result
+        outer, place = (("E",), ["P[i, j]"]) if is_via else (("I", "J"), ["i", "j"])
+        self.array(name, (*outer, *self.all), self.dtype, result=result)
+        return f"{name}[{', '.join([*place, *_lower(self.all)])}]"
+
     def rows(self, name: str, inner: Axes, *, result: bool = False) -> str:  # type: ignore[override]
         """Declare values of rows; the one at hand."""
         self.array(name, ("I", *inner), self.dtype, result=result)
@@ -311,6 +318,69 @@ def additive_columns(draft: EdgeDraft) -> None:
     draft.reduce("values", ("I", "J", *draft.mixed), f"{v} = {v} + {p} * {g}", f"{v} = 0")
 
 
+def _between(draft: EdgeDraft, edged: bool) -> str:
+    """What the two ends of an edge have, added, and what the edge has itself."""
+    parts = [draft.rows("TARGETS", draft.all), draft.columns("SOURCES", draft.all)]
+    parts += [draft.edge_rows("EDGES")] if edged else []
+    return " + ".join(f'T.Cast("{draft.wide}", {part})' for part in parts)
+
+
+def _kink(draft: EdgeDraft, value: str, slope: float) -> str:
+    """What ``leaky_relu`` multiplies its argument with."""
+    return f"T.if_then_else({value} > T.{draft.wide}(0), T.{draft.wide}(1), T.{draft.wide}({slope}))"
+
+
+def dynamic(draft: EdgeDraft, slope: float, edged: bool, keep: bool) -> None:
+    """``O[i] = sum_j P[i, j] * V[j]``, P the softmax of ``A . leaky_relu(TARGETS[i] + SOURCES[j])``."""
+    value = _between(draft, edged)
+    draft.array("A", draft.all, draft.dtype)
+    a = f'T.Cast("{draft.wide}", A[{", ".join(_lower(draft.all))}])'
+    v = draft.columns("V", draft.mixed)
+    p = draft.edges("P_", result=True) if keep else draft.edge_scratch("P_")
+    score = draft.in_place(p, "score")
+    o = draft.rows("O", draft.mixed, result=True)
+    rectified = f"T.{'max' if slope <= 1 else 'min'}({value}, ({value}) * T.{draft.wide}({slope}))"
+    draft.reduce("scores", draft.dots, f"{score} = {score} + {a} * {rectified}", f"{score} = 0", over="K")
+    _softmax(draft, score, p, draft.heads)
+    draft.reduce("mix", ("I", "J", *draft.mixed), f"{o} = {o} + {p} * {v}", f"{o} = 0")
+
+
+def dynamic_rows(draft: EdgeDraft, slope: float, edged: bool) -> None:
+    """The gradients of scores, and of TARGETS but for the factor A, from that of the result."""
+    value = _between(draft, edged)
+    p, g, v = draft.edges("P_"), draft.rows("G", draft.mixed), draft.columns("V", draft.mixed)
+    edges = ("I", "J", *draft.heads)
+    s, o = draft.edges("S", result=True), draft.rows("O", draft.all, result=True)
+    part, total = draft.in_place(s, "part"), draft.held("total", ("I", *draft.heads))
+    g_wide, v_wide, p_wide = (f'T.Cast("{draft.wide}", {value})' for value in (g, v, p))
+    draft.reduce("part", draft.mixed_dots, f"{part} = {part} + {g_wide} * {v_wide}", f"{part} = 0", over="D")
+    draft.reduce("total", edges, f"{total} = {total} + {p_wide} * {part}", f"{total} = 0")
+    draft.spread("scores", edges, f'{s} = T.Cast("{draft.dtype}", {p_wide} * ({part} - {total}))')
+    _kinks(draft, s, o, value, slope)
+
+
+def dynamic_columns(draft: EdgeDraft, slope: float, edged: bool) -> None:
+    """The gradients of SOURCES, but for the factor A, and of V: I are the columns of the graph."""
+    value = _between(draft, edged)
+    p, s, g = draft.edges("P_"), draft.edges("S"), draft.columns("G", draft.mixed)
+    o, v = draft.rows("O", draft.all, result=True), draft.rows("V", draft.mixed, result=True)
+    _kinks(draft, s, o, value, slope)
+    draft.reduce("values", ("I", "J", *draft.mixed), f"{v} = {v} + {p} * {g}", f"{v} = 0")
+
+
+def _kinks(draft: EdgeDraft, s: str, o: str, value: str, slope: float) -> None:
+    line = f'{o} = {o} + T.Cast("{draft.dtype}", T.Cast("{draft.wide}", {s}) * {_kink(draft, value, slope)})'
+    draft.reduce("kinks", ("I", "J", *draft.all), line, f"{o} = 0")
+
+
+def dynamic_edges(draft: EdgeDraft, slope: float) -> None:
+    """The gradients of EDGES but for the factor A."""
+    value, s = _between(draft, True), draft.edges("S")
+    o = draft.edge_rows("O", result=True)
+    line = f'{o} = T.Cast("{draft.dtype}", T.Cast("{draft.wide}", {s}) * {_kink(draft, value, slope)})'
+    draft.spread("kinks", ("I", "J", *draft.all), line)
+
+
 # ------------------------------------------------------------------ kernels
 
 
@@ -319,6 +389,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     for made in (
         *(spmm, linear, row_sum, sddmm, edge_sum, ties, picked, picked_edges, softmax, softmax_gradient),
         *(attention, attention_rows, attention_columns, additive, additive_rows, additive_columns),
+        *(dynamic, dynamic_rows, dynamic_columns, dynamic_edges),
     )
 }
 

@@ -105,8 +105,8 @@ class TracedGraph(Graph):
     def is_to_trace(self, tensor: Any) -> bool:
         return False
 
-    def by_rows(self, edges: Tensor, name: str = "weight") -> Tensor:
-        found = super().by_rows(edges, name)
+    def by_rows(self, edges: Tensor, name: str = "weight", ranks: tuple[int, int] = (1, 2)) -> Tensor:
+        found = super().by_rows(edges, name, ranks)
         return Ordered.apply(self.rows, found, False) if self.by_edges else found
 
     def as_given(self, edges: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def _is_plain(tensors: list[Tensor | None], *structure: Tensor) -> bool:
 
 
 def _called(graph: Graph, method: str, tensors: list[Tensor | None], reduce: str, scale: float | None) -> Tensor:
-    number = "slope" if method == "additive_attention" else "scale"
+    number = "scale" if method == "attention" else "slope"
     options = {"reduce": reduce} if reduce else {} if scale is None else {number: scale}
     return getattr(graph, method)(*tensors, **options)
 
@@ -213,6 +213,13 @@ def _shapes(name: str, rows: Any, edges: Any, options: Any, given: dict[str, Ten
         return [tuple(shape["p__data"]), (rows, *shape["KEYS"][1:])]
     if name == "attention_columns":
         return [(rows, *shape["Q"][1:]), (rows, *shape["G"][1:])]
+    if name == "dynamic":
+        out = (rows, *shape["V"][1:])
+        return [(edges, *shape["V"][1:-1]), out] if options[-1] else [out]
+    if name == "dynamic_rows":
+        return [tuple(shape["p__data"]), tuple(shape["TARGETS"])]
+    if name == "dynamic_columns":
+        return [tuple(shape["TARGETS"]), (rows, *shape["G"][1:])]
     if name == "additive":
         out = (rows, *shape["V"][1:])
         return [(edges, *shape["V"][1:-1]), out] if options[-1] else [out]
@@ -231,6 +238,7 @@ def _shapes(name: str, rows: Any, edges: Any, options: Any, given: dict[str, Ten
         "picked": lambda: tuple(shape["X"]),
         "softmax_gradient": lambda: tuple(shape["p__data"]),
         "share": lambda: (rows,),
+        "dynamic_edges": lambda: tuple(shape["edges_data"]),
     }
     return [found.get(name, lambda: tuple(values))()]
 
