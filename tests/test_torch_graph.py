@@ -430,6 +430,8 @@ def test_transforms_of_functions_are_refused():
     forward = torch.autograd.forward_ad
     with forward.dual_level(), pytest.raises(LoweringError, match="SpMM has kernels for gradients backward, none for"):
         made.spmm(forward.make_dual(x, x))
+    with torch.no_grad(), forward.dual_level(), pytest.raises(LoweringError, match="none for those forward"):
+        made.spmm(forward.make_dual(x, x))
     (x,) = wanting(x)
     y = made.spmm(x)
     with pytest.raises(LoweringError, match="SpMM are kernels for one gradient at a time: leave out is_grads_batched"):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from sparsetir.errors import ArgumentError
 from sparsetir.torch import traced
-from sparsetir.torch.messages import Messages
+from sparsetir.torch.messages import Messages, value
 
 DENSE = ("eager", "aot_eager", "inductor")
 
@@ -71,6 +72,23 @@ def _call_directly(module: torch.fx.GraphModule) -> None:
     for node in module.graph.nodes:
         if node.op == "call_function" and node.target in (_ALONG_ROWS, _ALONG_ROWS.default):
             node.target = traced.along_rows
+        if node.op == "call_function" and node.target is traced.along_edges:
+            _take_whole(node)
+
+
+def _take_whole(node: torch.fx.Node) -> None:
+    """Spare a call taking the rows out of an edge index, by which its graph is not known better."""
+    rows = node.args[:2]
+    if not all(isinstance(row, torch.fx.Node) and row.target is operator.getitem for row in rows):
+        return
+    (whole, target), (other, source) = (row.args for row in rows)
+    is_matrix = isinstance(whole, torch.fx.Node) and value(whole) is not None and value(whole).dim() == 2
+    if whole is not other or not is_matrix or not all(isinstance(i, int) for i in (target, source)):
+        return
+    node.target, node.args = traced.along_index, (whole, (target, source), *node.args[2:])
+    for row in rows:
+        if not row.users:
+            node.graph.erase_node(row)
 
 
 _ALONG_ROWS = torch.ops.sparsetir.along_rows

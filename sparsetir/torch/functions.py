@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd import forward_ad as _forward_level
 
 from sparsetir.errors import LoweringError
 from sparsetir.torch.programs import Sizes
@@ -83,8 +84,28 @@ def _is_batched(gradient: Any) -> bool:
     return isinstance(gradient, Tensor) and "Batched" in str(torch._C._dispatch_keys(gradient))
 
 
+class _NoContext:
+    """The context of a call that nothing is kept of."""
+
+    needs_input_grad = (False,) * 8
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Nothing."""
+
+
 class KernelFunction(Function):
     """A function whose gradients go backward only."""
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """Call it, without torch's bookkeeping where nothing wants a gradient: that costs more than a small kernel.
+
+        Torch's own `apply` also looks for transforms of functions, which graphs have refused before.
+        """
+        if not torch.is_grad_enabled() or not any(a.requires_grad for a in args if isinstance(a, Tensor)):
+            if _forward_level._current_level < 0:
+                return cls.forward(_NoContext(), *args)
+        return super(Function, cls).apply(*args)
 
     @staticmethod
     def jvp(ctx: Any, *_tangents: Any) -> Any:

@@ -15,6 +15,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.torch import functions, structure
 from sparsetir.torch.programs import Sizes
 
+FEATURES: Sizes = (("K", None),)
 SUMS = {"sum": False, "add": False, "mean": True}  # is the sum divided by the count?
 EXTREMES = {"max": "max", "amax": "max", "min": "min", "amin": "min"}
 
@@ -154,7 +155,8 @@ class Graph(functions.Graphs):
             raise ArgumentTypeError(f"x and weight must have one dtype; x is {x.dtype} and weight is {edges.dtype}")
         x, inner, shape = self._product(x.contiguous(), edges)
         if (is_mean := SUMS.get(reduce)) is not None:
-            return functions.SpMM.apply(self, inner, is_mean, edges, x).view(shape)
+            y = functions.SpMM.apply(self, inner, is_mean, edges, x)
+            return y if len(shape) == y.dim() else y.view(shape)
         if reduce not in EXTREMES:
             raise ArgumentError(f'reduce is one of "sum", "mean", "max" and "min"; found {reduce!r}')
         return functions.Extreme.apply(self, inner, EXTREMES[reduce], edges, x).view(shape)
@@ -385,7 +387,7 @@ class Graph(functions.Graphs):
         if edges is None or edges.dim() == 1:
             if x.dim() == 1:
                 return x, (), shape
-            return x.flatten(1), (("K", None),), shape
+            return x if x.dim() == 2 else x.flatten(1), FEATURES, shape
         if x.dim() not in (2, 3) or x.shape[1] != edges.shape[1]:
             expected = f"[{self.shape[1]}, {edges.shape[1]}, features]"
             raise ArgumentError(f"weight has {edges.shape[1]} heads: expected x of {expected}, found {_shown(x)}")

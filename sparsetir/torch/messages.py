@@ -349,6 +349,9 @@ class Messages:
         """The weight of a message, without the axes of length 1."""
         if message.weight is None or value(message.weight).dim() == 1:
             return message.weight
+        for node in _plain_views(message.weight):
+            if value(node) is not None and value(node).shape == value(message.weight).shape[:1]:
+                return node
         shape = value(message.weight).shape
         if value(message.weight).dim() == 3 and shape[1] != 1:
             return self.graph.call_method("squeeze", (message.weight, -1))
@@ -596,4 +599,4 @@ class Messages:
                 user.replace_input_with(rows, found.x)  # type: ignore[union-attr]
 
 
-__all__ = ["Messages", "name_of"]
+__all__ = ["Messages", "name_of", "value"]

@@ -45,8 +45,8 @@ def _owner(index: Tensor) -> Tensor:
     return index if index._base is None else index._base
 
 
-def _place(index: Tensor | None) -> tuple[int, ...] | None:
-    return None if index is None else (index.data_ptr(), index.numel(), *index.stride())
+def _place(index: Tensor | None) -> tuple[Any, ...] | None:
+    return None if index is None else (index.data_ptr(), index.numel(), index.dtype, *index.stride())
 
 
 class Graphs:
@@ -64,6 +64,18 @@ class Graphs:
         if found is None:
             found = self._equal(targets, sources, rows, columns)
             self._note(key, targets, sources, found)
+        return found
+
+    def of_both(self, index: Tensor, at: tuple[int, int], rows: int, columns: int) -> Graph:
+        """The graph whose targets and sources are two rows of one tensor, found without taking these out of it."""
+        key = (index.data_ptr(), index.shape, index.stride(), index.dtype, at, rows, columns)
+        found = self._at(key)
+        if found is None:
+            found = self.of(index[at[0]], index[at[1]], rows, columns)
+            if not torch.is_inference_mode_enabled() and not index.is_inference():
+                owner = _owner(index)
+                forget = lambda _dead: self.by_place.pop(key, None)  # noqa: E731
+                self.by_place[key] = found, (ref(owner, forget), owner._version)
         return found
 
     def at_targets(self, targets: Tensor, rows: int) -> Graph | None:

@@ -68,8 +68,11 @@ class Compressed:
 
     def run(self, name: str, dtype: str, inner: Sizes, *options: Any, **tensors: torch.Tensor | None) -> Any:
         """Call a program with dense tensors, those that are not None; it returns one, or several."""
-        given = {key: tensor.detach() for key, tensor in tensors.items() if tensor is not None}
-        found = self.kernel(name, dtype, inner, *options)
+        found = self.bound.get((name, dtype, inner, options)) or self.kernel(name, dtype, inner, *options)
+        given: dict[str, Any] = {}
+        for key, tensor in tensors.items():
+            if tensor is not None:
+                given[key] = tensor.detach() if tensor.requires_grad else tensor
         if dtype == "bfloat16":  # which numpy does not have
             return found(**given)
         arrays = found(**{key: tensor.numpy() for key, tensor in given.items()})

@@ -116,11 +116,16 @@ class TracedGraph(Graph):
 # ------------------------------------------------------------------ the operators
 
 
-def _is_plain(tensors: list[Tensor | None], *structure: Tensor) -> bool:
-    return all(t is None or type(t) in PLAIN for t in (*tensors, *structure))
+def _is_plain(tensors: list[Tensor | None], structure: Tensor) -> bool:
+    for tensor in tensors:
+        if tensor is not None and type(tensor) not in PLAIN:
+            return False
+    return type(structure) in PLAIN
 
 
-def _called(graph: Graph, method: str, tensors: list[Tensor | None], reduce: str, scale: float | None) -> Tensor:
+def _called(
+    graph: Graph, method: str, tensors: list[Tensor | None], reduce: str = "", scale: float | None = None
+) -> Tensor:
     number = "scale" if method == "attention" else "slope"
     options = {"reduce": reduce} if reduce else {} if scale is None else {number: scale}
     return getattr(graph, method)(*tensors, **options)
@@ -162,6 +167,13 @@ def along_edges(
     else:
         graph = TracedGraph(first, second, rows, columns, by_edges=True)
     return _called(graph, method, tensors, reduce, scale)
+
+
+def along_index(index: Tensor, at: tuple[int, int], rows: int, columns: int, *call: Any, **options: Any) -> Tensor:
+    """`along_edges` whose targets and sources are rows of one tensor."""
+    if not _is_plain(call[1], index):
+        return along_edges(index[at[0]], index[at[1]], rows, columns, *call, **options)
+    return _called(GRAPHS.of_both(index, at, rows, columns), *call, **options)
 
 
 _parsed = cache(literal_eval)
@@ -273,4 +285,4 @@ LIBRARY.impl("edges_kernel", edges_kernel, "CPU")
 torch.library.register_fake("sparsetir::edges_kernel", _fake, lib=LIBRARY)
 
 
-__all__ = ["GRAPHS", "TracedGraph", "along_edges", "along_rows", "edges_kernel"]
+__all__ = ["GRAPHS", "TracedGraph", "along_edges", "along_index", "along_rows", "edges_kernel"]

@@ -25,7 +25,7 @@ from sparsetir.harness.tables import markdown
 from sparsetir.threads import set_num_threads
 
 MODULE = "sparsetir.bench.training"
-NETWORKS = "gcn:16,gcn:128,gcn:256,sage-mean:128,sage-max:128,gat:8x8,gat:4x32,rgcn:16"
+NETWORKS = "gcn:16,gcn:128,gcn:256,sage-mean:128,sage-max:128,gat:8x8,gat:4x32,gatv2:8x8,rgcn:16"
 SMALL = "rmat:200"
 UNTIMED = 2  # epochs in which kernels are built and memory is found
 

@@ -76,6 +76,25 @@ class GAT(nn.Module):
         return graph.additive_attention(targets, sources, h).flatten(1) + self.bias
 
 
+class GATv2(nn.Module):
+    """Attention with scores ``a . leaky_relu(W_r x_i + W_l x_j)``; the heads one after the other.
+
+    Brody, Alon and Yahav, "How Attentive are Graph Attention Networks?", ICLR 2022.
+    """
+
+    def __init__(self, inputs: int, outputs: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.lin_l = nn.Linear(inputs, heads * outputs)
+        self.lin_r = nn.Linear(inputs, heads * outputs)
+        self.att = nn.Parameter(torch.zeros(1, heads, outputs))
+        self.bias = nn.Parameter(torch.zeros(heads * outputs))
+
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        sources, targets = (lin(x).unflatten(1, (self.heads, -1)) for lin in (self.lin_l, self.lin_r))
+        return graph.dynamic_attention(targets, sources, self.att[0], sources).flatten(1) + self.bias
+
+
 class RGCN(nn.Module):
     """``sum_r mean_r(x) W_r + x W_0 + b``, the means over the neighbours by edges of each relation.
 
@@ -121,4 +140,4 @@ def initialise(network: nn.Module, seed: int) -> None:
             parameter.copy_((2 * torch.rand(parameter.shape, generator=generator) - 1) * bound)
 
 
-__all__ = ["GAT", "GCN", "RGCN", "SAGE", "Network", "initialise"]
+__all__ = ["GAT", "GCN", "RGCN", "SAGE", "GATv2", "Network", "initialise"]

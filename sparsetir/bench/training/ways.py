@@ -18,12 +18,13 @@ import scipy.sparse as sp
 import torch
 from torch import nn
 
-from sparsetir.bench.training.networks import GAT, GCN, RGCN, SAGE, Inputs, Network
+from sparsetir.bench.training.networks import GAT, GCN, RGCN, SAGE, GATv2, Inputs, Network
 from sparsetir.bench.training.problems import Problem
 from sparsetir.errors import ArgumentError
 from sparsetir.torch import Graph, patch_pyg
 
-KINDS = ("gcn", "sage-mean", "sage-max", "gat", "rgcn")
+KINDS = ("gcn", "sage-mean", "sage-max", "gat", "gatv2", "rgcn")
+HEADED = ("gat", "gatv2")
 OURS, TORCH, INDEX, EDGE_INDEX, PATCHED = "ours", "torch CSR", "PyG edge_index", "PyG EdgeIndex", "PyG patched"
 FIRST, SPARSE = ("gcn", "sage-mean", "gat"), 0.1  # the kinds whose layers can begin with a product of features
 COMPILED, INDUCTOR = "PyG torch.compile sparsetir", "PyG torch.compile inductor"
@@ -41,9 +42,9 @@ class Spec:
     kind : str
         Of `KINDS`.
     hidden : int
-        Features between the layers, for GAT of each head.
+        Features between the layers, for GAT and GATv2 of each head.
     heads : int
-        Of the first layer of GAT; the second has one.
+        Of the first layer of GAT and GATv2; the second has one.
     """
 
     kind: str
@@ -60,13 +61,18 @@ class Spec:
             Another kind, or sizes that are none.
         """
         kind, _, sizes = text.partition(":")
-        heads, _, hidden = (sizes or ("8x8" if kind == "gat" else "16")).rpartition("x")
-        if kind not in KINDS or not hidden.isdecimal() or not (heads or "1").isdecimal() or (heads and kind != "gat"):
+        heads, _, hidden = (sizes or ("8x8" if kind in HEADED else "16")).rpartition("x")
+        if (
+            kind not in KINDS
+            or not hidden.isdecimal()
+            or not (heads or "1").isdecimal()
+            or (heads and kind not in HEADED)
+        ):
             raise ArgumentError(f"expected a network such as gcn:16 or gat:8x8, of {', '.join(KINDS)}; found {text!r}")
         return cls(kind, int(hidden), int(heads or 1))
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.heads}x{self.hidden}" if self.kind == "gat" else f"{self.kind}:{self.hidden}"
+        return f"{self.kind}:{self.heads}x{self.hidden}" if self.kind in HEADED else f"{self.kind}:{self.hidden}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ def ways(kind: str) -> list[str]:
 
     torch has no attention with sparse matrices, and its own compiler needs one of C++.
     """
-    found = [way for way in WAYS if way != TORCH or kind != "gat"]
+    found = [way for way in WAYS if way != TORCH or kind not in HEADED]
     if not has_compiler():
         found.remove(INDUCTOR)
     return [way for way in found if not way.startswith("PyG") or find_spec("torch_geometric")]
@@ -148,8 +154,9 @@ def _by_products(spec: Spec, problem: Problem, structure: Structure) -> Network:
         return Network(*_two(GCN, sizes), product)
     if kind.startswith("sage"):
         return Network(*_two(SAGE, sizes), structure(problem.adjacency, kind.removeprefix("sage-")))
-    if kind == "gat":
-        first, second = (GAT(a, b, heads) for a, b, heads in _heads(spec, sizes))
+    if kind in HEADED:
+        layer = GAT if kind == "gat" else GATv2
+        first, second = (layer(a, b, heads) for a, b, heads in _heads(spec, sizes))
         return Network(first, second, Graph(with_loops(problem.adjacency)).weighted(None), is_elu=True)
     means, sums, counts = by_relation(problem)
     layers = (RGCN(a, b, problem.num_relations) for a, b in pairwise(sizes))
@@ -196,7 +203,7 @@ def by_relation(problem: Problem) -> tuple[sp.csr_array, sp.csr_array, list[int]
 
 
 def _by_layers(spec: Spec, problem: Problem, *, is_cached: bool) -> Network:
-    from torch_geometric.nn import GATConv, GCNConv, RGCNConv, SAGEConv
+    from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, RGCNConv, SAGEConv
 
     index: Any = problem.edge_index
     if is_cached:
@@ -207,8 +214,9 @@ def _by_layers(spec: Spec, problem: Problem, *, is_cached: bool) -> Network:
     if kind.startswith("sage"):
         reduce = kind.removeprefix("sage-")
         return Network(*(SAGEConv(*pair, aggr=reduce) for pair in pairwise(sizes)), index)
-    if kind == "gat":
-        layers = (GATConv(a, b, heads) for a, b, heads in _heads(spec, sizes))
+    if kind in HEADED:
+        layer = GATConv if kind == "gat" else GATv2Conv
+        layers = (layer(a, b, heads) for a, b, heads in _heads(spec, sizes))
         return Network(*layers, index, is_elu=True)
     layers = (RGCNConv(*pair, problem.num_relations) for pair in pairwise(sizes))
     return Network(*layers, index, torch.from_numpy(problem.relations))
