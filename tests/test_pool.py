@@ -16,8 +16,9 @@ import scipy.sparse as sp
 from sparsetir import formats, ops
 from sparsetir.errors import ArgumentError
 from sparsetir.schedules import Choices
-from sparsetir.tuning import Candidate, tune_sparse
+from sparsetir.tuning import Candidate, form, tune_sparse
 from sparsetir.tuning.evaluator import Evaluator
+from sparsetir.tuning.form import FormatVariant
 from sparsetir.tuning.pool import packed, pool_of
 from sparsetir.tuning.workers import (
     WORKER,
@@ -27,6 +28,7 @@ from sparsetir.tuning.workers import (
     Process,
     RemoteWorker,
     compile_candidate,
+    compile_together,
     how_it_ended,
     time_candidate,
 )
@@ -123,13 +125,39 @@ def disturb(monkeypatch: pytest.MonkeyPatch, number: int, is_meant: Callable[[Jo
 def test_a_crash_costs_one_candidate(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = pool_of(evaluator, isolate=True)
     assert pool.time(None).seconds
-    disturb(monkeypatch, signal.SIGKILL, lambda asked, args: asked is compile_candidate and args[0] == CANDIDATES[0])
+    disturb(monkeypatch, signal.SIGKILL, lambda asked, args: asked is time_candidate and args[0] == CANDIDATES[0])
     found = dict(pool.measure(CANDIDATES))
     assert found[CANDIDATES[0]].seconds is None
     assert "SIGKILL" in (found[CANDIDATES[0]].error or "")
     assert all(found[candidate].seconds for candidate in CANDIDATES[1:])
     assert pool.time(CANDIDATES[0]).seconds
     pool.close()
+
+
+def test_a_crash_while_several_are_compiled_costs_none(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparsetir.tuning.pool.WORKERS", 1)
+    pool = pool_of(evaluator, isolate=True)
+    assert pool.time(None).seconds
+    disturb(monkeypatch, signal.SIGKILL, lambda asked, args: asked is compile_together)
+    assert all(found.seconds for _, found in pool.measure(CANDIDATES))  # a new worker compiles them one by one
+    pool.close()
+
+
+def test_a_candidate_that_does_not_compile_costs_no_other(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(form, "_forms", type(form._forms)())
+    other = Evaluator(ops.spmm(), arguments(), None)
+
+    def spoiled(self: FormatVariant, choices: Choices) -> Any:
+        if choices.tile == 16:
+            raise RuntimeError("LLVM gave up")
+        return loops(self, choices)
+
+    loops = FormatVariant.shared_loops
+    monkeypatch.setattr(FormatVariant, "shared_loops", spoiled)
+    other.compile_together(CANDIDATES)
+    assert [other.compile(candidate) for candidate in CANDIDATES] == [None, "RuntimeError: LLVM gave up", None]
 
 
 def test_a_hang_costs_one_candidate(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from sparsetir.cli import main
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.format import Format
 from sparsetir.schedules import Choices
-from sparsetir.tuning import form, warm
+from sparsetir.tuning import form, shelf, warm
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.form import FormatVariant
@@ -73,6 +73,64 @@ def test_a_search_on_another_matrix_finds_it(format: Format | None, monkeypatch:
         for chunks in (3, 8) if choices.chunks else (0,):
             call = ready.call(choices.changed(chunks=chunks))
             assert known.reference.disagreement(ready.workload.fresh(call)) is None
+
+
+@pytest.mark.parametrize("op", warm.OPS)
+@pytest.mark.usefixtures("fresh")
+def test_every_operation_has_kernels(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "portfolio", lambda values, base, pieces=0: [base])
+    made = warm.make(warm.Task(op, "float64", 3, None))
+    assert (made.kernels, made.refused) == (1, None)
+
+
+def test_what_a_search_made_and_proved_serves_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARSETIR_CACHE", str(tmp_path))
+    monkeypatch.setattr(form, "_forms", type(form._forms)())
+    form.fresh.clear()
+    blocks, wrong = formats.bsr(2, 2), Choices(tile=4)
+    known = Evaluator(ops.spmm(), arguments(), None)
+    proved = [Candidate(Choices(tile=8)), Candidate(Choices(tile=8), blocks)]
+    known.compile_together([*proved, Candidate(wrong)])
+    assert all(known.time(candidate).seconds for candidate in proved)
+    assert len(form.fresh) == 1  # one call of the compiler for two formats
+    shelf.keep()
+    monkeypatch.setattr(form, "_forms", type(form._forms)())
+    monkeypatch.setattr(FormatVariant, "shared_loops", lambda *_: pytest.fail("compiled again"))
+    again = Evaluator(ops.spmm(), arguments(50), None)
+    for candidate in proved:
+        assert again.variants.shelf.listed(candidate.format) == (form.shared(candidate.choices),)
+        assert again.time(candidate).seconds
+    assert warm.there(warm.Task("spmm", "float32", FEAT, None)) is None  # a search makes no portfolio
+
+
+@pytest.mark.parametrize("name", ["*.so", "*-*.json"])
+def test_what_is_damaged_is_compiled_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARSETIR_CACHE", str(tmp_path))
+    monkeypatch.setattr(form, "_forms", type(form._forms)())
+    form.fresh.clear()
+    known, candidate = Evaluator(ops.spmm(), arguments(), None), Candidate(Choices(tile=8))
+    assert known.time(candidate).seconds
+    shelf.keep()
+    (path,) = (tmp_path / shelf.FOLDER).glob(name)
+    path.write_bytes(path.read_bytes()[:-9])
+    monkeypatch.setattr(form, "_forms", type(form._forms)())
+    again = Evaluator(ops.spmm(), arguments(), None)
+    assert not again.variants(None).form.codes
+    assert again.time(candidate).seconds
+
+
+def test_a_full_disk_costs_the_next_search_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARSETIR_CACHE", str(tmp_path))
+    form.fresh.clear()
+    known = Evaluator(ops.spmm(), arguments(20), None)
+    assert known.time(Candidate(Choices(tile=2))).seconds
+
+    def full(*_args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shelf.disk_cache, "write", full)
+    shelf.keep()
+    assert not form.fresh
 
 
 @pytest.mark.usefixtures("fresh")

@@ -7,16 +7,18 @@ one matrix serves the next.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import tvm
 from tvm import ir, tirx
 
 from sparsetir.compile.cache import content_key
+from sparsetir.compile.disk_cache import cache_folder
 from sparsetir.compile.pipeline import lowered, machine_code, scheduled, to_stage_2, to_stage_3
 from sparsetir.compile.target import make_target
 from sparsetir.errors import TuningError
@@ -28,8 +30,30 @@ from sparsetir.tuning.space import Values, open_choices, shared
 from sparsetir.tuning.templates import Template
 
 MOST_FORMS = 64  # that a process keeps, the last ones used
+MOST_FRESH = 256  # calls of the compiler whose machine code waits for the disk
 
 Function = Callable[..., Any]
+Loops: TypeAlias = tuple[ir.IRModule, tuple[str, ...]]  # at stage III, and the choices that a call gives them
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """Machine code that one call of the compiler made.
+
+    Parameters
+    ----------
+    library : object
+    kernels : sequence of (str, FormatVariant, Choices, tuple of str)
+        Name of a function, whose it is, and the choices that its calls give.
+    """
+
+    library: Any
+    kernels: Sequence[tuple[str, FormatVariant, Choices, tuple[str, ...]]]
+
+
+fresh: deque[Together] = deque(maxlen=MOST_FRESH)  # that is not on disk, see `sparsetir.tuning.shelf.keep`
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=fresh.clear)  # the parent writes it
 
 
 @dataclass(frozen=True)
@@ -71,6 +95,12 @@ class FormatVariant:
         self.codes: dict[Choices, Code | None] = {}  # of shared choices; None where there is none for all of them
         self._open: dict[int | None, Values] = {}
         self.is_filled = False
+        self.proved: set[Choices] = set()  # shared choices whose machine code computed what it should
+
+    def prove(self, choices: Choices | Config) -> None:
+        """Note that a candidate computed what it should."""
+        if isinstance(choices, Choices):
+            self.proved.add(shared(choices))
 
     def fill(self, codes: Mapping[Choices, Code], feat: int | None, values: Values) -> None:
         """Take machine code and open choices that were found before, where there are none yet."""
@@ -106,11 +136,10 @@ class FormatVariant:
         """What a candidate shares with others; None where it needs code of its own."""
         key = shared(choices)
         if key not in self.codes:
-            third = self.shared_loops(key)
-            self.codes[key] = None if third is None else Code(unchecked(third[0], self.target)[self.name], third[1])
+            compile_together([(self, key)])
         return self.codes[key]
 
-    def shared_loops(self, choices: Choices) -> tuple[ir.IRModule, tuple[str, ...]] | None:
+    def shared_loops(self, choices: Choices) -> Loops | None:
         """Loops that are given the late choices, and which; None where the schedule has to be cut down to have any."""
         try:
             second, late = with_late_choices(scheduled(self.second, choices, self.target))
@@ -123,6 +152,42 @@ def unchecked(third: ir.IRModule, target: Any) -> Any:
     """Compile a stage-III module without the checks of its arguments."""
     with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_assert": True}):
         return machine_code(third, target)
+
+
+def compile_together(wanted: Iterable[tuple[FormatVariant, Choices]]) -> None:
+    """Give forms the machine code of candidates, made by one call of the compiler for each target.
+
+    What begins and ends a call takes a fifth of the time of a small kernel.
+
+    Raises
+    ------
+    Exception
+        Of TVM or LLVM, where no code can be made of some: none is there then. One by one they tell which it is.
+    """
+    groups: dict[str, dict[tuple[FormatVariant, Choices], Loops]] = {}
+    for form, choices in wanted:
+        key = shared(choices)
+        if key in form.codes or (form, key) in groups.get(str(form.target), {}):
+            continue
+        loops = form.shared_loops(key)
+        if loops is None:
+            form.codes[key] = None
+        else:
+            groups.setdefault(str(form.target), {})[form, key] = loops
+    for group in groups.values():
+        _compile_group(group)
+
+
+def _compile_group(group: Mapping[tuple[FormatVariant, Choices], Loops]) -> None:
+    """The same for forms of one target whose loops are known."""
+    (first, _), *_ = group
+    named = [(f"{form.name}_{n}", form, key, *loops) for n, ((form, key), loops) in enumerate(group.items())]
+    functions = {name: third[form.name].with_attr("global_symbol", name) for name, form, _, third, _ in named}
+    library = unchecked(ir.IRModule(functions), first.target)
+    for name, form, key, _, late in named:
+        form.codes[key] = Code(library[name], late)
+    if cache_folder() is not None:
+        fresh.append(Together(library, [(name, form, key, late) for name, form, key, _, late in named]))
 
 
 _forms: OrderedDict[str, FormatVariant] = OrderedDict()
@@ -150,4 +215,14 @@ def with_knobs(template: Any, choices: Choices | Config) -> Any:
     return template.with_values(**choices)
 
 
-__all__ = ["Code", "FormatVariant", "Function", "form_of", "unchecked", "with_knobs"]
+__all__ = [
+    "Code",
+    "FormatVariant",
+    "Function",
+    "Together",
+    "compile_together",
+    "form_of",
+    "fresh",
+    "unchecked",
+    "with_knobs",
+]

@@ -33,6 +33,7 @@ from sparsetir.tuning.workers import (
     Worker,
     can_isolate,
     compile_candidate,
+    compile_together,
     interleaved_seconds,
     prepare,
     time_candidate,
@@ -172,10 +173,15 @@ class Pool(Formats):
     def _compile(self, batch: Sequence[Candidate], *, ahead: int = 0) -> dict[Candidate, Worker | str]:
         """Where each candidate is ready, or why it is not."""
         found: dict[Candidate, Worker | str] = {}
+        shares: dict[int, list[Candidate]] = {n: [] for n in range(len(self.workers))}
         for candidate in batch:
-            worker = self._least_busy(candidate.format)
-            found[candidate] = worker
-            worker.post(compile_candidate, candidate)
+            found[candidate] = worker = self._least_busy(candidate.format, shares)
+            shares[self.workers.index(worker)].append(candidate)
+        for n, share in shares.items():
+            if len(share) > 1:
+                self.workers[n].post(compile_together, *share)
+            for candidate in share:
+                self.workers[n].post(compile_candidate, candidate)
         self._look_ahead(ahead)
         for worker in self.workers:
             for candidate, error in self._drain(worker):
@@ -194,15 +200,21 @@ class Pool(Formats):
                 compiled.append((asked, f"its process {found}" if isinstance(found, Lost) else found))
         return compiled
 
-    def _least_busy(self, format: Format | None) -> Worker:
-        """The worker for a candidate: one with its format, or another if those are busier and converting is cheap."""
+    def _least_busy(self, format: Format | None, shares: Mapping[int, Sequence[Candidate]]) -> Worker:
+        """The worker for a candidate: one with its format, or another if those are busier and converting is cheap.
+
+        `shares` has what each is to do that was not asked for yet.
+        """
         self._home(format)
         holders = self.homes[format]
-        own = min(holders, key=lambda worker: worker.pending)
-        other = min(self.workers, key=lambda worker: worker.pending)
+
+        def tasks(worker: Worker) -> int:
+            return worker.pending + len(shares[self.workers.index(worker)])
+
+        own, other = min(holders, key=tasks), min(self.workers, key=tasks)
         ready = self.known.get(format)
         is_cheap = ready is not None and ready.stored is not None and ready.stored.seconds < CHEAP
-        if own.pending - other.pending < 2 or not is_cheap:
+        if tasks(own) - tasks(other) < 2 or not is_cheap:
             return own
         holders.append(other)
         return other

@@ -179,8 +179,9 @@ class Session:
 
     def _ready(self, format: Format | None) -> Sequence[Choices]:
         """The machine code on disk, see `sparsetir.tuning.shelf`; other choices of a template are no match for it."""
-        held = self.evaluator.variants.shelf.held(format) if self.template is None and self.pool.is_here else None
-        return () if held is None else held.listed
+        if self.template is not None or not self.pool.is_here:
+            return ()
+        return self.evaluator.variants.shelf.listed(format)
 
     def _facts(self) -> dict[str, float]:
         """Numbers of the pattern."""

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machine code of candidates on disk, a library for each format of a program: `sparsetir warm` fills it.
+"""Machine code of candidates on disk: `sparsetir warm` makes a library for each format, searches leave what they made.
 
-It lies beside the compiled kernels, under the same rules: see `sparsetir.compile.disk_cache`.
+What a search left is a library for each call of the compiler, and a list of its kernels for each format. It all lies
+beside the compiled kernels, under the same rules: see `sparsetir.compile.disk_cache`.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import tvm
 from tvm import ir, tirx
@@ -25,10 +30,12 @@ from sparsetir.compile.target import make_target
 from sparsetir.errors import ScheduleError
 from sparsetir.formats.format import Format
 from sparsetir.schedules import Choices
-from sparsetir.tuning.form import Code, FormatVariant, Function, unchecked
+from sparsetir.tuning.form import Code, FormatVariant, Function, Together, fresh, unchecked
 from sparsetir.tuning.space import Values
 
 FOLDER = "candidates"  # in that of the kernels
+MOST_LISTS = 32  # of a format, that searches leave
+EXIT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,12 +64,13 @@ class Held:
 
     @classmethod
     def read(cls, path: Path) -> Held | None:
-        """What a library holds; None where there is none, or none of this version."""
+        """What a library holds, or a list of kernels says; None where there is none, or none of this version."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, ScheduleError):
             facts = json.loads(path.with_suffix(".json").read_text())
             kernels = {Choices(**of): (str(name), tuple(late)) for name, of, late in facts["kernels"]}
             values = {str(name): tuple(map(int, found)) for name, found in facts["values"].items()}
-            return cls(path, str(facts["program"]), kernels, values, str(facts["digest"]))
+            library = path.with_name(Path(facts.get("library", path.name)).name)
+            return cls(library, str(facts["program"]), kernels, values, str(facts["digest"]))
         return None
 
     @cached_property
@@ -111,6 +119,7 @@ class Shelf:
     def __init__(self, func: tirx.PrimFunc, target: Any, sizes: Mapping[str, int]) -> None:
         self.func, self.target, self.sizes = func, target, dict(sizes)
         self._held: dict[Format | None, Held | None] = {}
+        self._left: dict[Format | None, list[Held]] = {}
 
     @cached_property
     def folder(self) -> Path | None:
@@ -131,19 +140,32 @@ class Shelf:
         return self.folder / f"{name}.so"
 
     def held(self, format: Format | None) -> Held | None:
-        """What there is of a format, if anything."""
+        """What was made of a format ahead, if anything."""
         if format not in self._held:
             path = self.path(format)
             self._held[format] = None if path is None else Held.read(path)
         return self._held[format]
 
+    def everything(self, format: Format | None) -> list[Held]:
+        """What there is of a format: made ahead, or left by searches."""
+        path, made = self.path(format), self.held(format)
+        if format not in self._left and path is not None:
+            self._left[format] = [found for name in left(path) if (found := Held.read(name)) is not None]
+        return [*([made] if made is not None else []), *self._left.get(format, [])]
+
+    def listed(self, format: Format | None) -> tuple[Choices, ...]:
+        """Whose machine code there is of a format, one for each code."""
+        return tuple(dict.fromkeys(choices for held in self.everything(format) for choices in held.listed))
+
     def fill(self, form: FormatVariant, format: Format | None, feat: int | None) -> None:
-        """Give a form what there is of it."""
-        found = self.held(format)
-        if found is None or form.is_filled or program_key(form) != found.program:
-            return
-        with contextlib.suppress(Exception):  # damaged: it is compiled again
-            form.fill(found.codes(), feat, found.values)
+        """Give a form what there is of it, and note where there is room for what will be made."""
+        places.setdefault(form, (self.path(format), feat))
+        known = [] if form.is_filled else self.everything(format)
+        program = program_key(form) if known else ""
+        for found in known:
+            if found.program == program:
+                with contextlib.suppress(Exception):  # damaged: it is compiled again
+                    form.fill(found.codes(), feat, found.values)
 
     def put(
         self,
@@ -189,9 +211,68 @@ class Shelf:
         return len(right)
 
 
+# ----------------------------------------------------------------------------------------- what searches leave
+
+places: WeakKeyDictionary[FormatVariant, tuple[Path | None, int | None]] = WeakKeyDictionary()
+
+
+def left(path: Path) -> list[Path]:
+    """The lists of kernels of a format that searches left."""
+    return sorted(path.parent.glob(f"{path.stem}-*.json"))
+
+
+def keep(*, seconds: float | None = None) -> None:
+    """Put the machine code that searches made and proved on disk, for those of other processes.
+
+    It happens by itself when a process ends, for `EXIT_SECONDS`. Nothing is written before: it would take time from
+    what the caller does next.
+
+    Parameters
+    ----------
+    seconds : float, optional
+        Stop after this long; the newest comes first.
+    """
+    stop = time.monotonic() + (math.inf if seconds is None else seconds)
+    while fresh and time.monotonic() < stop:
+        # A full disk or a missing linker costs the next search some compilations.
+        with contextlib.suppress(Exception):
+            _write(fresh.pop())
+
+
+atexit.register(keep, seconds=EXIT_SECONDS)
+
+
+def _write(together: Together) -> None:
+    """A library, and the lists of its kernels."""
+    kernels: dict[FormatVariant, list[tuple[str, Choices, tuple[str, ...]]]] = {}
+    for name, form, choices, late in together.kernels:
+        if choices in form.proved and _has_room(form):
+            kernels.setdefault(form, []).append((name, choices, late))
+    if not kernels:
+        return
+    content = sorted((program_key(form), repr(choices)) for form, held in kernels.items() for _, choices, _ in held)
+    stem = hashlib.sha256(repr(content).encode()).hexdigest()[:32]
+    path = next(place for form in kernels if (place := places[form][0]) is not None).with_name(f"{stem}.so")
+    disk_cache.write(together.library, path, {})
+    digest = disk_cache.digest(path)
+    for form, held in kernels.items():
+        place, feat = places[form]
+        listed = [(name, choices.as_dict(), late) for name, choices, late in held]
+        values = {name: list(found) for name, found in form.open_choices(feat).items()}
+        facts = {"library": path.name, "digest": digest, "program": program_key(form), "kernels": listed}
+        assert place is not None
+        disk_cache.write_facts(place.with_name(f"{place.stem}-{stem}.json"), {**facts, "values": values})
+
+
+def _has_room(form: FormatVariant) -> bool:
+    """Whether there is a folder, and not much of this form in it yet."""
+    place = places.get(form, (None, None))[0]
+    return place is not None and len(left(place)) < MOST_LISTS
+
+
 def program_key(form: FormatVariant) -> str:
     """A hash of what is compiled."""
     return content_key(form.func, form.target, None)
 
 
-__all__ = ["Held", "Shelf"]
+__all__ = ["Held", "Shelf", "keep"]

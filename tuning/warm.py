@@ -167,10 +167,12 @@ def evaluator(op: str, dtype: str, feat: int) -> Evaluator:
     rng = np.random.default_rng(0)
     A = sp.random_array((ROWS, COLUMNS), density=DENSITY, format="csr", dtype=dtype, rng=rng)
     A.indices, A.indptr = A.indices.astype("int32"), A.indptr.astype("int32")
-    inputs: dict[str, Any] = {"A": A}
+    func = getattr(ops, op)(dtype)
+    sparse = next(buffer.name for buffer in decode(func).buffers.values() if not buffer.is_dense)
+    inputs: dict[str, Any] = {sparse: A}
     for name, (dimension, wide) in DENSE[op].items():
         inputs[name] = rng.random((A.shape[dimension], feat) if wide else A.shape[dimension]).astype(dtype)
-    return Evaluator(getattr(ops, op)(dtype), inputs, None)
+    return Evaluator(func, inputs, None)
 
 
 def is_right(known: Evaluator, ready: Ready, function: Function) -> bool:

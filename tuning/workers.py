@@ -30,6 +30,7 @@ from sparsetir.threads import get_num_threads
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.evaluator import Evaluator, Prepared
 from sparsetir.tuning.measure import Measurement
+from sparsetir.tuning.shelf import keep
 
 WORKERS = max(1, min(4, CORES))
 # TVM loads torch where it is installed, which takes seconds; arguments of torch are not sent (`SENT`).
@@ -42,6 +43,7 @@ from sparsetir.tuning.workers import serve
 serve(int(sys.argv[1]), int(sys.argv[2]))
 """
 WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
+LAST_SECONDS = 5.0  # of a worker whose parent is gone, to put machine code on disk
 WATCH_SECONDS = 1.0  # between looks at whether the parent is there
 PATIENT = 6.0  # times as long for a conversion, or for a worker to begin
 
@@ -58,6 +60,11 @@ def prepare(evaluator: Evaluator, format: Format | None) -> Prepared:
 def compile_candidate(evaluator: Evaluator, candidate: Candidate) -> str | None:
     """See `Evaluator.compile`."""
     return evaluator.compile(candidate)
+
+
+def compile_together(evaluator: Evaluator, *candidates: Candidate) -> None:
+    """See `Evaluator.compile_together`."""
+    evaluator.compile_together(candidates)
 
 
 def time_candidate(evaluator: Evaluator, candidate: Candidate | None) -> Measurement:
@@ -194,8 +201,9 @@ def modules_path() -> str:
 
 @atexit.register
 def _dismiss() -> None:
+    """Let idle workers go: each puts what it compiled on disk before it ends."""
     while Process.idle:
-        Process.idle.pop().kill()
+        Process.idle.pop().connection.close()
 
 
 if hasattr(os, "register_at_fork"):
@@ -251,8 +259,7 @@ class RemoteWorker:
         if not self.has_begun:
             self._await_beginning()
         try:
-            is_long = job is prepare or args[0] is None  # the untuned kernel must be timed
-            found = self._receive(self.timeout * (PATIENT if is_long else 1.0))
+            found = self._receive(self.timeout * _patience(job, args))
         except Lost as lost:
             found = lost
         self.jobs.popleft()
@@ -296,6 +303,13 @@ class RemoteWorker:
         self.process = None
 
 
+def _patience(job: Job, args: tuple[Any, ...]) -> float:
+    """How many times as long as another a job may take."""
+    if job is compile_together:
+        return float(len(args))
+    return PATIENT if job is prepare or args[0] is None else 1.0  # the untuned kernel must be timed
+
+
 def how_it_ended(code: int) -> str:
     """The exit code of a process in words."""
     if code >= 0:
@@ -317,13 +331,20 @@ def serve(descriptor: int, parent: int) -> None:
             else:
                 connection.send(job(served if job is begin else served.evaluator, *args))
         except (EOFError, OSError):
-            return
+            ending.set()
+            keep(seconds=LAST_SECONDS)  # nobody waits for it
+            os._exit(0)  # what happens at exit has been done
+
+
+ending = threading.Event()
 
 
 def _end_after(parent: int) -> None:
     """End this process when its parent has ended, also from within a candidate that hangs."""
     while os.getppid() == parent:
         time.sleep(WATCH_SECONDS)
+    if ending.wait(WATCH_SECONDS):
+        time.sleep(2 * LAST_SECONDS)
     os._exit(1)
 
 

@@ -119,6 +119,21 @@ def write(library: Any, path: Path, facts: dict[str, Any]) -> None:
         whole.replace(path)
 
 
+def write_facts(path: Path, facts: dict[str, Any]) -> None:
+    """Write what is known of a library beside it, all or nothing.
+
+    Raises
+    ------
+    OSError
+        There is no room.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        whole = Path(folder) / path.name
+        whole.write_text(json.dumps(facts))
+        _sync(whole)
+        whole.replace(path)
+
+
 def check_room(folder: Path, size: int = ROOM) -> None:
     """Raise an OSError where a disk has no room: LLVM ends the process when it cannot write."""
     with tempfile.TemporaryFile(dir=folder) as trial:
@@ -146,4 +161,4 @@ def _sync(path: Path) -> None:
         os.fsync(stream.fileno())
 
 
-__all__ = ["cache_folder", "digest", "write", "writing"]
+__all__ = ["cache_folder", "digest", "write", "write_facts", "writing"]
