@@ -502,7 +502,11 @@ def run_collect(args: argparse.Namespace) -> int:
     from sparsetir.tuning import dataset, plan, table
 
     threads = tuple(int(n) for n in args.threads.split(","))
-    found = plan.sources(args.matrices, seed=args.seed, data=args.data)
+    found = list(plan.sources(args.matrices, seed=args.seed, data=args.data))
+    if not found:
+        raise ArgumentError(
+            "there is nothing to measure: expected --matrices of at least 1, or --data with files below it"
+        )
     how = {"programs": args.programs, "seed": args.seed, "threads": threads, "seconds": args.seconds, "mcpu": args.mcpu}
     try:
         dataset.collect(args.file, found, **how)

@@ -24,6 +24,7 @@ from sparsetir.errors import TuningError
 from sparsetir.formats.text import parse
 from sparsetir.schedules import Choices
 from sparsetir.transform.trace import Trace
+from sparsetir.tuning.collect import Labelled
 from sparsetir.tuning.database import Database, Key, Record
 
 pytestmark = pytest.mark.usefixtures("quick_comparisons")
@@ -107,17 +108,50 @@ def test_deeply_nested_lines_are_skipped(path: Path) -> None:
     assert len(Database(path).load(KEY)) == 1
 
 
-@pytest.mark.parametrize("call", ["write", "fsync"])
-def test_a_full_disk_is_said_each_time(path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    def full(*_: Any) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def full(*_: Any) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, call, full)
+
+NO_SPACE = r"records\.jsonl cannot be written: No space left on device; try"
+
+
+def test_a_full_disk_is_said_each_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "write", full)
     for _ in range(2):
-        records = Database(path)
-        with pytest.raises(TuningError, match=r"records\.jsonl cannot be written: No space left on device; try"):  # noqa: PT012
-            records.append(KEY, RECORD)
-            records.close()
+        with pytest.raises(TuningError, match=NO_SPACE):
+            Database(path).append(KEY, RECORD)
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_disk_that_fills_up_later_costs_no_search(path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    records = Database(path)
+    records.append(KEY, RECORD)
+    monkeypatch.setattr(os, call, full)
+    with pytest.warns(RuntimeWarning, match=f"no more trials are recorded: .*{NO_SPACE}"):  # noqa: PT031
+        records.append(KEY, RECORD)
+        records.append(KEY, RECORD)
+        records.close()
+    monkeypatch.undo()
+    assert len(records.load(KEY)) == 1
+    records.append(KEY, RECORD)  # of another search
+    records.close()
+
+
+def test_collected_trials_must_be_recorded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = Labelled(path)
+    records.append(KEY, RECORD)
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(TuningError, match=NO_SPACE):
+        records.append(KEY, RECORD)
+
+
+def test_a_device_or_a_pipe_is_no_database(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/zero"), tmp_path / "pipe"):
+        with pytest.raises(TuningError, match=f"the database {path} is no file"):
+            Database(path).load(KEY)
+        with pytest.raises(TuningError, match=f"the database {path} is no file"):
+            Database(path).append(KEY, RECORD)
 
 
 def test_a_line_that_is_written_in_part(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import platform
 import sys
@@ -197,3 +198,31 @@ def test_a_line_is_json(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"format": 1}
     with pytest.raises(TuningError, match="expected a data set"):
         list(dataset.lines(path))
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["sparsetir.cli", "collect", "{path}", "--matrices", "0"], "there is nothing to measure: expected --matrices"),
+        (["sparsetir.tuning.replay", "{path}"], "expected records of at least 8 trials"),
+        (["sparsetir.tuning.collect", "--out", "{path}", "--sizes", "-3"], "sizes are positive numbers of entries"),
+        (["sparsetir.bench.rate", "--suite", "nothing"], "the suite has all, "),
+        (["sparsetir.bench.search", "{path}"], "there is no file "),
+    ],
+)
+def test_wrong_use_ends_with_a_sentence(
+    command: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *given = (word.format(path=tmp_path / "points.jsonl") for word in command)
+    try:
+        code = importlib.import_module(name).main(given)
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_read_costs_its_own_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = plan.Source("broken", "files", lambda: sp.csr_array(np.load(tmp_path / "none.npy")))
+    assert dataset.collect(tmp_path / "points.jsonl", [broken], programs=1) == 0
+    assert "without broken: " in capsys.readouterr().err

@@ -306,6 +306,22 @@ def test_threads_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads_for("another", 1) == 3
 
 
+class Odd(Executor):
+    """One that gives every job the same answer."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return self.answer
+
+
+def answered(value: Any) -> Future[Any]:
+    found: Future[Any] = Future()
+    found.set_result(value)
+    return found
+
+
 def test_what_is_no_executor(threads: Executor) -> None:
     inputs = arguments()
     with pytest.raises(ArgumentTypeError, match=r"executor must be a concurrent\.futures\.Executor, .* found int"):
@@ -314,6 +330,9 @@ def test_what_is_no_executor(threads: Executor) -> None:
         tune_sparse(ops.spmm(), inputs, executor=threads, machines="all")
     with pytest.raises(ArgumentError, match="machines='each' is about the workers of an executor, and none is given"):
         tune_sparse(ops.spmm(), inputs, machines="each")
+    for answer, message in ((None, "submit returned NoneType"), (answered("hello"), "a job was answered by str, not")):
+        with pytest.raises(ExecutorLostError, match=message):
+            tune_sparse(ops.spmm(), inputs, executor=Odd(answer))
     closed = ThreadPoolExecutor(1)
     closed.shutdown()
     with pytest.raises(ExecutorLostError, match="RuntimeError: cannot schedule new futures after shutdown"):

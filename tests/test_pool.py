@@ -160,6 +160,45 @@ def test_a_candidate_that_does_not_compile_costs_no_other(
     assert [other.compile(candidate) for candidate in CANDIDATES] == [None, "RuntimeError: LLVM gave up", None]
 
 
+def test_workers_that_die_before_they_begin_are_begun_anew(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparsetir.tuning.pool.WORKERS", 1)
+    take, deaths = Process.take, iter([True, False, True])
+
+    def doomed(threads: int | None = None) -> Process:
+        found = take(threads)
+        if next(deaths, False):
+            found.process.kill()
+            found.process.wait()
+        return found
+
+    monkeypatch.setattr(Process, "take", doomed)
+    pool = pool_of(evaluator, isolate=True)
+    assert pool.time(None).seconds
+    pool.close()
+
+
+def test_a_search_whose_workers_all_die_ends_with_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparsetir.tuning.pool.WORKERS", 1)
+    start, begun = RemoteWorker.start, []
+
+    def doomed(self: RemoteWorker) -> None:
+        start(self)
+        begun.append(self)
+        assert self.process is not None
+        if len(begun) > 1:
+            kill(self.process)
+
+    monkeypatch.setattr(RemoteWorker, "start", doomed)
+    disturb(monkeypatch, signal.SIGKILL, lambda asked, args: asked is time_candidate and args[0] is not None)
+    inputs = arguments()
+    with pytest.warns(UserWarning, match="the search ended early, after .* trials: a worker process could not begin"):
+        result = tune_sparse(ops.spmm(), inputs, max_trials=6, isolate=True, progress=False)
+    assert result.interrupted
+    np.testing.assert_allclose(result.kernel(**inputs), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-5)
+
+
 def test_a_hang_costs_one_candidate(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = pool_of(evaluator, isolate=True, timeout=2.0)
     assert pool.time(None).seconds

@@ -18,7 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -67,6 +67,7 @@ class Labelled(Database):
         Written into each record: matrix, family and op.
     """
 
+    is_vital: ClassVar[bool] = True
     label: dict[str, str] = field(default_factory=dict)
     _held: dict[tuple[str, str], list[Record]] | None = field(default=None, repr=False)
 
@@ -97,6 +98,8 @@ def generated(families: str, sizes: Sequence[int], seeds: int) -> Iterator[Sourc
     unknown = [name for name in chosen if name not in known]
     if unknown:
         raise ArgumentError(f"the suite has all, {', '.join(known)}; found {unknown[0]!r}")
+    if min(sizes) < 1:
+        raise ArgumentError(f"sizes are positive numbers of entries; found {min(sizes)}")
     for size in sizes:
         for seed in range(seeds):
             for name in chosen:

@@ -11,12 +11,13 @@ import errno
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -166,9 +167,13 @@ class Database:
     path: Path | None = None
     _file: int | None = field(default=None, repr=False)
     _is_checked: bool = field(default=False, repr=False)
+    _has_written: bool = field(default=False, repr=False)
+    _is_lost: bool = field(default=False, repr=False)
+    is_vital: ClassVar[bool] = False  # whether trials that are not recorded are worth nothing
 
     def load(self, key: Key) -> list[Record]:
         """Records of `key` in the order of the file; of several for one candidate the first."""
+        self._has_written = self._is_lost = False  # another search begins
         wanted = json.loads(json.dumps(asdict(key)))
         found: dict[Any, Record] = {}
         for line in self.lines(key.pattern.encode()):
@@ -213,6 +218,7 @@ class Database:
         """Refuse a file that holds something else, before lines are added to it."""
         if self._is_checked:
             return
+        self._check_kind(path)
         try:
             with path.open("rb") as stream:
                 is_ours = path.stat().st_size == 0 or any(line.startswith(HEAD) for line in stream)
@@ -223,6 +229,12 @@ class Database:
             raise TuningError(f"{path} is no database: {found}; try another path")
         self._is_checked = True
 
+    @staticmethod
+    def _check_kind(path: Path) -> None:
+        """Refuse a device or a pipe: reading one may have no end."""
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise TuningError(f"the database {path} is no file; try another path")
+
     def append(self, key: Key, record: Record, **facts: Any) -> None:
         """Add a record, with more facts about it if there are any."""
         saved = {name: getattr(record, name) for name in SAVED}
@@ -231,15 +243,34 @@ class Database:
         self.add({"format": FORMAT, **asdict(key), kind: record.choices.as_dict(), **saved, **facts})
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Add a line."""
-        if self.path is None:
+        """Add a line.
+
+        Raises
+        ------
+        TuningError
+            It cannot be written. Where others were before it, that is a warning, and no more are: a search of an hour
+            must not be lost with its disk.
+        """
+        if self.path is None or self._is_lost:
             return
         if self._file is None:
             self._file = self._open(self.path)
         data = json.dumps(line).encode() + b"\n"
-        with self._writing():
+        with self._going_on(), self._writing():
             if os.write(self._file, data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._has_written = True
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Warn of what cannot be written after something was."""
+        try:
+            yield
+        except TuningError as error:
+            if not self._has_written or self.is_vital:
+                raise
+            self._is_lost = True
+            warnings.warn(f"no more trials are recorded: {error}", RuntimeWarning, stacklevel=2)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -250,6 +281,7 @@ class Database:
             raise TuningError(f"{why}; try another path") from error
 
     def _open(self, path: Path) -> int:
+        self._check_kind(path)
         with self._writing():
             path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -270,7 +302,7 @@ class Database:
             return
         file, self._file = self._file, None
         try:
-            with self._writing():
+            with self._going_on(), self._writing():
                 os.fsync(file)
         finally:
             os.close(file)

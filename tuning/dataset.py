@@ -430,7 +430,11 @@ def _collected(
     path.parent.mkdir(parents=True, exist_ok=True)
     for number, source in enumerate(found):
         rng = np.random.default_rng([seed, number])
-        sparse = source.load()  # what is drawn for it depends on its sizes
+        try:
+            sparse = source.load()  # what is drawn for it depends on its sizes
+        except (SparseTIRError, OSError, ValueError, MemoryError) as error:
+            say(f"without {source.name}: {' '.join(str(error).split())[:160]}")
+            continue
         for job in jobs(sparse, programs, rng):
             name = f"{source.name} {job.op}:{job.feat} {job.dtype} {job.threads}{of_target}"
             if name in done or job.threads not in threads or job.threads > CORES:

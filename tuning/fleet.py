@@ -303,15 +303,21 @@ class Fleet(Formats):
 
     def _sent(self, order: Order) -> Future[Answer]:
         try:
-            return self.executor.submit(work, order)
+            found = self.executor.submit(work, order)
         except Exception as error:  # whatever an executor of another package raises
             raise ExecutorLostError(lost(reason(error))) from error
+        if not isinstance(found, Future):
+            raise ExecutorLostError(lost(f"submit returned {type(found).__name__}, not a concurrent.futures.Future"))
+        return found
 
 
 def taken(future: Future[Answer]) -> Answer:
     """What a worker said."""
     try:
-        return future.result()
+        answer = future.result()
+        if isinstance(answer, Answer):
+            return answer
+        raise TuningError(f"a job was answered by {type(answer).__name__}, not by what it returned")
     except CancelledError as error:
         raise ExecutorLostError(lost("its jobs were cancelled, as when a scheduler is gone")) from error
     except Exception as error:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tvm
 
-from sparsetir.errors import TuningError
+from sparsetir.errors import ExecutorLostError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Key, Record
@@ -220,11 +220,14 @@ class Pool(Formats):
         return other
 
     def compare(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
-        """Seconds of candidates and, at None, of the untuned kernel, in turn."""
-        workers = self._compile(candidates)
-        cases: dict[Candidate | None, Worker] = {None: self.workers[0]}
-        cases.update({c: worker for c, worker in workers.items() if not isinstance(worker, str)})
-        return duel({candidate: partial(_typical, worker, candidate) for candidate, worker in cases.items()})
+        """Seconds of candidates and, at None, of the untuned kernel, in turn; as they were where no worker begins."""
+        try:
+            workers = self._compile(candidates)
+            cases: dict[Candidate | None, Worker] = {None: self.workers[0]}
+            cases.update({c: worker for c, worker in workers.items() if not isinstance(worker, str)})
+            return duel({candidate: partial(_typical, worker, candidate) for candidate, worker in cases.items()})
+        except ExecutorLostError:
+            return {c: self.times[c] for c in (None, *candidates) if c in self.times}
 
     def rest(self) -> None:
         """Let the worker processes go; they begin again with the next job."""

@@ -9,6 +9,7 @@ space.jsonl` prints how near to the best of each case the strategies come after 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir.errors import SparseTIRError
 from sparsetir.formats.format import Format
 from sparsetir.harness.tables import markdown
 from sparsetir.tuning.candidate import Candidate
@@ -199,7 +201,7 @@ def table(cases: Sequence[Recording], strategies: Sequence[str], budgets: Sequen
     return markdown([head, *rows])
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m sparsetir.tuning.replay", description=__doc__)
     parser.add_argument("database", type=Path)
@@ -207,9 +209,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)), help="trials after which to look")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     args = parser.parse_args(argv)
-    budgets = [int(n) for n in args.budgets.split(",")]
-    print(table(load(args.database), args.strategies.split(","), budgets, args.seeds))
+    try:
+        budgets = [int(n) for n in args.budgets.split(",")]
+        print(table(load(args.database), args.strategies.split(","), budgets, args.seeds))
+    except (SparseTIRError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

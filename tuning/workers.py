@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import tvm
 from tvm import tirx
 
-from sparsetir.errors import TuningError
+from sparsetir.errors import ExecutorLostError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.machine import CORES
 from sparsetir.threads import get_num_threads
@@ -45,6 +45,7 @@ serve(int(sys.argv[1]), int(sys.argv[2]))
 WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
 LAST_SECONDS = 5.0  # of a worker whose parent is gone, to put machine code on disk
 WATCH_SECONDS = 1.0  # between looks at whether the parent is there
+BEGINNINGS = 3  # times that a worker which dies before it can work is begun anew
 PATIENT = 6.0  # times as long for a conversion, or for a worker to begin
 
 Job: TypeAlias = "Callable[..., Any]"
@@ -203,7 +204,9 @@ def modules_path() -> str:
 def _dismiss() -> None:
     """Let idle workers go: each puts what it compiled on disk before it ends."""
     while Process.idle:
-        Process.idle.pop().connection.close()
+        found = Process.idle.pop()
+        found.connection.close()
+        found.process.returncode = 0  # nobody waits for it
 
 
 if hasattr(os, "register_at_fork"):
@@ -227,18 +230,23 @@ class RemoteWorker:
         self.payload, self.timeout, self.threads = payload, timeout, threads
         self.jobs: deque[tuple[Job, tuple[Any, ...]]] = deque()
         self.process: Process | None = None
+        self.is_dead = False  # before its evaluator was there
         self.start()
 
     def start(self) -> None:
         """Send the evaluator to a process, then every job that waits; its answer is awaited with the first result."""
-        self.process = Process.take(self.threads)
         self.has_begun = False
-        try:
-            self.process.connection.send((begin, (self.payload,)))
-            for job in self.jobs:
-                self.process.connection.send(job)
-        except OSError as error:
-            raise TuningError(f"a worker process could not be started: {error}") from error
+        for attempt in range(1, BEGINNINGS + 1):
+            self.process = Process.take(self.threads)
+            try:
+                self.process.connection.send((begin, (self.payload,)))
+                for job in self.jobs:
+                    self.process.connection.send(job)
+                return
+            except OSError as error:  # it died a moment ago
+                self.process.kill()
+                if attempt == BEGINNINGS:
+                    raise ExecutorLostError(f"a worker process could not be started: {error}") from error
 
     @property
     def pending(self) -> int:
@@ -275,14 +283,21 @@ class RemoteWorker:
         try:
             error: str | None = self._receive(self.timeout * PATIENT)
         except Lost as lost:
-            error = str(lost)
+            error, self.is_dead = str(lost), True
+        else:
+            self.is_dead = False
         self.has_begun = error is None
         return error
 
     def _await_beginning(self) -> None:
-        error = self.begins()
-        if error is not None:
-            raise TuningError(f"a worker process could not begin: {error}; try isolate=False")
+        for _ in range(BEGINNINGS):
+            error = self.begins()
+            if error is None:
+                return
+            if not self.is_dead:
+                break
+            self.start()  # it was killed, which need not be the evaluator's fault
+        raise ExecutorLostError(f"a worker process could not begin: {error}; try isolate=False")
 
     def _receive(self, limit: float) -> Any:
         assert self.process is not None

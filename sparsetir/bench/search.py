@@ -180,11 +180,15 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
 
 def sources_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[list[Source], list[Product]]:
     """What these options say."""
-    paths = [*args.files, *(find_files(args.data) if args.data else [])]
-    sources = [*from_files(paths), *(from_suite(args.suite, args.size) if args.suite else [])]
+    try:
+        paths = [*args.files, *(find_files(args.data) if args.data else [])]
+        sources = [*from_files(paths), *(from_suite(args.suite, args.size) if args.suite else [])]
+        products = list(parse_products(args.ops))
+    except (SparseTIRError, OSError) as error:
+        parser.error(str(error))
     if not sources:
         parser.error("expected files, --data FOLDER or --suite NAMES")
-    return sources, list(parse_products(args.ops))
+    return sources, products
 
 
 def main(argv: Sequence[str] | None = None) -> None:
