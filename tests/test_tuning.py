@@ -690,6 +690,7 @@ def test_a_lucky_first_turn_does_not_stay_the_best() -> None:
     turns, usual = {lucky: [1e-3, 3e-3, 3e-3], steady: [2e-3, 2e-3, 2e-3], None: [4e-3]}, 4e-3
     evaluator = SimpleNamespace(
         compile=lambda _candidate: None,
+        compile_together=lambda _candidates: None,
         time=lambda candidate: Measurement(turns[candidate].pop(0), usual=usual),
         interleaved=lambda candidate, _seconds: (turns[candidate].pop(0), usual),
     )

@@ -189,6 +189,20 @@ def _filled(picked: list[Candidate], space: Space, known: Known, rng: np.random.
     return batch
 
 
+def spread_below(errors: np.ndarray) -> float:
+    """The deviation of a normal distribution around 0 whose lower half is as wide as that of some errors.
+
+    Trials that were slower than expected, as whatever else a machine does makes them, say nothing of how much faster
+    others may be.
+
+    Examples
+    --------
+    >>> spread_below(np.array([-0.2, 0.2])), spread_below(np.array([-0.2, 0.2, 0.3, 0.9])) < 0.2
+    (0.2, True)
+    """
+    return float(np.sqrt(2 * np.mean(np.minimum(errors, 0.0) ** 2)))
+
+
 def trust(scores: np.ndarray, labels: np.ndarray) -> float:
     """What a model's scores are to be multiplied by to fit labels best: 1 before there are any, never below 0.
 
@@ -316,16 +330,15 @@ class Search:
     def chance(self) -> float:
         """How likely it is that something that was not tried is more than `FASTER` times faster than the best so far.
 
-        1 while too little is known. A candidate's time is taken to be spread around what the models expect as the last
-        trials were around what was expected of them; formats are taken to be wrong one by one, the candidates of one
-        together.
+        1 while too little is known. A candidate is taken to be faster than the models expect by as much as the last trials
+        were, see `spread_below`; formats are taken to be wrong one by one, the candidates of one together.
         """
         ran = [c for c, seconds in self.told.items() if np.isfinite(seconds) and c in self._foretold]
         score = self.score(self.told)
         if score is None or len(ran) < FEWEST_ERRORS:
             return 1.0
         errors = np.array([np.log(self.told[c]) - self._foretold[c] for c in ran[-LATELY:]])
-        error = max(float(np.sqrt(np.mean(errors**2))), LEAST_ERROR)
+        error = max(spread_below(errors), LEAST_ERROR)
         best = min(self.told, key=self.told.__getitem__)
         pool = [*self.space.outline(np.random.default_rng(self.seed), OUTLINED), *self.space.steps(best)]
         rest = [c for c in dict.fromkeys(pool) if c not in self.told]
