@@ -330,8 +330,8 @@ class Search:
     def chance(self) -> float:
         """How likely it is that something that was not tried is more than `FASTER` times faster than the best so far.
 
-        1 while too little is known. A candidate is taken to be faster than the models expect by as much as the last trials
-        were, see `spread_below`; formats are taken to be wrong one by one, the candidates of one together.
+        1 while too little is known. A candidate is taken to be faster than the models expect by as much as the last
+        trials were, see `spread_below`; formats are taken to be wrong one by one, the candidates of one together.
         """
         ran = [c for c, seconds in self.told.items() if np.isfinite(seconds) and c in self._foretold]
         score = self.score(self.told)
