@@ -11,6 +11,7 @@ import scipy.sparse as sp
 
 from sparsetir import interop, ops
 from sparsetir.assemble import Options
+from sparsetir.call.arguments import numpy_dtype
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.make import assembled_kernel
 from sparsetir.call.pattern_results import Pattern
@@ -19,6 +20,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor
 from sparsetir.rules import VALUE_DTYPES
+from sparsetir.scalars import common_dtype, real_number
 
 LARGEST_INT32 = 2**31 - 1
 
@@ -320,12 +322,16 @@ def _check_shapes(call: str, operands: _Operands) -> None:
 
 
 def _added(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
+    alpha, beta = (real_number(v, name, function) for v, name in ((alpha, "alpha"), (beta, "beta")))
     operands = _Operands.of(function, numbers=(alpha, beta), A=A, B=B)
     _check_shapes(f"{function}(A, B)", operands)
     if alpha == 1 and beta == 1:
         return operands.like_first(_kernel("add", operands.dtype, operands.idtype, Options())(**operands))
     if operands.dtype == "bool":
         raise ArgumentTypeError(f"{function} of bool matrices joins them: factors other than 1 have no meaning")
+    is_whole = operands.dtype not in ("bfloat16", "bool") and np.dtype(operands.dtype).kind in "iu"
+    if is_whole and not all(-(2**63) <= v < 2**63 for v in (alpha, beta)):
+        raise ArgumentError(f"{function} of {operands.dtype} matrices takes factors of 64 bits, found {alpha}, {beta}")
     kind = np.dtype(operands.dtype).type if operands.dtype != "bfloat16" else float
     numbers = {n: np.asarray(v).astype(kind).item() for n, v in (("alpha", alpha), ("beta", beta))}
     return operands.like_first(_kernel("scaled_add", operands.dtype, operands.idtype, Options())(**operands, **numbers))
@@ -369,7 +375,7 @@ class _Operands(dict[str, Any]):
         for name, value in given.items():
             made[name] = _rows(value, name, function)
         names = {_dtype_name(v) for v in made.values()}
-        weak = [n for n in numbers if isinstance(n, float) and not float(n).is_integer()]
+        weak = [n for n in numbers if isinstance(n, float) and not (n.is_integer() and abs(n) < 2.0**63)]
         made.dtype = names.pop() if len(names) == 1 and not weak else _common(names, weak)
         if made.dtype not in VALUE_DTYPES:
             raise ArgumentTypeError(f"{function} takes values of {', '.join(VALUE_DTYPES)}, found {made.dtype}")
@@ -383,7 +389,7 @@ class _Operands(dict[str, Any]):
         """A result in the class of the first operand."""
         first = self.first
         if sp.issparse(first) and result.format != first.format:
-            return self.in_blocks(result) if first.format == "bsr" else result.asformat(first.format)
+            return self.in_blocks(result) if first.format == "bsr" else _in_format(result, first.format)
         if interop.is_torch(first):
             return _like_torch(result, first)
         if isinstance(first, (CooTensor, SparseTensor)):
@@ -408,7 +414,9 @@ def _rows(value: Any, name: str, function: str) -> Any:
         return _torch_rows(value)
     if not sp.issparse(value):
         return SparseTensor.from_any(value).to_scipy("csr")
-    return value if value.format == "csr" else value.tocsr()
+    if value.format == "csr":
+        return value
+    return SparseTensor.from_any(value, "csr").to_scipy("csr") if interop.is_half(value) else value.tocsr()
 
 
 def _torch_rows(value: Any) -> Any:
@@ -417,6 +425,13 @@ def _torch_rows(value: Any) -> Any:
     if layout in ("torch.sparse_bsr", "torch.sparse_bsc"):
         value = value.to_sparse_coo()
     return value if layout == "torch.sparse_csr" else value.to_sparse_csr()
+
+
+def _in_format(result: Any, format: str) -> Any:
+    """A result in another of scipy's formats."""
+    if not interop.is_half(result):
+        return result.asformat(format)
+    return SparseTensor.from_any(result).to_scipy(format)
 
 
 def _dtype_name(value: Any) -> str:
@@ -430,7 +445,10 @@ def _name_of(dtype: Any) -> str:
 
 def _common(names: set[str], numbers: list[Any]) -> str:
     """The common dtype of matrices and numbers."""
-    return str(np.result_type(*sorted(names), *numbers))
+    common = common_dtype(names)
+    if not numbers or common == "bfloat16" or np.dtype(common).kind == "f":
+        return common
+    return str(np.result_type(common, *numbers))
 
 
 def _has_wide_indices(value: Any) -> bool:
@@ -445,7 +463,7 @@ def _cast(value: Any, dtype: str) -> Any:
         import torch
 
         return value.to(getattr(torch, dtype))
-    return value.astype(dtype)
+    return interop.recast(value, numpy_dtype(dtype))
 
 
 def _like_torch(result: Any, first: Any) -> Any:

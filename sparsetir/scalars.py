@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+
+from sparsetir.errors import ArgumentTypeError
 
 
 def as_whole(value: Any) -> Any:
@@ -40,4 +43,50 @@ def dtype_name(value: Any) -> str:
         return str(held)
 
 
-__all__ = ["as_whole", "dtype_name"]
+def common_dtype(names: Iterable[str]) -> str:
+    """The dtype in which values of these dtypes meet, by numpy's rules; bfloat16 meets what it cannot hold as float32.
+
+    Examples
+    --------
+    >>> common_dtype(["float32", "int32"]), common_dtype(["bfloat16", "bool"]), common_dtype(["float16", "bfloat16"])
+    ('float64', 'bfloat16', 'float32')
+    """
+    distinct = sorted(set(names))
+    if len(distinct) == 1:
+        return distinct[0]
+    if "bfloat16" in distinct:
+        import ml_dtypes  # noqa: F401  makes numpy know it
+    try:
+        return str(np.result_type(*distinct).name)
+    except TypeError:
+        return str(np.result_type(*("float32" if name == "bfloat16" else name for name in distinct)).name)
+
+
+def is_float(dtype: Any) -> bool:
+    """Whether a numpy dtype is one of real numbers; bfloat16 is none of numpy's own kinds.
+
+    Examples
+    --------
+    >>> is_float(np.dtype("float32")), is_float(np.dtype("int8"))
+    (True, False)
+    """
+    return bool(dtype.kind == "f" or dtype.name == "bfloat16")
+
+
+def real_number(value: Any, name: str, function: str) -> int | float:
+    """The real number that an argument is, as Python has it.
+
+    Raises
+    ------
+    ArgumentTypeError
+        The argument, called `name` of `function`, is none.
+    """
+    value = value.item() if np.ndim(value) == 0 and hasattr(value, "item") else value
+    if isinstance(value, (int, float)):
+        return value
+    if isinstance(value, Real):
+        return float(value)
+    raise ArgumentTypeError(f"{name} of {function} is a real number, found {value!r}")
+
+
+__all__ = ["as_whole", "common_dtype", "dtype_name", "is_float", "real_number"]

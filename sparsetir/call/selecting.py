@@ -9,7 +9,7 @@ import numpy as np
 
 from sparsetir.call.arguments import numpy_dtype
 from sparsetir.errors import ArgumentError
-from sparsetir.scalars import as_whole
+from sparsetir.scalars import as_whole, real_number
 
 
 def top_of(top: Any) -> int | None:
@@ -23,12 +23,14 @@ def top_of(top: Any) -> int | None:
 def least_of(above: Any, dtype: str) -> Any:
     """The least value above a number, or the least of all; NaN is above none."""
     kind = numpy_dtype(dtype)
+    above = above if above is None else real_number(above, "above", "a product")
     if kind.kind in "fV":
-        return -np.inf if above is None else float(np.nextafter(kind.type(above), kind.type(np.inf)))
+        least = -np.inf if above is None else float(np.nextafter(kind.type(above), kind.type(np.inf)))
+        return least if above != np.inf else np.nan
     low, high = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
     if above is None or above < low:
         return low
-    if above >= high:
+    if not above < high:
         raise ArgumentError(f"above is less than the largest {dtype}, {high}; found {above!r}")
     return int(np.floor(above)) + 1
 

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.errors import ArgumentError
+from sparsetir.interop import coordinates_of, is_half
 from sparsetir.interop import to_torch as as_torch
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ def to_scipy(tensor: SparseTensor, format: str | None, *, copy: bool) -> Any:
         if format not in (None, "coo"):
             found = f"scipy stores {format} as a matrix, the tensor has {tensor.ndim} dimensions"
             raise ArgumentError(f"{found}: pass format='coo'")
-        return sp.coo_array((tensor.values, tensor.coords), shape=tensor.shape, copy=copy)
+        return _coordinates(tensor.coords, tensor.values, tensor.shape, copy)
     own = tensor.format.name
     if own in SHARED and format in (None, own) and not (own == "bsr" and _sticks_out(tensor)):
         return _same_layout(tensor, copy)
@@ -35,8 +37,16 @@ def to_scipy(tensor: SparseTensor, format: str | None, *, copy: bool) -> Any:
         shape, block = tensor.shape, tensor.format.parameters
         found = f"blocks of {block['r']} x {block['c']} do not divide {shape[0]} x {shape[1]}"
         raise ArgumentError(f"scipy wants blocks that divide the shape, but {found}: leave format out")
+    if format in ("csc", "coo") and is_half(tensor):
+        return _same_layout(tensor.convert(format), copy=False)
     csr = tensor if own == "csr" else tensor.convert("csr")
     return _same_layout(csr, copy and own == "csr").asformat(format or "csr")
+
+
+def _coordinates(coords: Iterable[Any], values: Any, shape: tuple[int, ...], copy: bool) -> Any:
+    if is_half(values):
+        return coordinates_of([c.copy() if copy else c for c in coords], values.copy() if copy else values, shape)
+    return sp.coo_array((values, tuple(coords)), shape=shape, copy=copy)
 
 
 def _sticks_out(tensor: SparseTensor) -> bool:
@@ -47,7 +57,7 @@ def _sticks_out(tensor: SparseTensor) -> bool:
 def _same_layout(tensor: SparseTensor, copy: bool) -> Any:
     piece, name = tensor.pieces[0], tensor.format.name
     if name == "coo":
-        return sp.coo_array((piece.values, tuple(piece.arrays.values())), shape=tensor.shape, copy=copy)
+        return _coordinates(piece.arrays.values(), piece.values, tensor.shape, copy)
     values = piece.values
     if name == "bsr":
         block = tensor.format.parameters

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from sparsetir.interop.dense import aligned_contiguous, as_numpy, writable_alias
 from sparsetir.interop.levels import Array, Level, check_dtype
+from sparsetir.interop.scipy_arrays import HALVES, compressed_of, coordinates_of, is_half, recast
 from sparsetir.interop.sources import CooTensor, Source, holds_own_values, is_sparse, open_source
 from sparsetir.interop.storage import Stored, entries, has_layout, restore, store, with_values
 from sparsetir.interop.structure import check_distinct, check_level, is_sound
 from sparsetir.interop.torch_arrays import check_detached, is_torch, to_torch
 
 __all__ = [
+    "HALVES",
     "Array",
     "CooTensor",
     "Level",
@@ -27,13 +29,17 @@ __all__ = [
     "check_distinct",
     "check_dtype",
     "check_level",
+    "compressed_of",
+    "coordinates_of",
     "entries",
     "has_layout",
     "holds_own_values",
+    "is_half",
     "is_sound",
     "is_sparse",
     "is_torch",
     "open_source",
+    "recast",
     "restore",
     "store",
     "to_torch",

@@ -173,7 +173,7 @@ def _array(part: Part, value: Any) -> Any:
         return value if is_torch(value) else np.ascontiguousarray(as_numpy(value, "a lazy array")[0])
     matrix = _compressed(value)
     if part.what.endswith("_t"):
-        matrix = matrix.T.tocsr()
+        matrix = SparseTensor.from_any(matrix, "csc").to_scipy("csc", copy=False).T
     if part.what == "places":
         rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
         return rows * matrix.shape[1] + matrix.indices

@@ -32,6 +32,7 @@ from sparsetir.lower.host.split_guards import SplitGuards
 from sparsetir.lower.host.walk_intersections import WalkIntersections
 from sparsetir.lower.host.walk_unions import WalkUnions
 from sparsetir.lower.host.widen_indices import WidenIndices
+from sparsetir.lower.host.widen_scalars import WidenScalars
 from sparsetir.lower.nest.align_params import AlignParams
 from sparsetir.lower.nest.compare_nan import CompareNaN
 from sparsetir.lower.nest.declare_regions import DeclareRegions
@@ -120,6 +121,7 @@ REWRITES = [
 ]
 
 TO_FLAT = [
+    WidenScalars,  # parameters of bfloat16, which TVM's calls do not pass
     PromoteHalves,  # 16-bit floats computed and accumulated in float32
     ReplaceMissing,  # functions that LLVM lacks for vectors -> others
     WalkUnions,  # loops over the steps of a union of two axes -> loops over what both have left, and each

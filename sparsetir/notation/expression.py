@@ -15,8 +15,8 @@ from sparsetir.interop import is_torch, to_torch
 from sparsetir.notation import subscripts as notation
 from sparsetir.notation.flat import FlatStep
 from sparsetir.notation.masked import MaskedStep
-from sparsetir.notation.operands import Kind, Shape, admitted, kind_of, look
-from sparsetir.notation.planning import RESULTS, Task, agreed, broadcast, common_dtype, diagonals, extents, plan
+from sparsetir.notation.operands import Kind, Shape, admitted, fits_layout, kind_of, look
+from sparsetir.notation.planning import RESULTS, Task, agreed, broadcast, diagonals, extents, plan
 from sparsetir.notation.semiring import semiring
 from sparsetir.notation.statistics import Join, joins, statistics, stored_about
 from sparsetir.notation.steps import (
@@ -29,6 +29,8 @@ from sparsetir.notation.steps import (
     classed_pattern,
     transposed,
 )
+from sparsetir.rules import VALUE_DTYPES
+from sparsetir.scalars import common_dtype, dtype_name
 
 MOST = 512  # expressions that are kept; then all are forgotten
 
@@ -140,8 +142,6 @@ def einsum_expression(
 
 def kind_dtype(dtypes: Sequence[Any]) -> str:
     """The dtype in which operands of these dtypes meet."""
-    from sparsetir.scalars import dtype_name
-
     return common_dtype([dtype_name(dtype) for dtype in dtypes])
 
 
@@ -217,9 +217,17 @@ class Expression:
         kinds = [kind_of(value, at) for at, value in enumerate(values)]
         self.text, self.kinds = text, kinds
         self.dtype = common_dtype([kind.dtype for kind in kinds])
+        if self.dtype not in VALUE_DTYPES:
+            met = ", ".join(dict.fromkeys(kind.dtype for kind in kinds))
+            raise ArgumentTypeError(
+                f"operands of {met} meet in {self.dtype}, expressions are computed in {', '.join(VALUE_DTYPES)}: "
+                "pass .astype(...)"
+            )
         casts = [None if kind.dtype == self.dtype else self.dtype for kind in kinds]
         terms = notation.parse(text, tuple(kind.order for kind in kinds))
         self.terms = broadcast(terms, kinds)
+        pairs = zip(terms.inputs, self.terms.inputs, strict=True)
+        self.spread = [[d for d, (a, b) in enumerate(zip(*pair, strict=True)) if a != b] for pair in pairs]
         sizes = extents(self.terms, [value.shape for value in values])
         self.terms, views = diagonals(self.terms, kinds)
         self.views = [pair if any(pair) else None for pair in zip(casts, views, strict=True)]
@@ -261,13 +269,27 @@ class Expression:
     def _check(self, values: Sequence[Any]) -> None:
         if len(values) != len(self.kinds):
             raise ArgumentTypeError(f"{self.text!r} takes {len(self.kinds)} operands, found {len(values)}")
-        for at, (value, kind) in enumerate(zip(values, self.kinds, strict=True)):
-            found = kind_of(value, at)
-            if found != kind and not (kind.layout is None and _is_like(found, kind)):
-                raise ArgumentTypeError(
-                    f"operand {at} is {_shown(found)}, but the expression was made for {_shown(kind)}: "
-                    "make another with einsum_expression, or call einsum"
-                )
+        for at, value in enumerate(values):
+            self.check(at, value)
+
+    def check(self, at: int, value: Any) -> None:
+        """Raise unless an operand is of the kind that the expression was made for."""
+        kind, found = self.kinds[at], kind_of(value, at)
+        how = "make another with einsum_expression, or call einsum"
+        if found != kind and not _is_like(value, found, kind):
+            raise ArgumentTypeError(
+                f"operand {at} is {_shown(found)}, but the expression was made for {_shown(kind)}: {how}"
+            )
+        self.check_spread(at, value)
+
+    def check_spread(self, at: int, value: Any) -> None:
+        """Raise unless the dimensions of extent 1 that were broadcast still are."""
+        wide = [d for d in self.spread[at] if value.shape[d] != 1]
+        if wide:
+            raise ArgumentError(
+                f"dimension {wide[0]} of operand {at} has extent {value.shape[wide[0]]}, but the expression was made "
+                "for 1, which is broadcast: make another with einsum_expression, or call einsum"
+            )
 
     def run(self, values: Sequence[Any]) -> Any:
         if self.is_plain:
@@ -315,6 +337,8 @@ class Expression:
         if len(operands) > len(self.kinds):
             raise ArgumentTypeError(f"{self.text!r} takes {len(self.kinds)} operands, found {len(operands)}")
         fixed = {at: admitted(value, at) for at, value in enumerate(operands) if value is not None}
+        for at, value in fixed.items():
+            self.check(at, value)
         return BoundExpression(self, fixed)
 
     # ------------------------------------------------------------------ looking inside, and searching
@@ -395,6 +419,7 @@ class BoundExpression:
         for at, value in fixed.items():
             known[at] = expression.viewed(at, value)
         self.open = [n for n in range(count) if n not in fixed]
+        self.plain = [_plain(*pair) for pair in zip(expression.kinds, expression.spread, strict=True)]
         self.calls: list[tuple[int, Step, Any]] = []
         for number, step in enumerate(expression.steps, count):
             held = {place: known[n] for place, n in enumerate(step.members) if n in known}
@@ -414,7 +439,10 @@ class BoundExpression:
             raise ArgumentTypeError(f"{len(self.open)} operands are open, found {len(operands)}")
         expression, known = self.expression, self._template.copy()
         for n, value in zip(self.open, operands, strict=True):
-            held = value if type(value) is np.ndarray else admitted(value, n)
+            held, expected = value, self.plain[n]
+            if type(value) is not np.ndarray or (value.ndim, value.dtype) != expected:
+                held = admitted(value, n)
+                expression.check(n, held)
             known[n] = held if expression.views[n] is None else expression.viewed(n, held)
         for number, step, call in self.calls:
             known[number] = call([known[n] for n in step.members])
@@ -428,14 +456,26 @@ def _number(found: Any) -> Any:
     return found[()] if isinstance(found, np.ndarray) and found.ndim == 0 else found
 
 
-def _is_like(found: Kind, kind: Kind) -> bool:
-    """Whether a dense operand may take the place of another."""
-    return (found.order, found.dtype, found.layout) == (kind.order, kind.dtype, None)
+def _plain(kind: Kind, spread: Sequence[int]) -> Any:
+    """Order and dtype of arrays that need no further look; None where each operand is looked at."""
+    return None if kind.layout is not None or spread else (kind.order, np.dtype(array_dtype(kind.dtype)))
+
+
+def _is_like(value: Any, found: Kind, kind: Kind) -> bool:
+    """Whether an operand may take the place of another whose kind is not quite the same."""
+    if (found.order, found.dtype, found.family == kind.family) != (kind.order, kind.dtype, True):
+        return found.layout is kind.layout is None and (found.order, found.dtype) == (kind.order, kind.dtype)
+    if kind.layout is None or found.layout is None:
+        return kind.layout is found.layout
+    return found.layout == kind.layout or fits_layout(value, kind.layout)
 
 
 def _shown(kind: Kind) -> str:
-    stored = "dense" if kind.layout is None else f"sparse ({kind.layout})"
-    return f"{stored} {kind.dtype} of {kind.order} dimension{'s' * (kind.order != 1)}"
+    what = f"{kind.dtype} of {kind.order} dimension{'s' * (kind.order != 1)}"
+    if kind.layout is None:
+        return f"dense {what}"
+    classes = {"scipy": "scipy", "torch": "torch", "tensor": "SparseTensor", "coo": "CooTensor"}
+    return f"sparse ({kind.layout}) {what}, a {classes[kind.family]} one with {kind.layout.idtype} indices"
 
 
 def _explained(step: Step, names: Sequence[str]) -> str:

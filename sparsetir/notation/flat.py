@@ -19,7 +19,7 @@ import scipy.sparse as sp
 from sparsetir.call.pattern_results import write_coordinates
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import CooTensor
+from sparsetir.interop import CooTensor, compressed_of
 from sparsetir.notation.nest import Nest, Operand
 from sparsetir.notation.operands import Layout, rows
 from sparsetir.notation.steps import KernelStep
@@ -115,9 +115,8 @@ def matrix(tensor: SparseTensor, dims: Sequence[int]) -> sp.csr_array:
         key, values = key[by], values[by]
     dtype = "int32" if max(width, len(key)) <= LARGEST["int32"] else "int64"
     counts = np.bincount(coords[0], minlength=count) if first else np.array([len(key)])
-    made = sp.csr_array((count, width), dtype=tensor.dtype)
-    made.indptr = np.concatenate(([0], np.cumsum(counts))).astype(dtype)
-    made.indices, made.data = key.astype(dtype, copy=False), values
+    starts = np.concatenate(([0], np.cumsum(counts))).astype(dtype)
+    made: sp.csr_array = compressed_of(sp.csr_array, starts, key.astype(dtype, copy=False), values, (count, width))
     return made
 
 

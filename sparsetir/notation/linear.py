@@ -13,6 +13,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import is_sparse
 from sparsetir.notation.expression import einsum_expression
+from sparsetir.scalars import is_float
 
 
 def linear_operator(A: Any) -> linalg.LinearOperator:
@@ -21,7 +22,7 @@ def linear_operator(A: Any) -> linalg.LinearOperator:
     Parameters
     ----------
     A : sparse matrix, shape (m, n)
-        Of scipy, torch or a `SparseTensor`, of float32 or float64. Integers and bools become float64.
+        Of scipy, torch or a `SparseTensor`, of float32 or float64. Integers, bools and other floats become float64.
 
     Returns
     -------
@@ -49,7 +50,7 @@ def linear_operator(A: Any) -> linalg.LinearOperator:
     if len(A.shape) != 2:
         raise ArgumentError(f"linear_operator takes a matrix, found {len(A.shape)} dimensions")
     tensor = A if isinstance(A, SparseTensor) else SparseTensor.from_any(A, "csr")
-    if tensor.dtype.kind not in "fiub":
+    if tensor.dtype.kind not in "iub" and not is_float(tensor.dtype):
         raise ArgumentTypeError(f"linear_operator takes real numbers, found {tensor.dtype}")
     if tensor.dtype not in (np.float32, np.float64):
         tensor = tensor.astype("float64")

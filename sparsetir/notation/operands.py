@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
@@ -19,6 +20,7 @@ from sparsetir.rules import VALUE_DTYPES
 from sparsetir.scalars import dtype_name
 
 Key: TypeAlias = tuple[Any, ...]
+LARGEST_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -116,15 +118,14 @@ def look(value: Any) -> Key:
     if kind is np.ndarray:
         return (kind, value.dtype, tuple([n == 1 for n in value.shape]))
     if isinstance(value, (sp.sparray, sp.spmatrix)):
-        index = getattr(value, "indices", None)
-        ones = tuple([n == 1 for n in value.shape])
-        return (kind, value.dtype, ones, index.dtype if isinstance(index, np.ndarray) else None)
+        return (kind, value.dtype, tuple([n == 1 for n in value.shape]), _is_wide(value))
     if isinstance(value, SparseTensor):
         ones = tuple([n == 1 for n in value.shape])
         return (kind, value.dtype, ones, value.format, value.idtype, has_full_root(value))
     if is_torch(value):
-        return (kind, value.dtype, value.layout, tuple([n == 1 for n in value.shape]))
-    return (kind, dtype_name(value.dtype), tuple([n == 1 for n in value.shape]))
+        wide = _is_wide(value) if is_sparse(value) else None
+        return (kind, value.dtype, value.layout, tuple([n == 1 for n in value.shape]), wide)
+    return (kind, dtype_name(value.dtype), tuple([n == 1 for n in value.shape]), _is_wide(value))
 
 
 def admitted(value: Any, at: int) -> Any:
@@ -181,6 +182,22 @@ def family(value: Any) -> str:
 # ------------------------------------------------------------------ layouts
 
 
+def fits_layout(value: Any, layout: Layout) -> bool:
+    """Whether the arrays of a tensor can be passed for a layout: a root with all coordinates is made of any."""
+    if not isinstance(value, SparseTensor) or not layout.held or value.idtype != layout.idtype:
+        return False
+    levels = own_levels(tuple(value.format.rules))
+    if levels is None or levels[1:] != layout.levels[1:] or levels[0].dim != layout.levels[0].dim:
+        return False
+    has_fitting_root = levels[0] == layout.levels[0] or (layout.levels[0].kind == "dense" and _is_listed(levels))
+    return has_fitting_root and value.format.rules[0].fills == layout.fills
+
+
+def _is_listed(levels: Sequence[Level]) -> bool:
+    """Whether the root lists coordinates of compressed fibers, each once."""
+    return len(levels) > 1 and levels[0].kind == levels[1].kind == "compressed" and levels[0].unique
+
+
 def layout_of(value: Any) -> Layout:
     """How a program should read a sparse operand: as it is stored, or by rows where that is no tree of levels."""
     if isinstance(value, SparseTensor):
@@ -210,6 +227,8 @@ def _is_by_columns(value: Any) -> bool:
 
 def _is_wide(value: Any) -> str:
     """The type that index arrays of the argument's own size need."""
+    if max(value.shape, default=0) > LARGEST_INT32:
+        return "int64"
     if sp.issparse(value):
         held = getattr(value, "indices", None)
         held = value.coords[0] if held is None and value.format == "coo" else held
@@ -264,10 +283,9 @@ def _in_storage_order(levels: list[Level], axes: Any, dims: dict[str, int]) -> b
 def has_full_root(value: SparseTensor) -> bool:
     """Whether the first level lists so many of all coordinates that programs better count through them."""
     levels = own_levels(tuple(value.format.rules))
-    if levels is None or len(levels) < 2 or not (levels[0].kind == "compressed" and levels[0].unique):
+    if levels is None or not _is_listed(levels):
         return False
-    root = root_axis(value)
-    return levels[1].kind == "compressed" and value.shape[levels[0].dim] <= 8 * len(root) + 64
+    return bool(value.shape[levels[0].dim] <= 8 * len(root_axis(value)) + 64)
 
 
 def root_axis(value: SparseTensor) -> Any:
@@ -283,10 +301,11 @@ def full_root(listed: Any, starts: Any, count: int) -> Any:
     return starts[np.searchsorted(listed, np.arange(count + 1))]
 
 
-def tree_of(value: Any, order: tuple[int, ...] = ()) -> SparseTensor:
-    """A sparse operand as a tensor of compressed levels, whose arrays can be passed; in some order of dimensions."""
+def tree_of(value: Any, layout: Layout, order: tuple[int, ...] = ()) -> SparseTensor:
+    """A sparse operand as a tensor whose arrays can be passed: of a layout, or in some order of dimensions."""
     if not order:
-        return value if isinstance(value, SparseTensor) else SparseTensor.from_any(value, "csf")
+        is_held = isinstance(value, SparseTensor) and (layout_of(value) == layout or fits_layout(value, layout))
+        return value if is_held else SparseTensor.from_any(value, "csf")
     wanted = CSF(order=order)
     if isinstance(value, SparseTensor):
         is_held = value.format == wanted.resolve(value.ndim, value.idtype)
@@ -313,6 +332,7 @@ __all__ = [
     "admitted",
     "diagonal",
     "family",
+    "fits_layout",
     "full_root",
     "has_full_root",
     "kind_of",

@@ -16,14 +16,24 @@ from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, as_numpy, is_sparse, is_torch
 from sparsetir.notation.expression import einsum
 from sparsetir.notation.semiring import LIMITS
-from sparsetir.notation.steps import cast, transposed
-from sparsetir.scalars import dtype_name
+from sparsetir.notation.steps import array_dtype, cast, transposed
+from sparsetir.scalars import common_dtype, dtype_name, is_float
 
 Axis: TypeAlias = "int | tuple[int, ...] | None"
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (Number, np.generic)) or (isinstance(value, np.ndarray) and value.ndim == 0)
+
+
+def _met(value: Any, tensor: SparseTensor) -> Any:
+    """A number as numpy takes it beside a tensor's values: fractions as floats, Python's numbers in the tensor's dtype.
+
+    numpy knows the last of its own dtypes only, not of bfloat16.
+    """
+    if not isinstance(value, (complex, np.generic, np.ndarray, int)):  # int: bool as well
+        value = float(value)
+    return tensor.dtype.type(value) if tensor.dtype.kind == "V" and type(value) in (int, float) else value
 
 
 def _tensor(value: Any) -> SparseTensor:
@@ -71,6 +81,8 @@ def multiply(left: Any, right: Any) -> Any:
         return NotImplemented
     tensor, other = (left, right) if isinstance(left, SparseTensor) else (right, left)
     if _is_number(other):
+        if not isinstance(other, int) and not np.isfinite(_met(other, tensor)):
+            raise ArgumentError(f"zeros that are not stored would not stay zero under * {other}: use to_dense()")
         return _scaled(tensor, np.multiply, other)
     if is_sparse(other):
         _same_shape(left, right)
@@ -83,26 +95,32 @@ def multiply(left: Any, right: Any) -> Any:
 def divide(left: Any, right: Any) -> Any:
     """``left / right`` by a number or a dense array; stored where `left` is."""
     if _is_number(right):
+        if right == 0 or right != right:
+            raise ArgumentError(f"zeros that are not stored would not stay zero under / {right}: use to_dense()")
         return _scaled(left, np.true_divide, right)
     if is_sparse(right):
         raise ArgumentTypeError("division by a sparse tensor divides by the zeros that it does not store")
     if not _is_operand(right):
         return NotImplemented
+    shape, array = left.shape, as_numpy(right if is_torch(right) else np.asarray(right), "the divisor")[0]
+    if array.ndim > left.ndim or np.broadcast_shapes(shape, array.shape) != shape:
+        raise ArgumentError(f"an array of shape {array.shape} divides no sparse tensor of shape {shape}")
     with np.errstate(divide="ignore", invalid="ignore"):
-        return _over_dense(left, np.true_divide(1, as_numpy(right, "the divisor")[0]))
+        values = np.true_divide(left.values, np.broadcast_to(array, shape)[left.coords])
+    return left.with_values(values)
 
 
 def power(tensor: SparseTensor, number: Any) -> SparseTensor:
     """``tensor ** number`` of each element, for a number above zero."""
     if not _is_number(number):
         return NotImplemented
-    if not number > 0:
+    if isinstance(number, complex) or not number > 0:
         raise ArgumentError(f"zeros that are not stored would not stay zero under ** {number}: use to_dense()")
     return _scaled(tensor, np.power, number)
 
 
 def _scaled(tensor: SparseTensor, ufunc: np.ufunc, number: Any) -> SparseTensor:
-    return mapped(lambda values: ufunc(values, number), tensor)
+    return mapped(lambda values: ufunc(values, _met(number, tensor)), tensor)
 
 
 def _over_dense(tensor: SparseTensor, other: Any) -> Any:
@@ -117,7 +135,8 @@ def _common(left: SparseTensor, right: SparseTensor) -> SparseTensor:
     """The products of entries that both store."""
     first, second = _keys(left), _keys(right)
     _, a, b = np.intersect1d(first, second, assume_unique=True, return_indices=True)
-    values = np.multiply(left.values[a], right.values[b])
+    dtype = array_dtype(common_dtype([dtype_name(left.dtype), dtype_name(right.dtype)]))
+    values = np.multiply(left.values[a].astype(dtype), right.values[b].astype(dtype))
     return _made(left, [c[a] for c in left.coords], values, left.shape)
 
 
@@ -155,19 +174,27 @@ def _sum(left: Any, right: Any, sign: int) -> Any:
         if _is_number(value):
             if value != 0:
                 raise ArgumentError(f"adding {value} changes every element: pass to_dense() + {value}")
-            return right if value is left and sign > 0 else (-right if value is left else left)
+            tensor = right if value is left else left
+            return _scaled(-tensor if value is left and sign < 0 else tensor, np.add, value)
     if not (is_sparse(left) and is_sparse(right)):
         return _dense_sum(left, right, sign)
     _same_shape(left, right)
     a, b = _tensor(left), _tensor(right)
-    if a.ndim == 2 and a.dtype != bool:
+    dtype = _common_dtype(a, b, sign)
+    if a.ndim == 2 and dtype.name != "bool":
         return SparseTensor.from_any(products.add(_compressed(left), _compressed(right), beta=sign))
-    dtype = np.result_type(a.dtype, b.dtype)
-    values = np.concatenate(
-        [a.values.astype(dtype), np.multiply(b.values, sign).astype(dtype) if sign < 0 else b.values]
-    )
+    second = b.values.astype(dtype)
+    values = np.concatenate([a.values.astype(dtype), second if sign > 0 else np.negative(second)])
     coords = [np.concatenate(pair) for pair in zip(a.coords, b.coords, strict=True)]
-    return _made(a, coords, values.astype(dtype, copy=False), a.shape)
+    return _made(a, coords, values, a.shape)
+
+
+def _common_dtype(a: Any, b: Any, sign: int) -> np.dtype[Any]:
+    """The dtype of a sum of two arrays or, for `sign` -1, of a difference."""
+    dtype = np.dtype(array_dtype(common_dtype([dtype_name(a.dtype), dtype_name(b.dtype)])))
+    if dtype.name == "bool" and sign < 0:
+        raise ArgumentTypeError("bools have no difference: convert one of them first, as by .astype('int8')")
+    return dtype
 
 
 def _dense_sum(left: Any, right: Any, sign: int) -> np.ndarray:
@@ -176,13 +203,16 @@ def _dense_sum(left: Any, right: Any, sign: int) -> np.ndarray:
     shape = np.broadcast_shapes(tensor.shape, array.shape)
     if shape != tensor.shape:
         raise ArgumentError(f"an array of shape {array.shape} plus a sparse tensor of {tensor.shape}: they do not fit")
-    dtype = np.result_type(array.dtype, tensor.dtype)
-    if tensor is left:
-        out = np.broadcast_to(np.multiply(array, sign), shape).astype(dtype)
-        out[tensor.coords] += tensor.values
-        return out
-    out = np.broadcast_to(array, shape).astype(dtype)
-    out[tensor.coords] += np.multiply(tensor.values, sign).astype(dtype)
+    dtype = _common_dtype(array, tensor, sign)
+    out, values = np.broadcast_to(array, shape).astype(dtype), tensor.values.astype(dtype)
+    if sign > 0:
+        out[tensor.coords] += values
+    elif tensor is left:
+        met = values - out[tensor.coords]
+        np.subtract(dtype.type(0), out, out=out)
+        out[tensor.coords] = met
+    else:
+        out[tensor.coords] -= values
     return out
 
 
@@ -296,6 +326,8 @@ def _kept(tensor: SparseTensor, axis: Axis) -> str:
     if axis is None:
         return ""
     given = axis if isinstance(axis, tuple) else (axis,)
+    if not all(_is_index(d) for d in given):
+        raise ArgumentTypeError(f"an axis is a whole number, found {axis!r}")
     if any(not -tensor.ndim <= d < tensor.ndim for d in given):
         raise ArgumentError(f"axis {axis} of a tensor of {tensor.ndim} dimensions")
     gone = {int(d) % tensor.ndim for d in given}
@@ -313,10 +345,11 @@ def mean(tensor: SparseTensor, axis: Axis) -> Any:
     """The mean."""
     kept = _kept(tensor, axis)
     count = math.prod(n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept)
-    tensor = tensor if tensor.dtype.kind == "f" else astype(tensor, "float64")
-    found = total(tensor, axis)
+    dtype = tensor.dtype if is_float(tensor.dtype) else np.dtype("float64")
+    wide = "float32" if dtype.itemsize == 2 else dtype.name  # as numpy has means of 16 bits
+    found = total(tensor if tensor.dtype.name == wide else astype(tensor, wide), axis)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return (found / np.asarray(count, found.dtype))[()]
+        return np.asarray(found / np.asarray(count, found.dtype)).astype(dtype)[()]
 
 
 def extreme(tensor: SparseTensor, axis: Axis, which: str) -> Any:
@@ -333,15 +366,16 @@ def extreme(tensor: SparseTensor, axis: Axis, which: str) -> Any:
     stored = _stored_counts(tensor, kept)
     join = np.maximum if which == "max" else np.minimum
     nan = _nan_where_stored(tensor, kept, found)
-    return join(np.where(stored < math.prod(counted), join(found, tensor.dtype.type(0)), found), nan)[()]
+    with np.errstate(invalid="ignore"):  # NaN of bfloat16
+        return join(np.where(stored < math.prod(counted), join(found, tensor.dtype.type(0)), found), nan)[()]
 
 
 def _nan_where_stored(tensor: SparseTensor, kept: str, found: np.ndarray) -> Any:
     """NaN where an entry is NaN, as numpy's reductions have it; else what was found."""
-    if tensor.dtype.kind != "f" or not np.isnan(tensor.values).any():
+    if not is_float(tensor.dtype) or not np.isnan(tensor.values).any():
         return found
     bad = astype(mapped(np.isnan, tensor), "float64")
-    return np.where(np.asarray(total(bad, _axes(tensor, kept))) > 0, np.nan, found)
+    return np.where(np.asarray(total(bad, _axes(tensor, kept))) > 0, tensor.dtype.type(np.nan), found)
 
 
 def _axes(tensor: SparseTensor, kept: str) -> Axis:

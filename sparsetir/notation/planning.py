@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from sparsetir.errors import ArgumentError, LoweringError
+from sparsetir.interop import HALVES
 from sparsetir.notation.flat import FlatStep
 from sparsetir.notation.masked import MaskedStep, pays, roles
 from sparsetir.notation.nest import Nest, Operand
@@ -76,14 +75,6 @@ class Task:
     @property
     def drives(self) -> bool:
         return self.ring.skips(self.dtype, len(self.kinds))
-
-
-def common_dtype(dtypes: Sequence[str]) -> str:
-    """The dtype of a result, by numpy's rules."""
-    if len(set(dtypes)) == 1:
-        return dtypes[0]
-    known = [np.dtype("float32" if name == "bfloat16" else name) for name in dtypes]
-    return str(np.result_type(*known).name)
 
 
 def agreed(kind: Kind, dtype: str, ring: Semiring) -> Kind:
@@ -202,7 +193,7 @@ def _assembled(task: Task, members: Sequence[Operand], output: str) -> Nest:
     """The contraction that computes the pattern of its result: of matrices by rows, else down the trees of all."""
     terms = [o.letters for o in members if o.layout is not None]
     if len(output) == 2 and all(len(t) == 2 == len(set(t)) for t in terms):
-        turned = tuple(_turned(operand, output) for operand in members)
+        turned = tuple(_turned(operand, output, unique=not task.ring.adds_entries) for operand in members)
         nest = Nest(turned, output, None, task.ring, task.dtype, task.idtype, assembled=True)
         owned = all(loop.owner is not None or loop.assembled or loop.letter == output[0] for loop in nest.loops)
         if not task.drives or (owned and any(output[-1] in t for t in terms)):
@@ -210,8 +201,11 @@ def _assembled(task: Task, members: Sequence[Operand], output: str) -> Nest:
     return walked(members, output, task.ring, task.dtype, task.idtype)
 
 
-def _turned(operand: Operand, output: str) -> Operand:
-    """A sparse matrix by rows of the letter that comes first: the result's own first, its second last."""
+def _turned(operand: Operand, output: str, *, unique: bool) -> Operand:
+    """A sparse matrix by rows of the letter that comes first: the result's own first, its second last.
+
+    Entries with the same coordinates are added up before where `unique`.
+    """
     if operand.layout is None:
         return operand
     if set(operand.letters) == set(output):
@@ -220,7 +214,7 @@ def _turned(operand: Operand, output: str) -> Operand:
     rank = {output[0]: -1, output[1]: 1}
     first, second = sorted(operand.letters, key=lambda c: rank.get(c, 0))
     dims = (operand.letters.index(first), operand.letters.index(second))
-    level = Level(dims[1], "compressed", sorted=False, unique=False)
+    level = Level(dims[1], "compressed", sorted=unique, unique=unique)
     return Operand(operand.letters, Layout((Level(dims[0], "dense"), level), operand.layout.idtype))
 
 
@@ -291,7 +285,8 @@ def _masked(task: Task, goal: Target, sizes: Mapping[str, int], stored: Sequence
     """The expression as a product under a mask, where it is one of scipy's matrices and searches would take longer."""
     terms = task.terms.inputs
     is_plain = task.ring.is_usual and all(k.family == "scipy" and k.layout is not None for k in task.kinds)
-    found = roles(terms, goal.pattern) if is_plain and not goal.assembled and task.dtype != "bool" else None
+    is_plain = is_plain and task.dtype not in ("bool", *HALVES)
+    found = roles(terms, goal.pattern) if is_plain and not goal.assembled else None
     if found is None or (goal.letters and goal.pattern is None):
         return None
     layout = task.kinds[found.mask].layout
@@ -390,4 +385,4 @@ def _step(
     return KernelStep(step.members, nest)
 
 
-__all__ = ["RESULTS", "Target", "Task", "agreed", "broadcast", "common_dtype", "diagonals", "extents", "plan", "target"]
+__all__ = ["RESULTS", "Target", "Task", "agreed", "broadcast", "diagonals", "extents", "plan", "target"]

@@ -78,6 +78,11 @@ class Semiring:
         return f"T.{self.reduce}({target}, {product})"
 
     @property
+    def adds_entries(self) -> bool:
+        """Whether entries with the same coordinates may stay apart: sums of products add them up."""
+        return (self.reduce, self.combine) == ("sum", "mul")
+
+    @property
     def is_usual(self) -> bool:
         """Whether these are sum and product."""
         return (self.reduce, self.combine, self.fill) == ("sum", "mul", 0)

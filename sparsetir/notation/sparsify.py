@@ -125,6 +125,26 @@ def _call_vanishes(value: ast.Call, buffer: str) -> bool:
     return name in ("Cast", "cast", "abs", "fabs", "sqrt", "tanh", "sin") and vanishes(value.args[-1], buffer)
 
 
+def _is_linear(value: ast.expr, buffer: str) -> bool:
+    """Whether an expression that reads a buffer adds up where elements of it do."""
+    if isinstance(value, ast.Subscript):
+        return ast.unparse(value.value) == buffer
+    if isinstance(value, ast.UnaryOp):
+        return isinstance(value.op, ast.USub) and _is_linear(value.operand, buffer)
+    if not isinstance(value, ast.BinOp):
+        return False
+    left, right = (_reads(side, buffer) for side in (value.left, value.right))
+    if isinstance(value.op, (ast.Add, ast.Sub)):
+        return left and right and _is_linear(value.left, buffer) and _is_linear(value.right, buffer)
+    if isinstance(value.op, ast.Mult):
+        return not (left and right) and _is_linear(value.left if left else value.right, buffer)
+    return isinstance(value.op, ast.Div) and not right and _is_linear(value.left, buffer)
+
+
+def _reads(value: ast.expr, buffer: str) -> bool:
+    return any(ast.unparse(n.value) == buffer for n in ast.walk(value) if isinstance(n, ast.Subscript))
+
+
 def _check_split(first: Statement, second: Statement) -> None:
     """Raise unless two statements may have loops of their own."""
     common = [v for v, n in first.numbers.items() if second.numbers.get(v) == n]
@@ -297,8 +317,7 @@ class _Writer:
 
     def may_repeat(self, value: ast.expr, name: str) -> bool:
         """Whether entries with the same coordinates, where a format keeps them apart, still add up."""
-        is_product = not any(isinstance(node, ast.Call) and len(node.args) > 1 for node in ast.walk(value))
-        return is_product or all(level.unique for level in self.levels[name])
+        return _is_linear(value, name) or all(level.unique for level in self.levels[name])
 
     def read_once(self, value: ast.expr, name: str, held: list[str]) -> bool:
         """Whether all reads of a buffer are at the same element."""

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
+from sparsetir.interop import is_half
+
 LARGE = 1_000_000  # products of evenly spread entries from which on they are counted
 SAMPLED = 32  # rows
 MOST = 50_000  # their products
@@ -64,7 +66,7 @@ def statistics(rounded: Mapping[Join, tuple[int, int]]) -> dict[Join, Statistics
 
 
 def _is_counted(term: str, value: Any) -> bool:
-    return sp.issparse(value) and value.ndim == 2 and len(set(term)) == 2
+    return sp.issparse(value) and value.ndim == 2 and len(set(term)) == 2 and not is_half(value)
 
 
 def _shared(terms: Sequence[str], pair: Join) -> str:

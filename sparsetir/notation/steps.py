@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from sparsetir.build import build
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import CooTensor, as_numpy, is_sparse, is_torch, to_torch
+from sparsetir.interop import CooTensor, as_numpy, is_half, is_sparse, is_torch, recast, to_torch
 from sparsetir.notation.emit import Program, program
 from sparsetir.notation.nest import Nest
 from sparsetir.notation.operands import Layout, diagonal, full_root, root_axis, tree_of
@@ -215,7 +215,7 @@ class KernelStep(Step):
             return value
         if operand.given:
             value = diagonal(value, operand.given, operand.letters)
-        return tree_of(value, layout.order if self.nest.assembled else ())
+        return tree_of(value, layout, layout.order if self.nest.assembled else ())
 
 
 LETTERS = "ijklmnopqrstuvwxyzabcdefgh"
@@ -271,10 +271,12 @@ def in_order(value: Any, layout: Layout) -> Any:
     if isinstance(value, SparseTensor):
         return value.to_scipy("csr" if layout.order == (0, 1) else "csc", copy=False)
     if isinstance(value, CooTensor):
-        return sp.coo_array((value.values, tuple(value.coords)), value.shape).tocsr()
+        return SparseTensor.from_any(value, "csr").to_scipy("csr", copy=False)
     if is_torch(value):
         return value if "sparse_cs" in str(value.layout) else value.to_sparse_csr()
-    return value if value.format in ("csr", "csc") else value.tocsr()
+    if value.format in ("csr", "csc"):
+        return value
+    return SparseTensor.from_any(value, "csr").to_scipy("csr", copy=False) if is_half(value) else value.tocsr()
 
 
 # ------------------------------------------------------------------ results
@@ -326,7 +328,7 @@ def cast(value: Any, dtype: str) -> Any:
         import torch
 
         return value.to(getattr(torch, dtype))
-    return value.astype(array_dtype(dtype))
+    return recast(value, array_dtype(dtype)) if sp.issparse(value) else value.astype(array_dtype(dtype))
 
 
 def array_dtype(dtype: str) -> Any:

@@ -109,7 +109,7 @@ def _matrix(nest: Nest, at: int) -> Operand:
     if layout is None or len(layout.levels) != 2 or layout.levels[0].kind != "dense" or operand.given:
         return operand
     meets = any(loop.letter == operand.path[1] and loop.others for loop in nest.loops)
-    is_met = meets or all(c in nest.output for c in nest.letters)
+    is_met = meets or all(c in nest.output for c in nest.letters) or not nest.ring.adds_entries
     level = replace(layout.levels[1], sorted=is_met, unique=is_met)
     return replace(operand, layout=replace(layout, levels=(layout.levels[0], level), held=False))
 

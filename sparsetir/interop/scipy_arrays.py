@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scipy's objects around arrays as they are. scipy computes with no floats of 16 bits, but its objects hold them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.interop.levels import Array
+
+HALVES = ("float16", "bfloat16")
+
+
+def is_half(value: Any) -> bool:
+    """Whether a scipy object holds floats of 16 bits, which scipy itself neither converts nor multiplies."""
+    return value.dtype.name in HALVES
+
+
+def compressed_of(kind: Any, indptr: Array, indices: Array, values: Array, shape: Sequence[int]) -> Any:
+    """A scipy object of rows or columns around its arrays, without scipy's checks."""
+    made = kind(tuple(shape), dtype=np.int8)
+    made.indptr, made.indices, made.data = indptr, indices, values
+    return made
+
+
+def coordinates_of(coords: Sequence[Array], values: Array, shape: Sequence[int]) -> sp.coo_array:
+    """A scipy list of coordinates around its arrays, without scipy's checks."""
+    made = sp.coo_array(tuple(shape), dtype=np.int8)
+    made.coords, made.data = tuple(coords), values
+    return made
+
+
+def recast(value: Any, dtype: Any) -> Any:
+    """A scipy object with its values in another dtype; lists of lists and dictionaries hold no floats of 16 bits."""
+    if np.dtype(dtype).name not in HALVES:
+        return value.astype(dtype)
+    made = copy.copy(value if value.format not in ("lil", "dok") else value.tocsr())
+    made.data = made.data.astype(dtype)
+    return made
+
+
+__all__ = ["compressed_of", "coordinates_of", "is_half", "recast"]

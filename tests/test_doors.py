@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One matrix in every dtype and class through the doors without a program, against numpy on what is stored."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from sparsetir import CooTensor, SparseTensor, einsum, einsum_expression
+from sparsetir.errors import ArgumentError, ArgumentTypeError
+
+DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")}
+DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
+FORMATS = ("csr", "csc", "coo", "dcsr", "ell", "bsr")
+INF = float("inf")
+
+
+def drawn(seed: int, shape: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
+    """Small whole numbers, which every dtype holds."""
+    rng = np.random.default_rng(seed)
+    low = 0 if np.dtype(dtype).kind in "ub" else -3
+    return np.where(rng.random(shape) < 0.4, rng.integers(low, 4, shape), 0).astype(dtype)
+
+
+def same(found: Any, expected: np.ndarray, dtype: Any) -> None:
+    assert found.dtype == dtype
+    found = found if isinstance(found, np.ndarray) else SparseTensor.from_any(found).to_dense()
+    np.testing.assert_array_equal(found.astype(np.float64), expected.astype(dtype).astype(np.float64))
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_short_dtypes(name: str) -> None:
+    dtype = DTYPES[name]
+    X, Y = drawn(1, (5, 6), dtype), drawn(2, (5, 6), dtype)
+    x, y = X.astype(np.int64), Y.astype(np.int64)
+    for number, format in enumerate(FORMATS):
+        A, B = SparseTensor.from_dense(X, format), SparseTensor.from_dense(Y, FORMATS[number - 1])
+        same(sparsetir.matmul(A, B.T), x @ y.T, dtype)
+        same(A @ B.T, x @ y.T, dtype)
+        same(A + B, x + y, dtype)
+        same(A - B, x - y, dtype)
+        same(A * B, x * y, dtype)
+        same(sparsetir.maximum(A, B), np.maximum(x, y), dtype)
+        same(sparsetir.add(A, B, 2, 3), 2 * x + 3 * y, dtype)
+        same(einsum("ij,ij->ij", A, B, combine="add"), x + y, dtype)
+        same(A - Y, x - y, dtype)
+        same(Y - A, y - x, dtype)
+    best = sparsetir.matmul(A, B.T, top=2, above=0)
+    kept = np.sort(np.where(x @ y.T > 0, x @ y.T, 0), axis=1)[:, -2:]
+    np.testing.assert_array_equal(np.sort(best.to_dense().astype(int), axis=1)[:, -2:], kept)
+    T, U = (SparseTensor.from_dense(Z.reshape(5, 3, 2)) for Z in (X, Y))
+    same(T - U, (x - y).reshape(5, 3, 2), dtype)
+    same(einsum("ijk,ijk->ijk", T, U, combine="add"), (x + y).reshape(5, 3, 2), dtype)
+    for format in ("csc", "coo"):
+        assert A.to_scipy(format).dtype == dtype
+
+
+def test_mixed_dtypes() -> None:
+    """A difference is taken in the common dtype, whatever each operand can hold."""
+    shape = (2, 3, 2)
+    for order in ((2, 6), shape):
+        low, five = np.full(order, -128, np.int8), np.full(order, 5, np.int32)
+        S, R = SparseTensor.from_dense(five), SparseTensor.from_dense(low)
+        for found in (S - R, S - low, five - R):
+            same(found, np.full(order, 133), np.int32)
+        half = SparseTensor.from_dense(low.astype(ml_dtypes.bfloat16))
+        same(half * S, np.full(order, -640), np.float64)
+        same(half + S, np.full(order, -123), np.float64)
+        with pytest.raises(ArgumentTypeError, match="bools have no difference"):
+            S.astype(bool) - R.astype(bool)
+    pattern = sp.csr_array(np.eye(3, dtype=bool)[:, :2])
+    for matrix in (pattern, pattern.tolil(), pattern.tocoo()):
+        for name in ("float16", "bfloat16"):
+            same(einsum("ij,jk->ik", matrix, np.ones((2, 2), DTYPES[name])), pattern @ np.ones((2, 2)), DTYPES[name])
+    with pytest.raises(ArgumentTypeError, match="uint8, int8 meet in int16, expressions are computed in"):
+        einsum("ij,j->i", pattern.astype(np.uint8), np.ones(2, np.int8))
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_short_reductions(name: str) -> None:
+    dtype = DTYPES[name]
+    S = SparseTensor.from_dense(np.full((100, 100), 1000, dtype))
+    assert S.mean().dtype == dtype
+    assert abs(float(S.mean()) - 1000) <= 8
+    D = np.array([[0, 2.0, 0], [np.nan, -1, 0], [0, 0, 3]])
+    N = SparseTensor.from_dense(D.astype(dtype))
+    for axis in (None, 0, 1):
+        for which in ("max", "min"):
+            found = getattr(N, which)(axis)
+            assert found.dtype == dtype
+            np.testing.assert_array_equal(np.asarray(found, float), getattr(D, which)(axis))
+    assert sparsetir.linear_operator(N).dtype == np.float64
+
+
+def test_numbers() -> None:
+    """What a number does to zeros that are not stored, and numbers of other classes than Python's."""
+    D = np.array([[49.0, 0], [0, 1e-310]])
+    S, A = SparseTensor.from_dense(D), sp.csr_array(np.array([[1, 2], [0, 3]]))
+    same(S / D.clip(1e-310), np.eye(2), np.float64)  # no reciprocal, which would overflow
+    same(S * Fraction(1, 2), D / 2, np.float64)
+    same(SparseTensor.from_dense(A.toarray()) + 0.0, A.toarray(), np.float64)
+    copied = S + 0
+    copied.values[:] = 7
+    assert S.values[0] == 49
+    for bad in (INF, -INF, np.nan):
+        with pytest.raises(ArgumentError, match=r"zeros that are not stored would not stay zero under \*"):
+            S * bad
+    for bad in (0, np.nan):
+        with pytest.raises(ArgumentError, match="zeros that are not stored would not stay zero under /"):
+            S / bad
+    for half in (0.5, np.float32(0.5), Fraction(1, 2), np.array(0.5)):
+        same(sparsetir.add(A, A, alpha=half), 1.5 * A.toarray(), np.float64)
+    same(sparsetir.add(A, A, alpha=1e30), 1e30 * A.toarray() + A.toarray(), np.float64)
+    for bad in (1j, "2", None, np.ones(2)):
+        with pytest.raises(ArgumentTypeError, match="alpha of add is a real number"):
+            sparsetir.add(A, A, alpha=bad)
+    with pytest.raises(ArgumentError, match="takes factors of 64 bits"):
+        sparsetir.add(A, A, alpha=10**30)
+    Y = sp.csr_array(np.array([[1, 2], [0, INF]]))
+    assert sparsetir.matmul(Y, sp.eye_array(2, format="csr"), above=INF).nnz == 0
+    assert sparsetir.matmul(Y, Y, above=np.nan).nnz == 0
+    with pytest.raises(ArgumentError, match="above is less than the largest int64"):
+        sparsetir.matmul(A, A, above=np.nan)
+    with pytest.raises(ArgumentTypeError, match="above of a product is a real number"):
+        sparsetir.matmul(A, A, above="x")
+    with pytest.raises(ArgumentTypeError, match="an axis is a whole number"):
+        S.sum(axis=0.5)
+
+
+@pytest.mark.parametrize(("reduce", "combine", "fill"), [("sum", "min", 0), ("max", "add", -INF)])
+def test_entries_with_the_same_coordinates(reduce: str, combine: str, fill: float) -> None:
+    """They add up before anything else is done with them, in each class that can hold them."""
+    A = sp.csr_array(([1.0, 1, 1, 2], [0, 0, 1, 1], [0, 2, 4]), shape=(2, 2))
+    B = np.array([[2.0, 5], [3, 1]])
+    whole = A.copy()
+    whole.sum_duplicates()
+    options = {"reduce": reduce, "combine": combine, "fill": fill}
+    for other in (sp.csr_array(B), SparseTensor.from_dense(B)):
+        expected = einsum("ij,kj->ik", whole, B, result="dense", **options)
+        for matrix in (A, A.tocsc(), sp.coo_array(A)):
+            np.testing.assert_array_equal(einsum("ij,kj->ik", matrix, other, result="dense", **options), expected)
+            if (reduce, combine) != ("sum", "min"):
+                found = einsum("ij,kj->ik", matrix, other, result="sparse", **options)
+                np.testing.assert_array_equal(SparseTensor.from_any(found).to_dense(), expected)
+
+
+def test_operands_of_another_kind_are_refused() -> None:
+    """An expression is called with, and bound to, operands like its own only; broadcasting is part of that."""
+    D, x = drawn(3, (4, 4)), np.arange(4.0)
+    step = einsum_expression("ij,j->i", SparseTensor.from_dense(D), x)
+    for wrong in (SparseTensor.from_dense(D, "csc"), SparseTensor.from_dense(D[None]), sp.csr_array(D), D):
+        with pytest.raises(ArgumentTypeError, match="but the expression was made for"):
+            step.bind(wrong)
+        with pytest.raises(ArgumentTypeError, match="but the expression was made for"):
+            step.bind(None, x)(wrong)
+    for wrong in (x.astype("float32"), np.arange(4), np.ones((4, 2))):
+        with pytest.raises(ArgumentTypeError, match="operand 1 is dense"):
+            step.bind(SparseTensor.from_dense(D))(wrong)
+    spread = einsum_expression("ij,ij->ij", sp.csr_array(D), (1, 4))
+    for call in (spread, lambda a, b: spread.bind(a)(b)):
+        np.testing.assert_array_equal(call(sp.csr_array(D), x[None]).toarray(), D * x)
+        with pytest.raises(ArgumentError, match="was made for 1, which is broadcast"):
+            call(sp.csr_array(D), np.ones((4, 4)))
+
+
+def test_another_pattern_of_the_same_format() -> None:
+    """How full the first level is decides about loops, not about which operands fit."""
+    thin = np.zeros((2000, 3, 2))
+    thin[[5, 1999], 1, 1] = 2, 3
+    full = drawn(4, (2000, 3, 2))
+    v = np.array([1.0, 2])
+    for first, second in ((thin, full), (full, thin)):
+        step = einsum_expression("ijk,k->i", SparseTensor.from_dense(first), v)
+        if first is full:
+            np.testing.assert_array_equal(step(SparseTensor.from_dense(second), v), np.einsum("ijk,k->i", second, v))
+        np.testing.assert_array_equal(step(SparseTensor.from_dense(first), v), np.einsum("ijk,k->i", first, v))
+    for format in ("coo", "csf"):  # the result has the first levels of a tree, which a list is made into
+        found = einsum("ijk,k->ij", SparseTensor.from_dense(full, format), v, result="sparse")
+        np.testing.assert_array_equal(SparseTensor.from_any(found).to_dense(), np.einsum("ijk,k->ij", full, v))
+
+
+def test_wide_coordinates_after_narrow_ones() -> None:
+    """An expression that is kept for 32 bits is not used for coordinates that need 64."""
+    for wide in (False, True):
+        n = 2**34 if wide else 3
+        coords = (
+            np.array([0, 1], np.int64 if wide else np.int32),
+            np.array([0, n - 1], np.int64 if wide else np.int32),
+        )
+        coo = sp.coo_array((np.array([1.0, 2]), coords), shape=(2, n))
+        for value in (coo, CooTensor(np.stack(coords), coo.data, coo.shape), coo.todok(), SparseTensor.from_any(coo)):
+            assert einsum("ij,ij->i", value, value).tolist() == [1, 4]
+            total = SparseTensor.from_any(einsum("ij,ij->ij", value, value, combine="add"))
+            assert total.shape == (2, n)
+            assert total.values.tolist() == [2, 4]
