@@ -317,3 +317,37 @@ def test_nan_is_compared_as_numpy_does(dtype: str) -> None:
     for expression, expected in COMPARED.items():
         kernel = sparsetir.build(sparsetir.parse(COMPARING.format(dtype=dtype, expression=expression)))
         np.testing.assert_array_equal(kernel(A=a, B=b), expected(a, b), expression)
+
+
+OVERFLOWS = {  # into the dtype of the operands, or that which is named
+    "A[i] * B[i]": "",
+    "T.Cast('int64', A[i] * B[i])": "int64",
+    "T.Cast('float64', A[i] - B[i])": "float64",
+    "T.Cast('int32', A[i] * 2 == B[i] * 2)": "int32",
+    "T.if_then_else(A[i] > B[i], A[i] - B[i], B[i] - A[i])": "",
+    "T.max(A[i] + B[i], A[i] * B[i])": "",
+}
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
+def test_integers_wrap_around(dtype: str) -> None:
+    """LLVM is told of no integer that it never overflows, in any expression."""
+    limits = np.iinfo(dtype)
+    some = np.array([limits.min, limits.min + 1, -1, 0, 1, 2, 7, limits.max // 3, limits.max], dtype)
+    a, b = (side.ravel().copy() for side in np.meshgrid(some, some))
+    results = list(enumerate(OVERFLOWS.items()))
+    handles = "".join(f"c{n}: T.handle, " for n, _ in results)
+    declared = "".join(f'    C{n} = T.match_sparse_buffer(c{n}, (I,), "{out or dtype}")\n' for n, (_, out) in results)
+    bodies = "".join(f"        C{n}[i] = {text}\n" for n, (text, _) in results)
+    program = sparsetir.parse(
+        f"@T.prim_func\ndef f(a: T.handle, b: T.handle, {handles}m: T.int32):\n    I = T.dense_fixed(m)\n"
+        f'    A = T.match_sparse_buffer(a, (I,), "{dtype}")\n    B = T.match_sparse_buffer(b, (I,), "{dtype}")\n'
+        f'{declared}    with T.sp_iter([I], "S", "f") as [i]:\n{bodies}'
+    )
+    found = sparsetir.build(program, target="llvm")(A=a, B=b)  # with optimisations
+    given = {"a": a, "b": b, "m": len(a)}
+    given |= {f"c{n}": np.zeros(len(a), out or dtype) for n, out in enumerate(OVERFLOWS.values())}
+    with np.errstate(over="ignore"):
+        expected = sparsetir.interpret(program, given)
+    for number, (text, array) in enumerate(zip(OVERFLOWS, found, strict=True)):
+        np.testing.assert_array_equal(array, expected[f"c{number}"], err_msg=text)

@@ -11,7 +11,7 @@ from tvm import ir, s_tir, tirx
 from sparsetir.compile.target import native_target
 from sparsetir.errors import ArgumentTypeError, ScheduleError, VerifyError
 from sparsetir.ir import accesses
-from sparsetir.lower import SCHEDULED, TO_STAGE_2, TO_STAGE_3, as_module, run
+from sparsetir.lower import SCHEDULED, TO_MACHINE, TO_STAGE_2, TO_STAGE_3, as_module, run
 from sparsetir.lower.marks import from_dialect
 from sparsetir.lower.rewriting import collect
 from sparsetir.specialize import with_sizes
@@ -129,7 +129,7 @@ def _renamed(mod: ir.IRModule, names: list[str]) -> ir.IRModule:
 def machine_code(third: ir.IRModule, target: Any) -> Any:
     """Compile a stage-III module."""
     with separate_storage(third):
-        return tvm.compile(third, target=target, tir_pipeline="s_tir")
+        return tvm.compile(run(TO_MACHINE, third), target=target, tir_pipeline="s_tir")
 
 
 def separate_storage(third: ir.IRModule) -> tvm.transform.PassContext:
@@ -172,6 +172,6 @@ def pipeline() -> tuple[Any, Any, Any]:
             return stock(second)
         third = lowered(second, None, tvm.target.Target.current(allow_none=True))[3]
         with separate_storage(third):
-            return stock(third)
+            return stock(run(TO_MACHINE, third))
 
     return lower_all, host, device

@@ -33,6 +33,7 @@ from sparsetir.lower.host.walk_intersections import WalkIntersections
 from sparsetir.lower.host.walk_unions import WalkUnions
 from sparsetir.lower.host.widen_indices import WidenIndices
 from sparsetir.lower.host.widen_scalars import WidenScalars
+from sparsetir.lower.host.wrap_integers import WrapIntegers
 from sparsetir.lower.nest.align_params import AlignParams
 from sparsetir.lower.nest.compare_nan import CompareNaN
 from sparsetir.lower.nest.declare_regions import DeclareRegions
@@ -137,6 +138,8 @@ TO_FLAT = [
     ConvertHalves,  # conversions from and to bfloat16 in expressions with bound names
     CheckScratch,  # no scratch that TVM cannot place
 ]
+
+TO_MACHINE = [WrapIntegers]  # arithmetic that TVM's code generator takes otherwise than numpy; scripts do not show it
 
 TO_STAGE_3 = [*TO_LOOPS, *REWRITES, *TO_FLAT]
 

@@ -252,7 +252,7 @@ TABLE = (
         "function",
         "names of all index arrays",
         "align_params",
-        "declare_regions sum_ragged",
+        "declare_regions sum_ragged wrap_integers",
         "without it no array is one",
     ),
     Mark(
