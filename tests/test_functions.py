@@ -74,6 +74,31 @@ def test_hyperbolic_functions_of_any_size() -> None:
             np.testing.assert_allclose(found, wanted.astype(dtype), rtol=2e-6 if dtype == "float32" else 1e-14)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_small_numbers(dtype: str) -> None:
+    """No function loses the digits of small numbers, nor a power of ten those of its exponent."""
+    x = np.concatenate([np.logspace(-37, -0.01, 150), [0.0]]).astype(dtype)
+    x = np.concatenate([-x, x, [20.0, -30.0, 37.0]]).astype(dtype)
+    inner = {name: FUNCTIONS[name] for name in ("tanh", "sinh", "atanh", "asinh", "tan", "sin", "atan", "asin")}
+    wanted = {**inner, "log1p": np.log1p, "exp10": lambda v: 10.0**v}
+    handles = "".join(f"c{n}: T.handle, " for n in range(len(wanted)))
+    declared = "".join(f'    C{n} = T.match_sparse_buffer(c{n}, (I,), "{dtype}")\n' for n in range(len(wanted)))
+    bodies = "".join(f"        C{n}[i] = T.{name}(A[i])\n" for n, name in enumerate(wanted))
+    program = sparsetir.parse(
+        f"@T.prim_func\ndef f(a: T.handle, {handles}m: T.int32):\n    I = T.dense_fixed(m)\n"
+        f'    A = T.match_sparse_buffer(a, (I,), "{dtype}")\n{declared}'
+        f'    with T.sp_iter([I], "S", "f") as [i]:\n{bodies}'
+    )
+    found = sparsetir.build(program)(A=x)
+    rtol = 5e-6 if dtype == "float32" else 1e-13
+    for (name, function), array in zip(wanted.items(), found, strict=True):
+        held = array[:-3] if name != "exp10" else array
+        with np.errstate(all="ignore"):
+            expected = function(x.astype("float64"))[: len(held)].astype(dtype)
+        np.testing.assert_allclose(held, expected, rtol=rtol, err_msg=name)
+        assert np.array_equal(np.signbit(held), np.signbit(expected)), name
+
+
 def test_functions_that_bind_names_of_every_bfloat16() -> None:
     """Arguments are widened and results are rounded inside expressions with bound names."""
     every = np.arange(1 << 16, dtype="uint16").view(ml_dtypes.bfloat16)

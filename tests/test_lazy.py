@@ -165,3 +165,41 @@ def test_tuned(tmp_path: Any) -> None:
 def test_refusals(action: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         action(lazy(M))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_numbers_at_the_edge(dtype: str) -> None:
+    """NaN and infinities pass through as in numpy, and 16 bits are summed in 32."""
+    inf, nan = float("inf"), float("nan")
+    Y = np.array([[1, 2, 3], [-inf, 0, -0.0], [-inf, -inf, -inf], [nan, -1, 1], [1e-3, -1e-4, 1e4]], dtype)
+    L, ones = sparsetir.lazy(Y), np.ones((1, 5000), dtype)
+    rest = sparsetir.lazy(sp.csr_array(np.eye(5, dtype=dtype)[:, [1, 0, 2, 3, 4]])) @ Y if dtype != "float16" else L
+    clipped, limited, top, column, row, small, many, mean, divided = sparsetir.compute(
+        sparsetir.relu(L), sparsetir.relu(rest), L.max(), L.max(0), L.max(1), L.tanh(), sparsetir.lazy(ones).sum(),
+        sparsetir.lazy(np.full((30, 30), 1000, dtype)).mean(), L / -0.0,
+    )  # fmt: skip
+    np.testing.assert_array_equal(clipped, np.maximum(Y, 0))
+    assert np.isnan(limited).sum() >= np.isnan(Y).sum()
+    for found, axis in ((top, None), (column, 0), (row, 1)):
+        np.testing.assert_array_equal(found, Y.max(axis=axis))
+    rtol = {"float16": 2e-3, "float32": 1e-6, "float64": 1e-13}[dtype]
+    np.testing.assert_allclose(small.astype(float), np.tanh(Y.astype(float)), rtol=rtol)
+    assert (float(many), float(mean)) == (5000, 1000)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(divided, Y / dtype_of(Y)(-0.0))
+        np.testing.assert_array_equal(sparsetir.compute(L / 0.0), Y / dtype_of(Y)(0.0))
+    np.testing.assert_array_equal(sparsetir.compute(1 / sparsetir.lazy(np.full(2, 4, dtype))), [0.25, 0.25])
+
+
+def dtype_of(array: np.ndarray) -> Any:
+    return array.dtype.type
+
+
+def test_reductions_of_nothing() -> None:
+    nothing = sparsetir.lazy(np.ones((0, 3)))
+    assert np.isnan(sparsetir.compute(nothing.mean(0))).all()
+    assert sparsetir.compute(nothing.sum(0)).tolist() == [0, 0, 0]
+    with pytest.raises(ArgumentError, match="there is no max of no elements"):
+        nothing.max(0)
+    with pytest.raises(ArgumentTypeError, match="k of a fused function is part of its kind, found list"):
+        sparsetir.fused(lambda A, k=None: A)(np.ones(2), k=[1])

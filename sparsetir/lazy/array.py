@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,6 +106,9 @@ class Lazy:
     def __truediv__(self, other: Any) -> Lazy:
         return elementwise("divide", self, other)
 
+    def __rtruediv__(self, other: Any) -> Lazy:
+        return elementwise("divide", lazy(other, self.dtype), self)
+
     def __neg__(self) -> Lazy:
         return self.apply("negative")
 
@@ -146,6 +150,11 @@ class Lazy:
         if axis is not None and not -self.ndim <= axis < self.ndim:
             raise ArgumentError(f"axis {axis} of an array of {self.ndim} dimensions")
         kept = () if axis is None else [n for d, n in enumerate(self.shape) if d != axis % self.ndim]
+        if 0 in (self.shape if axis is None else [self.shape[axis]]):
+            if name == "max":
+                raise ArgumentError(f"there is no max of no elements: the shape is {self.shape}")
+            if name == "mean":
+                return self.reduced("sum", axis) * math.nan
         return Lazy(name, (self,), kept, self.dtype, option=axis)
 
     def sum(self, axis: int | None = None) -> Lazy:
@@ -264,6 +273,8 @@ def elementwise(op: str, a: Lazy, other: Any) -> Lazy:
         shape = np.broadcast_shapes(a.shape, b.shape)
     except ValueError:
         raise ArgumentError(f"the shapes {a.shape} and {b.shape} do not fit {op}") from None
+    if op == "divide" and b.op == "number" and b.value == 0:  # TVM divides by no constant zero
+        op, b = "multiply", Lazy("number", (), (), b.dtype, value=math.copysign(math.inf, b.value))
     if not (a.is_sparse or b.is_sparse):
         return Lazy(op, (a, b), shape, _common(a, b))
     return _of_sparse(op, a, b, shape)

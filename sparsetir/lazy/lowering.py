@@ -215,7 +215,16 @@ class Lowering:
             return relax.const(node.value, node.dtype)
         if node.is_turned:
             return None  # its product reads the transposed structure
-        return self.builder.emit(self._called(node))
+        return self.builder.emit(self._called(node)) if not _is_wide(node) else self._wide(node)
+
+    def _wide(self, node: Lazy) -> Any:
+        """A dense function of float16 computed in float32, as in programs."""
+        held = dict(self.made)
+        for arg in node.args:
+            self.made[id(arg)] = self.builder.emit(relax.op.astype(self.made[id(arg)], "float32"))
+        value = self.builder.emit(self._called(node))
+        self.made = held
+        return self.builder.emit(relax.op.astype(value, "float16"))
 
     def _value(self, node: Lazy, dtype: str) -> Any:
         found = self.made[id(node)]
@@ -247,6 +256,9 @@ class Lowering:
         if right.is_sparse:
             structure = self._arrays(right, "_t" if right is b else "", node.dtype)
             return calls.linear(self._value(a, node.dtype), *structure)
+        if node.dtype == "float16":
+            wide = relax.op.matmul(self._value(a, "float32"), self._value(b, "float32"))
+            return relax.op.astype(self.builder.emit(wide), "float16")
         return relax.op.matmul(self._value(a, node.dtype), self._value(b, node.dtype))
 
     def _arrays(self, node: Lazy, suffix: str, dtype: str) -> tuple[Any, Any, Any]:
@@ -273,6 +285,12 @@ class Lowering:
         flat = self.builder.emit(relax.op.reshape(dense, (node.shape[0] * node.shape[1],)))
         taken = self.builder.emit(relax.op.take(flat, self.parts[id(leaf), "places"], axis=0, mode="clip"))
         return BINARY[node.op](self._value(a, node.dtype), taken)
+
+
+def _is_wide(node: Lazy) -> bool:
+    """Whether a node is a function or a sum that loses too much in its own 16 bits."""
+    is_function = node.op in UNARY or node.op in REDUCE or node.op == "softmax"
+    return node.dtype == "float16" and is_function and not node.args[0].is_sparse
 
 
 def _sampled(node: Lazy) -> tuple[Lazy, Lazy, bool] | None:

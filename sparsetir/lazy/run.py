@@ -75,7 +75,7 @@ def _key(arrays: Sequence[Lazy], leaves: Sequence[Lazy]) -> Any:
     every = nodes(arrays)
     number = {id(node): n for n, node in enumerate(every)}
     made = [
-        (node.op, node.shape, node.dtype, node.option, node.value if node.op == "number" else None,
+        (node.op, node.shape, node.dtype, node.option, repr(node.value) if node.op == "number" else None,
          *(number[id(arg)] for arg in node.args))
         for node in every
     ]  # fmt: skip
@@ -227,7 +227,8 @@ def fused(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*arrays: Any, **options: Any) -> Any:
-        key = (tuple(_argument_key(a) for a in arrays), tuple(sorted(options.items())))
+        named = tuple((name, type(value), _option(name, value)) for name, value in sorted(options.items()))
+        key = (tuple(_argument_key(a) for a in arrays), named)
         found = known.get(key)
         if found is None:
             found = known[key] = _traced(function, arrays, options)
@@ -236,6 +237,16 @@ def fused(function: Callable[..., Any]) -> Callable[..., Any]:
         return (made,) if is_tuple and len(compiled.outputs) == 1 else made
 
     return call
+
+
+def _option(name: str, value: Any) -> Any:
+    """What tells one option of a fused function from another."""
+    try:
+        hash(value)
+    except TypeError:
+        found = f"{name} of a fused function is part of its kind, found {type(value).__name__}"
+        raise ArgumentTypeError(f"{found}: pass what can be hashed, and arrays by position") from None
+    return repr(value) if isinstance(value, float) else value  # 0.0 is no -0.0
 
 
 def _argument_key(value: Any) -> Any:

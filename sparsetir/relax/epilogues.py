@@ -32,7 +32,7 @@ ONE, ZERO = "T.{t}(1)", "T.{t}(0)"
 TANH = f"{ONE} - T.{{t}}(2) / (T.exp(T.{{t}}(2) * ({{x}})) + {ONE})"
 SIGMOID = f"{ONE} / ({ONE} + T.exp({ZERO} - ({{x}})))"
 UNARY = {
-    "relax.nn.relu": f"T.max({{x}}, {ZERO})",
+    "relax.nn.relu": f"T.max({ZERO}, {{x}})",  # in this order: NaN stays
     "relax.negative": f"{ZERO} - ({{x}})",
     "relax.abs": f"T.max({{x}}, {ZERO} - ({{x}}))",
     "relax.square": "({x}) * ({x})",

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import ir, tirx
 from tvm.ir import Var
@@ -34,6 +35,7 @@ from sparsetir.lower.rewriting import collect
 from sparsetir.walks import structural_mutate
 
 EXP = "tirx.exp"
+LOG2_10 = (3.321928094887362, 1.661617516973592e-16)  # their sum is the binary logarithm of ten
 SERIES = 19  # the last power of the series of sinh, below the rounding of float64 for numbers up to 1
 
 
@@ -121,6 +123,54 @@ def sinh(x: ir.Expr) -> ir.Expr:
     return _halves(x, difference)
 
 
+def tanh(x: ir.Expr, far: Callable[[ir.Expr], ir.Expr] = tirx.tanh) -> ir.Expr:
+    """TVM's or another, which lose the digits of small numbers; of those by the series of the hyperbolic sine."""
+
+    def near_zero(given: Var, square: ir.Expr) -> ir.Expr:
+        small = _series(given, square, lambda power: 1 / math.factorial(power), {"float32": 7, "float64": 11})
+        return small / tirx.sqrt(tirx.const(1.0, str(x.ty.dtype)) + small * small)
+
+    return _near_zero(x, near_zero, far)
+
+
+def atanh(x: ir.Expr) -> ir.Expr:
+    """TVM's, and for small numbers the series."""
+    last = {"float32": 13, "float64": 27}
+    return _near_zero(x, lambda given, square: _series(given, square, lambda power: 1 / power, last), tirx.atanh)
+
+
+def _near_zero(x: ir.Expr, near: Callable[[Var, ir.Expr], ir.Expr], far: Callable[[ir.Expr], ir.Expr]) -> ir.Expr:
+    """One function of numbers up to a quarter, which also takes the square, and another of all others."""
+    if str(x.ty.dtype) not in FORMATS:
+        return far(x)
+    given, square = Var("x", x.ty), Var("square", x.ty)
+    is_near = square < tirx.const(1 / 16, str(x.ty.dtype))
+    return tirx.Let(given, x, tirx.Let(square, given * given, tirx.Select(is_near, near(given, square), far(given))))
+
+
+def _series(given: ir.Expr, square: ir.Expr, coefficient: Callable[[int], float], last: dict[str, int]) -> ir.Expr:
+    """A sum of odd powers, the last one by the dtype."""
+    dtype = str(given.ty.dtype)
+    total: ir.Expr = tirx.const(coefficient(last[dtype]), dtype)
+    for power in range(last[dtype] - 2, 0, -2):
+        total = total * square + tirx.const(coefficient(power), dtype)
+    return total * given
+
+
+def exp10(x: ir.Expr) -> ir.Expr:
+    """The power of two, whose exponent is a product, and what the rounding of that left out."""
+    dtype = str(x.ty.dtype)
+    if dtype not in FORMATS:
+        return tirx.exp10(x)
+    value = lambda v: tirx.const(v, dtype)  # noqa: E731
+    high = float(np.dtype(dtype).type(LOG2_10[0]))
+    low = LOG2_10[0] - high + LOG2_10[1]
+    given, power = Var("x", x.ty), Var("power", x.ty)
+    rest = tirx.call_llvm_pure_intrin(dtype, "llvm.fma", given, value(high), -power) + given * value(low)
+    factor = tirx.Select(given * given < value(1e6), value(1.0) + rest * value(math.log(2)), value(1.0))
+    return tirx.Let(given, x, tirx.Let(power, given * value(high), tirx.exp2(power) * factor))
+
+
 def _halves(x: ir.Expr, of: Callable[[ir.Expr, ir.Expr, Var], ir.Expr]) -> ir.Expr:
     """What a function makes of half the exponentials of a number and of its opposite, and of the number."""
     given, root = Var("x", x.ty), Var("root", x.ty)
@@ -132,7 +182,10 @@ def _halves(x: ir.Expr, of: Callable[[ir.Expr, ir.Expr, Var], ir.Expr]) -> ir.Ex
     return tirx.Let(given, x, tirx.Let(root, tirx.exp(half * given), result))
 
 
-MISSING: dict[str, Callable[[ir.Expr], ir.Expr]] = {"tirx.sinh": sinh, "tirx.cosh": cosh}  # for vectors in LLVM
+# For vectors in LLVM; the last three lose digits in TVM.
+MISSING: dict[str, Callable[[ir.Expr], ir.Expr]] = {
+    "tirx.sinh": sinh, "tirx.cosh": cosh, "tirx.tanh": tanh, "tirx.atanh": atanh, "tirx.exp10": exp10,
+}  # fmt: skip
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ReplaceMissing")
@@ -165,4 +218,4 @@ def expand(node: Any) -> Any:
     return structural_mutate(node, [(ir.Call, on_call)])
 
 
-__all__ = ["FORMATS", "MISSING", "ReplaceMissing", "exp", "expand", "is_exp"]
+__all__ = ["FORMATS", "MISSING", "ReplaceMissing", "exp", "expand", "is_exp", "tanh"]
