@@ -191,6 +191,10 @@ def by_hand(kind: str, x: Any, edges: Any) -> Any:
             return x.index_add(0, targets, x[sources])
         case "put":
             return x.index_put((targets[:5],), torch.zeros(()))
+        case "put where":
+            whole = x.clone()
+            whole[x[:, 0] > 0] = 2.0
+            return whole.index_put((x > 1,), torch.ones(()), accumulate=True)
         case _:
             dense = torch.zeros(N, N)
             dense[targets, sources] = 1.0
@@ -206,8 +210,17 @@ class ByHand(torch.nn.Module):
         return by_hand(self.kind, x, edges)
 
 
+def test_values_that_are_put_where_a_mask_is_true():
+    class Put(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.index_put((x > 0,), x[x > 0] * 2)
+
+    with pytest.raises(LoweringError, match="mask"):
+        srelax.from_torch(Put(), (X,))
+
+
 @pytest.mark.parametrize("is_static", [True, False])
-@pytest.mark.parametrize("kind", ["weighted", "degrees", "max", "into x", "put", "dense"])
+@pytest.mark.parametrize("kind", ["weighted", "degrees", "max", "into x", "put", "put where", "dense"])
 def test_messages_by_hand(kind, is_static):
     model = ByHand(kind).eval()
     compiled = srelax.from_torch(model, (X, INDEX), static=["edges"] if is_static else [])

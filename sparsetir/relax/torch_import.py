@@ -199,9 +199,27 @@ def _scatter(node: Any, importer: Any) -> Any:
     return emit(relax.op.where(is_empty, base, found))
 
 
+def _put_where(node: Any, importer: Any) -> Any:
+    """One number that is put where a mask is true, or added there."""
+    base, (mask,), number = importer.retrieve_args(node)[:3]
+    emit, shape = importer.block_builder.emit, base.ty.shape
+    mask = emit(relax.op.reshape(mask, [*mask.ty.shape.values, *[1] * (base.ty.ndim - mask.ty.ndim)]))
+    mask, number = emit(relax.op.broadcast_to(mask, shape)), emit(relax.op.reshape(number, [1] * base.ty.ndim))
+    number = emit(relax.op.broadcast_to(number, shape))
+    if len(node.args) > 3 and node.args[3]:
+        number = emit(relax.op.add(base, number))
+    return emit(relax.op.where(mask, number, base))
+
+
 def _index_put(node: Any, importer: Any) -> Any:
     """Rows that are put at the places of one index, or added there; the importer takes an index for each dimension."""
     places = node.args[1]
+    is_mask = len(places) == 1 and str(places[0].meta["val"].dtype) == "torch.bool"
+    if is_mask and node.args[2].meta["val"].dim() == 0:
+        return _put_where(node, importer)
+    if is_mask:
+        fault = "values of their own are put where a mask is true, whose number is not known when the model is compiled"
+        raise LoweringError(f"{fault}: write torch.where(mask, values for all places, x)")
     if len(places) != 1 or not str(places[0].meta["val"].dtype).startswith("torch.int"):
         return importer.create_convert_map()["index_put.default"](node)
     base, (index,), values = importer.retrieve_args(node)[:3]

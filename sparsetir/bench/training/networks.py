@@ -6,7 +6,7 @@ Their parameters have the names and shapes of those of torch_geometric, so that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -72,8 +72,15 @@ class GAT(nn.Module):
 
     def forward(self, x: Inputs, graph: Graph) -> Tensor:
         h = times(x, self.lin.weight).unflatten(1, (self.heads, -1))
-        targets, sources = ((h * weight).sum(-1) for weight in (self.att_dst, self.att_src))
+        targets, sources = self.ends(x, h)
         return graph.additive_attention(targets, sources, h).flatten(1) + self.bias
+
+    def ends(self, x: Inputs, h: Tensor) -> Iterator[Tensor]:
+        """``a . h`` for the targets and for the sources, as ``x (W a)`` where h has no fewer features than x."""
+        if not isinstance(x, Tensor) or self.lin.in_features > self.lin.out_features:
+            return ((h * weight).sum(-1) for weight in (self.att_dst, self.att_src))
+        weight = self.lin.weight.unflatten(0, (self.heads, -1))
+        return (linear(x, (weight * a.movedim(0, -1)).sum(1)) for a in (self.att_dst, self.att_src))
 
 
 class GATv2(nn.Module):
