@@ -296,8 +296,8 @@ class Search:
         return True
 
     def importance(self, names: Sequence[str]) -> dict[str, float]:
-        """Which features the model of the trials uses, the most important first; before that, of the prior one."""
-        model = self._fitted(self.told) or self.prior
+        """Which features the prior model uses, the most important first; else the model of the trials."""
+        model = self.prior or self._fitted(self.told)
         return model.importance(names) if isinstance(model, CostModel) else {}
 
     def ask(self, count: int = BATCH) -> list[Candidate]:
