@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -203,3 +204,14 @@ def test_reductions_of_nothing() -> None:
         nothing.max(0)
     with pytest.raises(ArgumentTypeError, match="k of a fused function is part of its kind, found list"):
         sparsetir.fused(lambda A, k=None: A)(np.ones(2), k=[1])
+
+
+def test_calls_from_threads() -> None:
+    """A compiled graph that several threads call at once has the registers of one call for each of them."""
+    A = sp.random_array((300, 200), density=0.1, format="csr", rng=np.random.default_rng(0))
+    X = np.random.default_rng(1).random((200, 8))
+    step = fused(lambda S, D: (S @ D) * 2 + 1)
+    step(A, X)
+    with ThreadPoolExecutor(8) as pool:
+        for n, found in enumerate(pool.map(lambda n: step(A * n, X), range(200))):
+            np.testing.assert_allclose(found, 2 * n * (A @ X) + 1)

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -612,3 +614,18 @@ def test_sizes_may_change_from_call_to_call() -> None:
         args = (A.data, A.indptr.astype("int32"), A.indices.astype("int32"), B)
         got = vm["main"](*(tvm.runtime.tensor(a) for a in args)).numpy()
         np.testing.assert_allclose(got, A @ B, rtol=1e-4, atol=1e-5)
+
+
+def test_models_are_called_from_threads(tmp_path: Path) -> None:
+    """Each thread has a machine of its own, also of a model from a file."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", R.Tensor((20, 30), "float32"))
+    with builder.function("main", [x]):
+        total = builder.emit(relax.op.matmul(x, relax.const(np.ones((30, 8), "float32"))))
+        builder.emit_func_output(builder.emit(relax.op.add(total, relax.const(1.0, "float32"))))
+    model = srelax.compile_model(builder.get())
+    X = np.ones((20, 30), "float32")
+    for called in (model, srelax.load(model.save(tmp_path / "model.so"))):
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda n, called=called: called(X * n), range(200)))
+        assert all((array == 30 * n + 1).all() for n, array in enumerate(found))

@@ -14,6 +14,7 @@ import scipy.sparse as sp
 
 from sparsetir import interop
 from sparsetir.call.arguments import LARGEST_INT32
+from sparsetir.formats.tensor import SparseTensor
 
 BLOCK = 1 << 14  # elements whose coordinates are computed at a time
 
@@ -59,6 +60,8 @@ def as_object(pattern: Pattern, number: int, model: Any, *, is_last: bool = True
         return _torch(indptr, indices, values, pattern.shape, model)
     kind = type(model) if sp.issparse(model) else sp.csr_array
     made = _scipy(indptr, indices, values, pattern.shape, is_matrix=isinstance(model, sp.spmatrix))
+    if not sp.issparse(model) and interop.is_half(made):
+        return SparseTensor.from_any(made)  # scipy's objects show no floats of 16 bits
     return made if made.format == getattr(model, "format", "csr") else kind(made)
 
 

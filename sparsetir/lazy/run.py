@@ -119,9 +119,8 @@ class Compiled:
         tune: float | None = None,
         database: Any = None,
     ) -> None:
-        from tvm import cpu, relax
-
         from sparsetir.relax import build
+        from sparsetir.relax.machines import Machines
 
         outputs, own = detached(arrays, leaves)
         values = {id(mine): leaf.value for mine, leaf in zip(own, leaves, strict=True)}
@@ -138,8 +137,7 @@ class Compiled:
         self.parts = [part for part in lowering.order if id(part.leaf) not in held]
         if tune is not None:
             database = _tuned(self.outputs, matrices, tune, database)
-        executable = build(self.mod, params=bound, database=database)
-        self.function = relax.VirtualMachine(executable, cpu())["main"]
+        self.function = Machines(build(self.mod, params=bound, database=database), "main")
         self.is_torch = any(is_torch(value) for value in values.values())
         self.place = {id(leaf): n for n, leaf in enumerate(own)}
         self.held = {n: values[n] for n in held if n in matrices}

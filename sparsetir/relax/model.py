@@ -22,6 +22,7 @@ from sparsetir.compile.disk_cache import ROOM, writing
 from sparsetir.errors import ArgumentError, ArgumentTypeError, MissingFileError, SparseTIRError, own_errors
 from sparsetir.relax.arrays import from_tvm, library_of, to_tvm
 from sparsetir.relax.build import bind, build, cpu_target
+from sparsetir.relax.machines import Machines
 from sparsetir.relax.nesting import Nesting
 from sparsetir.relax.signature import ATTACHED, Signature, attached
 from sparsetir.threads import get_num_threads
@@ -52,7 +53,7 @@ class CompiledModel:
 
     def __init__(
         self,
-        machine: relax.VirtualMachine,
+        function: Machines,
         signature: Signature | None = None,
         nesting: Nesting | None = None,
         *,
@@ -60,9 +61,8 @@ class CompiledModel:
         executable: relax.VMExecutable | None = None,
         file: Path | None = None,
     ) -> None:
-        self.machine, self.signature, self._nesting = machine, signature, nesting
+        self._function, self.signature, self._nesting = function, signature, nesting
         self.mod, self.executable, self._file = mod, executable, file
-        self._function = machine["main" if signature is None else signature.function]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model.
@@ -130,7 +130,7 @@ class CompiledModel:
             return _unpickled, (path.read_bytes(),)
 
     def __deepcopy__(self, _memo: Any) -> CompiledModel:
-        again = CompiledModel(self.machine, self.signature, self._nesting, mod=self.mod, file=self._file)
+        again = CompiledModel(self._function, self.signature, self._nesting, mod=self.mod, file=self._file)
         again.executable = self.executable
         return again  # a model does not change, so there is nothing to copy
 
@@ -186,8 +186,7 @@ def compile_model(
     signature = Signature.of(mod, _function_of(mod))
     described = {"signature": signature.to_json(), "nesting": None if nesting is None else nesting.to_json()}
     executable = build(attached(mod, described), chosen, database=database, finite=finite)
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    return CompiledModel(machine, signature, nesting, mod=mod, executable=executable)
+    return CompiledModel(Machines(executable, signature.function), signature, nesting, mod=mod, executable=executable)
 
 
 def load(path: str | Path) -> CompiledModel:
@@ -214,7 +213,7 @@ def load(path: str | Path) -> CompiledModel:
         raise ArgumentError(f"{path.name} is a library but no model; expected one that sparsetir.relax saved")
     machine = relax.VirtualMachine(library, tvm.cpu())
     if not machine.module.implements_function(ATTACHED):
-        return CompiledModel(machine, file=path)
+        return CompiledModel(Machines(library, "main", machine), file=path)
     try:
         found = json.loads(machine[ATTACHED]())
         nesting = None if found["nesting"] is None else Nesting.from_json(found["nesting"])
@@ -222,7 +221,7 @@ def load(path: str | Path) -> CompiledModel:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         damaged = f"what {path.name} says of the model's arguments is damaged ({error!r})"
         raise ArgumentError(f"{damaged}: save the model again") from error
-    return CompiledModel(machine, signature, nesting, file=path)
+    return CompiledModel(Machines(library, signature.function, machine), signature, nesting, file=path)
 
 
 def _unpickled(library: bytes) -> CompiledModel:
