@@ -134,7 +134,7 @@ def _drop_unused_type_variables(tree: ast.Module) -> None:
 
     def is_unused(node: ast.stmt) -> bool:
         made = isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("TypeVar(")
-        return made and names[ast.unparse(node.targets[0])] == 1
+        return made and names[ast.unparse(node.targets[0])] == 1  # type: ignore[attr-defined]
 
     tree.body = [node for node in tree.body if not is_unused(node)]
 
