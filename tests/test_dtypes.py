@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -351,3 +352,26 @@ def test_integers_wrap_around(dtype: str) -> None:
         expected = sparsetir.interpret(program, given)
     for number, (text, array) in enumerate(zip(OVERFLOWS, found, strict=True)):
         np.testing.assert_array_equal(array, expected[f"c{number}"], err_msg=text)
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_extremes_with_nan_are_those_of_numpy_over_every_format(reduce: str) -> None:
+    """The order of a reduction's steps, which formats and loops choose, decides nothing."""
+    numpy_reduce = getattr(np, f"{reduce}imum")
+    text = ELEMENTWISE.format(dtype="float32", value=f"T.{reduce}(T.{reduce}(A[i], T.float32(2)), B[i])")
+    values = np.array([1, np.nan, 3, -0.0, np.nan, np.inf, -np.inf], "float32")
+    a, b = (grid.ravel() for grid in np.meshgrid(values, values))
+    found = sparsetir.build(sparsetir.parse(text), FAST)(A=a, B=b)
+    np.testing.assert_array_equal(found, numpy_reduce(numpy_reduce(a, np.float32(2)), b))
+    rng = np.random.default_rng(5)
+    matrix = sp.random_array((40, 50), density=0.3, format="csr", dtype="float32", rng=rng)
+    matrix.data[rng.random(matrix.nnz) < 0.05] = np.nan
+    B = rng.standard_normal((50, 33)).astype("float32")
+    B[rng.random(B.shape) < 0.02] = np.nan
+    least = -np.inf if reduce == "max" else np.inf
+    terms = np.where((matrix.toarray() != 0)[:, :, None], matrix.toarray()[:, :, None] + B, least)
+    wanted = numpy_reduce.reduce(terms, axis=1, initial=least)
+    for name in ("csr", "csc", "sell", "hyb", "dcsr", "coo"):
+        A = sparsetir.SparseTensor.from_scipy(matrix, format=name)
+        found = sparsetir.einsum("ij,jk->ik", A, B, reduce=reduce, combine="add", fill=least)
+        np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-6, err_msg=name)

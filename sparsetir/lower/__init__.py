@@ -27,6 +27,7 @@ from sparsetir.lower.host.hoist_scratch import HoistScratch
 from sparsetir.lower.host.lower_find import LowerFind
 from sparsetir.lower.host.promote_halves import PromoteHalves
 from sparsetir.lower.host.promote_to_stack import PromoteToStack
+from sparsetir.lower.host.propagate_nan import PropagateNaN
 from sparsetir.lower.host.replace_aggregates import ReplaceAggregates
 from sparsetir.lower.host.split_guards import SplitGuards
 from sparsetir.lower.host.walk_intersections import WalkIntersections
@@ -124,6 +125,7 @@ REWRITES = [
 TO_FLAT = [
     WidenScalars,  # parameters of bfloat16, which TVM's calls do not pass
     PromoteHalves,  # 16-bit floats computed and accumulated in float32
+    PropagateNaN,  # minima and maxima of floats that NaN passes
     ReplaceMissing,  # functions that LLVM lacks for vectors -> others
     WalkUnions,  # loops over the steps of a union of two axes -> loops over what both have left, and each
     WalkIntersections,  # loops over an axis that look it up in another -> loops along both
