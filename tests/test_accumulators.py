@@ -54,7 +54,7 @@ def test_every_way_gives_the_same(name: str, insertion: int, kind: str, counted:
         ({"insertion": -1}, "a number of entries from 0 to 256; found -1"),
         ({"insertion": True}, "found True"),
         ({"insertion": 257}, "found 257"),
-        ({"kind": "heap"}, "expected one of the kinds both, bits, bytes, table; found 'heap'"),
+        ({"kind": "heap"}, "expected one of the kinds both, bits, bytes, table, segments; found 'heap'"),
         ({"counted": 1}, "counted is True or False, found 1"),
         ({"order": "random"}, "expected one of the orders stored, nonempty, clustered, banded; found 'random'"),
         ({"block": (2, 2)}, r"block is three positive sizes \(r, q, s\) or None, found \(2, 2\)"),
@@ -155,7 +155,7 @@ def test_blocks_of_entries() -> None:
         for seed in range(3):
             given = full_blocks(seed, dtype)
             assert pattern_of(kernel, given) == pattern_of(usual, given)
-        assert any(known.found is not None for known in kernel._kept.known)
+        assert any(known.found is not None for known in kernel._structures.known)
         given["A"].data[:3] = np.nan if dtype == "float32" else 0  # the same pattern
         assert pattern_of(kernel, given) == pattern_of(usual, given)
         given["A"].indices[0] = given["A"].indices[1]  # changed in place: no longer full, and a coordinate twice
@@ -217,6 +217,26 @@ def test_rows_of_wide_results(kind: str) -> None:
             assert np.array_equal(found.indptr, expected.indptr)
             assert np.array_equal(found.indices, expected.indices)
             assert np.allclose(found.data, expected.data, rtol=1e-4)
+
+
+def test_long_rows_in_segments() -> None:
+    """The same bits as in one piece, for other sums, for floats that round, and where the largest are kept."""
+    rng = np.random.default_rng(4)
+    B = sp.random_array((300, 300_000), density=1e-3, format="csr", dtype="float32", rng=rng)
+    A = sp.vstack([matrix(rng, 20, 300, 0.01), sp.random_array((4, 300), density=0.6, rng=rng, dtype="float32")])
+    given = {"A": sp.csr_array(A), "B": B}
+    cut = Accumulators(kind="segments")
+    for program in (ops.spgemm(), sparsetir.parse(PROGRAMS["least sums"])):
+        usual, segments = sparsetir.build(program), sparsetir.build(program, schedule=cut)
+        for _ in range(2):
+            assert pattern_of(segments, given) == pattern_of(usual, given)
+        counted = sparsetir.build(program, schedule=Accumulators(kind="segments", counted=True, order="clustered"))
+        assert pattern_of(counted, given) == pattern_of(usual, given)
+    largest = sparsetir.build(ops.spgemm(), schedule=cut).selecting()
+    assert (largest(**given, top=5) != sparsetir.matmul(given["A"], B, top=5)).nnz == 0
+    trials = accumulators.Trials(ops.spgemm(), given)
+    assert "segments" in trials.values["kind"]
+    assert "segments" not in accumulators.Trials(ops.spgemm(), operands()).values["kind"]
 
 
 def test_a_mask_in_any_order() -> None:

@@ -19,7 +19,8 @@ from tvm import tirx
 
 from sparsetir.assemble import Accumulators, Options, is_assembled
 from sparsetir.assemble.blocks import Product
-from sparsetir.assemble.options import ORDERS
+from sparsetir.assemble.options import KINDS, ORDERS
+from sparsetir.assemble.segments import LEAST_PARTS, SHIFT, update_of
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.blocked import shared_blocks
 from sparsetir.call.make import assembled_kernel, single
@@ -44,7 +45,7 @@ from sparsetir.tuning.trials import Budget, Log, explore, is_untuned, with_best
 
 VALUES: Values = {
     "insertion": (24, 0, 8, 64),
-    "kind": ("both", "bits", "bytes", "table"),
+    "kind": KINDS,
     "counted": (False, True),
     "order": ORDERS,
     "block": (None,),
@@ -102,9 +103,17 @@ class Trials:
             return {}
         call = self.kernel.begin(self.args)
         is_counted = not self.kernel.is_roomy(call)
-        kinds = ("table",) if self.kernel.is_wide(self.args) else VALUES["kind"]
+        kinds = tuple(kind for kind in VALUES["kind"] if kind != "segments" or self.has_segments(call))
+        kinds = ("table",) if self.kernel.is_wide(self.args) else kinds
         counted = (True,) if is_counted else VALUES["counted"]
         return {**VALUES, "kind": kinds, "counted": counted, "order": self.orders(call), "block": self.blocks()}
+
+    def has_segments(self, call: Call) -> bool:
+        """Whether some row is long enough to be computed in segments of its columns."""
+        segments = -(-call.width // (1 << SHIFT))
+        longest = 0 if call.bound is None else int(call.bound.max(initial=0))
+        can_be_cut = update_of(self.kernel.compiled.functions.rows) is not None
+        return can_be_cut and segments > 1 and longest >= segments * LEAST_PARTS
 
     def orders(self, call: Call) -> tuple[str, ...]:
         """The orders of the rows that may make a difference."""

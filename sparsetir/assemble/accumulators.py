@@ -164,7 +164,8 @@ class Marked:
     """An array with an element for each coordinate, and marks for those that are there.
 
     There is a byte for each block of 64 coordinates in `top`. Between rows every element has its initial value and no
-    mark is set. Going over blocks gives the row in order.
+    mark is set. Going over blocks gives the row in order. Of a segment of the coordinates, `base` is the first and
+    `blocks_count` says how many blocks it has.
     """
 
     out: Output
@@ -172,6 +173,8 @@ class Marked:
     arrays: Sequence[Var]
     marks: Var
     top: Var
+    base: ir.Expr | None = None
+    blocks_count: ir.Expr | None = None
 
     def begin(self) -> list[tirx.Stmt]:
         return [put(self.out.count, long(0))]
@@ -193,7 +196,8 @@ class Marked:
 
     def finish(self) -> list[tirx.Stmt]:
         blocks, marks, eight = cell("blocks", LONG), cell("marks", LONG), Var("s", ir.PrimType(LONG))
-        count = tirx.floordiv(self.top.ty.shape[1], long(BYTES))
+        number = self.top.ty.shape[1] if self.blocks_count is None else self.blocks_count
+        count = tirx.floordiv(number, long(BYTES))
         return [*alloc(blocks, marks), serial(eight, count, self.blocks(eight, blocks, marks))]
 
     def blocks(self, eight: Var, blocks: Var, marks: Var) -> tirx.Stmt:
@@ -224,7 +228,8 @@ class Marked:
         assert self.out.keys is not None
         stmts: list[tirx.Stmt] = [tirx.Bind(key, first + lowest(get(marks)))]
         stmts += [tirx.Bind(place, get(self.out.pos) + get(self.out.count))]
-        stmts += [tirx.BufferStore(self.out.keys, cast(key, str(self.out.keys.ty.dtype)), [place])]
+        coordinate = key if self.base is None else self.base + key
+        stmts += [tirx.BufferStore(self.out.keys, cast(coordinate, str(self.out.keys.ty.dtype)), [place])]
         parts = zip(self.arrays, self.out.values, self.out.initial, self.out.blocks, strict=True)
         for array, values, initial, block in parts:
             held = [self.chunk, key]

@@ -41,6 +41,7 @@ from sparsetir.assemble.accumulators import (
 from sparsetir.assemble.options import Options
 from sparsetir.assemble.program import Assembly
 from sparsetir.assemble.rows import Rows, Scatter, with_own
+from sparsetir.assemble.segments import SHIFT, Parts, update_of
 from sparsetir.assemble.selection import Selection, ordered
 from sparsetir.errors import LoweringError
 from sparsetir.ir import cast
@@ -104,6 +105,7 @@ class Functions:
         blocked = next((r for r in assembly.results if r.inner), None)
         if options.select and blocked is not None:
             raise LoweringError(f"{blocked.name} has blocks of elements, of which none is the largest")
+        self.update = update_of(rows) if options.accumulators.kind == "segments" else None
         self.common = [p for p in rows.func.params if not tirx.is_buffer_var(p) or assembly.result_of(p) is None]
 
     def module(self, names: Sequence[str]) -> ir.IRModule:
@@ -287,8 +289,20 @@ class Functions:
             allowed,
             highs,
             high,
+            self.parts(split, values=values),
             is_table=self.options.accumulators.is_table,
         )
+
+    def parts(self, split: Split, *, values: bool) -> Parts | None:
+        """What holds the products of long rows, where those are sorted into segments."""
+        if self.update is None:
+            return None
+        count, room = size("segments"), size("parts")
+        places = array("segment_places", LONG, split.chunks, count)
+        keys = array("part_keys", self.assembly.key_dtype, split.chunks, room)
+        kept = enumerate(self.update.parts if values else ())
+        held = [array(f"part_{n}", str(part.ty.dtype), split.chunks, room) for n, part in kept]
+        return Parts(count, room, places, keys, held)
 
     def arrays(self, split: Split, width: Var) -> list[Var]:
         """Elements of each result, for each chunk."""
@@ -337,7 +351,54 @@ class Functions:
             usual = tirx.IfThenElse(entered < work.words * long(DENSE), sparse, dense)
         tiered = Tiered(out, chunk, work.arrays, work.bits, work.top, high=work.high)
         is_sparse = entered * long(SPARSE) < work.tops
-        return tirx.IfThenElse(is_sparse, self.collected(tiered, row, work, chunk), usual)
+        whole = tirx.IfThenElse(is_sparse, self.collected(tiered, row, work, chunk), usual)
+        if work.parts is None:
+            return whole
+        segments = self.in_segments(out, work, work.parts, chunk, row)
+        return tirx.IfThenElse(work.parts.fits(entered), segments, whole)
+
+    def in_segments(self, out: Output, work: Workspace, parts: Parts, chunk: Var, row: Var) -> tirx.Stmt:
+        """A long row, one segment of its columns after the other."""
+        update = self.update
+        assert update is not None
+        kept = update.parts if work.has_values else ()
+        count, keep = (
+            seq(*self.filtered(self.each_entered(stmts, work, chunk), work, chunk, row))
+            for stmts in (
+                lambda key: parts.counted(chunk, key),
+                lambda key: parts.kept(chunk, key, kept),
+            )
+        )
+
+        def one(segment: Var, first: Var, after: Var) -> tirx.Stmt:
+            base, blocks = segment << long(SHIFT), long(1 << (SHIFT - 6))
+            ways = []
+            for kind, marks in ((Bits, work.bits), (Bytes, work.bytes)):
+                marked = kind(out, chunk, work.arrays, marks, work.top, base, blocks)
+                entry, key = size("entry"), size("key")
+                place = [chunk, first + entry]
+                stmts = [tirx.Bind(key, cast(tirx.BufferLoad(parts.keys, place), LONG) & long((1 << SHIFT) - 1))]
+                stmts += marked.enter(key)
+                if work.has_values:
+                    held, at = marked.element(0, key)
+                    values = [tirx.BufferLoad(v, place) for v in parts.values]
+                    stmts.append(tirx.BufferStore(held, update.on(tirx.BufferLoad(held, at), values), at))
+                ways.append(seq(serial(entry, after - first, seq(*stmts)), *marked.finish()))
+            return tirx.IfThenElse(after - first < blocks * long(DENSE), *ways)
+
+        return seq(put(out.count, long(0)), parts.collected(chunk, count, keep, one))
+
+    def each_entered(self, stmts: Callable[[Var], list[tirx.Stmt]], work: Workspace, chunk: Var) -> tirx.Stmt:
+        """The body of a row with statements for every coordinate that it enters."""
+
+        def on_store(store: tirx.BufferStore, mutator: Any) -> tirx.Stmt:
+            scatter = self.rows.scatter_of(store)
+            if scatter is None:
+                return mutator.default_mutate(store)
+            key = self.key()
+            return self.entered(key, scatter.key, stmts(key), work, chunk)
+
+        return structural_mutate(self.rows.body, [(tirx.BufferStore, on_store)])
 
     def collected(self, accumulator: Accumulator, row: Var, work: Workspace, chunk: Var) -> tirx.Stmt:
         """A row in an accumulator, written out."""
@@ -459,6 +520,7 @@ class Workspace:
     allowed: Sequence[Var]
     highs: Var
     high: Var
+    parts: Parts | None
     is_table: bool
 
     @property
@@ -466,7 +528,8 @@ class Workspace:
         """In the order of the functions."""
         sizes = [self.width] if self.has_values else []
         marks = [self.bits] if self.is_table else [self.bits, self.bytes, self.top, self.high]
-        return [*sizes, self.words, self.tops, self.highs, *self.arrays, *marks, *self.masks]
+        parts = [] if self.parts is None else self.parts.params
+        return [*sizes, self.words, self.tops, self.highs, *self.arrays, *marks, *self.masks, *parts]
 
     @property
     def known_params(self) -> list[Var]:

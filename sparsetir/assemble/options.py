@@ -15,7 +15,7 @@ SMALL = 24  # entries up to which a row is sorted by insertion
 MOST_INSERTED = 256  # every build has room for so many on its stack
 FUNCTIONS = ("bound", "symbolic", "numeric", "values", "packed")
 FIRST = ("bound", "numeric")
-KINDS = ("both", "bits", "bytes", "table")
+KINDS = ("both", "bits", "bytes", "table", "segments")
 ORDERS = ("stored", "nonempty", "clustered", "banded")
 
 
@@ -29,10 +29,11 @@ class Accumulators:
     ----------
     insertion : int
         Entries, repeated ones included, up to which a row is sorted by insertion; from 0 to 256.
-    kind : {"both", "bits", "bytes", "table"}
+    kind : {"both", "bits", "bytes", "table", "segments"}
         What collects longer rows: an array as wide as the result whose entries are marked by bits, by bytes, or by
-        either of them as the row is sparse or dense; or a hash table and a sort. With "both" all rows under a mask that
-        is no complement are collected in the order of the mask's.
+        either of them as the row is sparse or dense; a hash table and a sort; or, where a row is long, such arrays for
+        one segment of the columns after the other, whose products are sorted out first. With "both" all rows under a
+        mask that is no complement are collected in the order of the mask's.
     counted : bool
         Whether rows are counted before they are written, also where there is memory for the most that they may have.
     order : {"stored", "nonempty", "clustered", "banded"}
@@ -127,13 +128,18 @@ class Options:
         follows = assembly.merge is not None or self.stamps(has_mask=assembly.mask is not None)
         return self.accumulators.is_ordered and not self.select and not follows
 
-    def unordered(self) -> Options:
-        """The same with rows in the order in which they are stored."""
-        return replace(self, accumulators=replace(self.accumulators, order="stored"))
+    def plain(self) -> Options:
+        """The same with rows in the order in which they are stored, each in one piece."""
+        kind = "both" if self.accumulators.kind == "segments" else self.accumulators.kind
+        return replace(self, accumulators=replace(self.accumulators, order="stored", kind=kind))
 
     def unblocked(self) -> Options:
         """The same without blocks."""
         return replace(self, accumulators=replace(self.accumulators, block=None))
+
+    def segmented(self) -> Options:
+        """The same with long rows in segments."""
+        return replace(self, accumulators=replace(self.accumulators, kind="segments"))
 
     def tabled(self) -> Options:
         """The same with hash tables."""

@@ -14,11 +14,12 @@ from typing import Any, cast
 import numpy as np
 import tvm
 
-from sparsetir import interop
+from sparsetir import alignment, interop
 from sparsetir.assemble import Accumulators, AssembledCompiled, Assembly, Options
 from sparsetir.assemble.accumulators import DUMPS
 from sparsetir.assemble.c_interface import AssembledInterface
 from sparsetir.assemble.options import FUNCTIONS
+from sparsetir.assemble.segments import LEAST_PARTS, MOST_PARTS, SHIFT
 from sparsetir.assemble.selection import ordered
 from sparsetir.call.arguments import Arguments, numpy_dtype
 from sparsetir.call.passing import argument_list
@@ -96,9 +97,17 @@ class AssembledKernel(Saved):
         self.is_stamped = self.options.stamps(has_mask=self.assembly.mask is not None)
         self.is_ordered = self.options.orders(self.assembly)
         self._orders = self._row_orders()
+        self._kept = self._kept_of_products()
         self._spare: list[Work] = []
         self._stamps: list[Stamps] = []
         self._rooms: list[list[np.ndarray]] = []
+
+    def _kept_of_products(self) -> list[np.dtype[Any]] | None:
+        """The dtypes of what is kept of each product of a long row; None where such rows are not cut."""
+        if self.options.accumulators.kind != "segments" or self.assembly.merge is not None:
+            return None
+        update = self.compiled.functions.update
+        return None if update is None else [np.dtype(numpy_dtype(str(part.ty.dtype))) for part in update.parts]
 
     def _row_orders(self) -> RowOrders | None:
         """Orders of the rows, where the functions take one."""
@@ -290,7 +299,9 @@ class AssembledKernel(Saved):
         work = self.take(call)
         length = np.zeros(call.rows, np.int64)
         if call.rows:
-            self.run("symbolic", *call.split, length, *work.sizes, *work.marks, *work.masks)
+            self.run(
+                "symbolic", *call.split, length, *work.sizes, *work.marks, *work.masks, *work.segments(values=False)
+            )
         indptr = running(length)
         keys, values = self.entries(int(indptr[-1]), call.sizes)
         first = indptr[call.ranges[:-1]] if call.order is None else indptr[:-1]
@@ -436,15 +447,25 @@ class AssembledKernel(Saved):
             tops = -(-words // WORD) * WORD
             highs = -(-tops // (WORD * BYTES)) * BYTES
             shapes = [(call.chunks, n) for n in (call.width, words, words * WORD, tops, highs)]
-        elements = self.elements(call, shapes[0])
-        held = kept(self._spare, *(shape for shape, _ in elements), shapes[1])
+        elements, parts = self.elements(call, shapes[0]), self.products_held(call)
+        held = kept(self._spare, *(shape for shape, _ in elements), shapes[1], *(shape for shape, _ in parts))
         if held is not None:
             return held
         arrays = [full(shape, dtype, v) for (shape, dtype), v in zip(elements, call.initial, strict=True)]
         allowed = [np.zeros((call.chunks, words), np.int64) for _ in self.assembly.filters]
         bits = full(shapes[1], np.dtype(np.int64), 0)
         bytes_, top, high = [*(full(shape, np.dtype(np.uint8), 0) for shape in shapes[2:]), None, None, None][:3]
-        return Work(arrays, bits, bytes_, top, high, allowed)
+        return Work(arrays, bits, bytes_, top, high, allowed, [alignment.empty(*part) for part in parts])
+
+    def products_held(self, call: Call) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shapes and dtypes of what holds the products of long rows; nothing where those are in one piece."""
+        if self._kept is None:
+            return []
+        segments, largest = -(-call.width >> SHIFT), 0 if call.bound is None else int(call.bound.max(initial=0))
+        room = min(largest, MOST_PARTS) if largest >= segments * LEAST_PARTS else 0
+        shapes = [(call.chunks, max(n, 1)) for n in (segments, room)]
+        kept = [np.dtype(np.int64), self._key_dtype(), *self._kept]
+        return [(shape, dtype) for shape, dtype in zip([shapes[0], *[shapes[1]] * (len(kept) - 1)], kept, strict=True)]
 
     def stamps(self, call: Call) -> Stamps:
         """What holds rows in the order of a mask, for as many chunks."""
@@ -504,7 +525,7 @@ class AssembledKernel(Saved):
         ``schedule=Accumulators(kind="table")`` for each entry of the longest row.
         """
         # The rows of the C function are computed as they are stored, which gives the same result.
-        whole = AssembledKernel(self.with_functions(*FUNCTIONS, options=self.options.unordered()))
+        whole = AssembledKernel(self.with_functions(*FUNCTIONS, options=self.options.plain()))
         interface = AssembledInterface(whole, whole.assembly, whole.options)
         return export(whole, Path(path), Path(header) if header is not None else None, interface=interface)
 

@@ -102,7 +102,7 @@ class BlockedKernel(AssembledKernel):
             expected = "blocks are multiplied by programs like sparsetir.ops.spgemm"
             raise LoweringError(f"{expected}, which {self.name} is not: leave block out")
         self.product, self.whole, self.sizes = product, options, block
-        self._kept: OfPatterns[Blocks | None] = OfPatterns()
+        self._structures: OfPatterns[Blocks | None] = OfPatterns()
 
     @property
     def accumulators(self) -> Accumulators:
@@ -140,7 +140,7 @@ class BlockedKernel(AssembledKernel):
     def blocks(self, buffer: SparseBuffer, args: Arguments, block: tuple[int, int]) -> Blocks | None:
         """The blocks of an operand, kept for its pattern; None where they are not full."""
         rows = matrix_of(buffer, args)
-        return self._kept.get((rows.shape, block), (rows.indptr, rows.indices), lambda: Blocks.of(rows, block))
+        return self._structures.get((rows.shape, block), (rows.indptr, rows.indices), lambda: Blocks.of(rows, block))
 
     def compiled_parts(self) -> Iterator[Compiled]:
         yield from super().compiled_parts()

@@ -32,11 +32,12 @@ class Work:
     top: np.ndarray | None
     high: np.ndarray | None
     allowed: list[np.ndarray]
+    parts: list[np.ndarray] = field(default_factory=list)
 
     @property
     def shapes(self) -> tuple[Any, ...]:
         """Of the arrays, and of what tells which of their elements are there."""
-        return (*(a.shape for a in self.arrays), self.bits.shape)
+        return (*(a.shape for a in self.arrays), self.bits.shape, *(a.shape for a in self.parts))
 
     @property
     def width(self) -> int:
@@ -45,7 +46,7 @@ class Work:
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in (*self.arrays, *self.marks, *self.allowed))
+        return sum(a.nbytes for a in (*self.arrays, *self.marks, *self.allowed, *self.parts))
 
     @property
     def marks(self) -> list[np.ndarray]:
@@ -65,7 +66,14 @@ class Work:
     @property
     def params(self) -> list[Any]:
         """What the numeric function takes of it."""
-        return [self.width, *self.sizes, *self.arrays, *self.marks, *self.masks]
+        return [self.width, *self.sizes, *self.arrays, *self.marks, *self.masks, *self.segments()]
+
+    def segments(self, *, values: bool = True) -> list[Any]:
+        """What holds the products of long rows."""
+        if not self.parts:
+            return []
+        places, keys, *kept = self.parts
+        return [places.shape[1], keys.shape[1], places, keys, *(kept if values else ())]
 
 
 @dataclass
