@@ -453,7 +453,7 @@ def _common(names: set[str], numbers: list[Any]) -> str:
 
 def _has_wide_indices(value: Any) -> bool:
     indices = value.col_indices() if interop.is_torch(value) else value.indices
-    return str(indices.dtype).endswith("int64")
+    return bool(indices.dtype.itemsize == 8)
 
 
 def _cast(value: Any, dtype: str) -> Any:

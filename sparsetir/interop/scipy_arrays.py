@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,15 @@ def is_half(value: Any) -> bool:
     return value.dtype.name in HALVES
 
 
+@cache
+def _empty(kind: Any) -> Any:
+    return kind((1, 1), dtype=np.int8)
+
+
 def compressed_of(kind: Any, indptr: Array, indices: Array, values: Array, shape: Sequence[int]) -> Any:
     """A scipy object of rows or columns around its arrays, without scipy's checks."""
-    made = kind(tuple(shape), dtype=np.int8)
+    made = copy.copy(_empty(kind))
+    made._shape = tuple(map(int, shape))  # a constructor takes longer than the sum of two small matrices
     made.indptr, made.indices, made.data = indptr, indices, values
     return made
 
