@@ -58,6 +58,9 @@ LAYERS: dict[str, tuple[Any, tuple[Any, ...], bool]] = {
     "gin": (lambda: conv.GINConv(network()), (INDEX,), True),
     "rgcn": (lambda: conv.RGCNConv(F, 4, 3), (INDEX, TYPES), True),
     "rgcn, bases": (lambda: conv.RGCNConv(F, 4, 3, num_bases=2), (INDEX, TYPES), True),
+    "rgcn, blocks": (lambda: conv.RGCNConv(F, 4, 3, num_blocks=2), (INDEX, TYPES), True),
+    "rgcn, max": (lambda: conv.RGCNConv(F, 4, 3, aggr="max", root_weight=False, bias=False), (INDEX, TYPES), True),
+    "rgcn, no edges": (lambda: conv.RGCNConv(F, 4, 3), (INDEX[:, :0], TYPES[:0]), True),
     "transformer": (lambda: conv.TransformerConv(F, 4, heads=2), (INDEX,), True),
     "graph": (lambda: conv.GraphConv(F, 4), (INDEX, WEIGHT), True),
     "no edges": (lambda: conv.GATConv(F, 4), (INDEX[:, :0],), True),
@@ -289,6 +292,25 @@ def test_bipartite_layers():
     expected = layer((X, nodes), index)
     with patch_pyg():
         same([layer((X, nodes), index)], [expected])
+
+
+def test_relations_are_two_products_together(products):
+    layer, types = conv.RGCNConv((F, F), 4, 50), torch.randint(0, 50, (E,))
+    x, index = torch.randn(N, F), INDEX.clone()
+    expected = passes(lambda x: layer((x, X[:-1]), index, types), x=x, parameters=layer)
+    with patch_pyg():
+        for _ in range(2):
+            same(passes(lambda x: layer((x, X[:-1]), index, types), x=x, parameters=layer), expected)
+        assert len(products) == 4
+        types[:9] = 7
+        changed = passes(layer, index, types, x=x)
+        handle = layer.register_message_forward_hook(lambda _layer, _inputs, out: out * 2)
+        hooked = passes(layer, index, types, x=x)
+        with pytest.raises(RuntimeError, match="is out of bounds for dimension 0 with size 50"):  # of torch_geometric
+            layer(x, index, types + 50)
+    handle.remove()
+    same(changed, passes(layer, index, types, x=x))
+    assert not torch.allclose(changed[0], hooked[0])
 
 
 def test_graphs_are_found_again(products):

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layer of relational graph networks, over the pairs of relation and target that there are.
+
+RGCNConv reduces the messages of one relation after the other at all nodes, and multiplies all of these by the weight of
+that relation. Most nodes have no edge of most relations: here only the pairs that have one are reduced, by one product,
+multiplied, and added up at their targets by another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetir.torch.functions import NAMES
+from sparsetir.torch.graph import Graph
+
+PLAIN = (Tensor, torch.nn.Parameter)
+HOOKS = [f"_{step}_forward{when}_hooks" for step in ("propagate", "message", "aggregate") for when in ("_pre", "")]
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Pairs of a relation and a target, by relations.
+
+    Parameters
+    ----------
+    into : Graph
+        From the sources of edges to their pairs.
+    sums : Graph
+        From pairs to targets.
+    counts : list of int
+        How many pairs each relation has.
+    """
+
+    into: Graph
+    sums: Graph
+    counts: list[int]
+
+    @classmethod
+    def of(cls, edge_index: Tensor, relation: Tensor, relations: int, sources: int, targets: int) -> Pairs:
+        """The pairs of edges with a relation each."""
+        pairs, at = torch.unique(relation * targets + edge_index[1], return_inverse=True)
+        into = Graph(torch.stack([edge_index[0], at.to(edge_index.dtype)]), (sources, pairs.numel()))
+        ends = torch.stack([torch.arange(pairs.numel()), pairs % max(targets, 1)])
+        counts = torch.bincount(pairs // max(targets, 1), minlength=relations)
+        return cls(into, Graph(ends, (pairs.numel(), targets)), counts.tolist())
+
+    def product(self, x: Tensor, weight: Tensor, reduce: str) -> Tensor:
+        """``sum_r reduce_r(x) W_r``; weights of blocks are [relations, blocks, inputs, outputs]."""
+        parts = self.into.spmm(x, None, reduce).split(self.counts)
+        return self.sums.spmm(torch.cat([_times(part, w) for part, w in zip(parts, weight, strict=True)]))
+
+
+def _times(x: Tensor, weight: Tensor) -> Tensor:
+    if weight.dim() == 2:
+        return x @ weight
+    blocks = x.view(x.shape[0], *weight.shape[:2])
+    return torch.einsum("abc,bcd->abd", blocks, weight).flatten(1)
+
+
+def replaced(original: Callable[..., Any], pairs_of: Callable[..., Pairs]) -> Callable[..., Any]:
+    """``RGCNConv.forward`` over pairs, where it does nothing else."""
+
+    @wraps(original)
+    def forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
+        sources, targets = x if isinstance(x, tuple) else (x, x)
+        if not _is_usual(self, sources, targets, edge_index, edge_type):
+            return original(self, x, edge_index, edge_type)
+        weight = self.weight
+        if self.num_bases is not None:
+            weight = (self.comp @ weight.flatten(1)).view(self.num_relations, *weight.shape[1:])
+        sizes = (self.num_relations, sources.shape[0], targets.shape[0])
+        out = pairs_of(edge_index, edge_type, *sizes).product(sources, weight, self.aggr)
+        out = out if self.root is None else out + targets @ self.root
+        return out if self.bias is None else out + self.bias
+
+    return forward
+
+
+def _is_usual(layer: Any, *given: Any) -> bool:
+    """Whether a layer is what torch_geometric made it, and its operands are plain floats and edges."""
+    from torch_geometric import typing
+    from torch_geometric.nn import RGCNConv
+
+    *nodes, edge_index, edge_type = given
+    if torch.compiler.is_compiling() or type(layer) is not RGCNConv or typing.WITH_SEGMM or layer.explain:
+        return False
+    if layer.flow != "source_to_target" or layer.aggr not in ("sum", "add", "mean", "max", "min"):
+        return False
+    if any(getattr(layer, name) for name in HOOKS):
+        return False
+    if not all(type(x) in PLAIN and x.dim() == 2 and x.dtype is layer.weight.dtype in NAMES for x in nodes):
+        return False
+    indices = (edge_index, edge_type)
+    if not all(type(i) is Tensor and i.dtype is torch.int64 and i.is_cpu for i in indices) or not nodes[0].is_cpu:
+        return False
+    return bool(edge_type.dim() == 1 and edge_index.shape == (2, edge_type.shape[0]) and _is_inside(layer, edge_type))
+
+
+def _is_inside(layer: Any, edge_type: Tensor) -> bool:
+    """Whether all relations are ones of the layer; it says what is wrong with others."""
+    return not edge_type.numel() or (int(edge_type.min()) >= 0 and int(edge_type.max()) < layer.num_relations)
+
+
+__all__ = ["Pairs", "replaced"]
