@@ -109,14 +109,15 @@ def test_wrong_arguments_are_named(affine: srelax.CompiledModel) -> None:
 def test_a_saved_model_describes_itself(affine: srelax.CompiledModel, tmp_path: Path, capfd: Any) -> None:
     x, y = dense(3, 16), dense(3, 16, seed=2)
     model = srelax.load(affine.save(tmp_path / "affine.so"))
-    capfd.readouterr()  # TVM notes that a library's data has the name of that of another library, where one came before
     assert str(model) == str(affine)
     b, (a,) = model(x, y=y)
     np.testing.assert_allclose(a, 2 * x)
     np.testing.assert_allclose(b, 2 * x + y)
     with pytest.raises(ArgumentTypeError, match="y has dtype float64"):
         model(x, y.astype("float64"))
-    assert capfd.readouterr().err == ""
+    # Where another library was loaded before, TVM notes that both call their data alike.
+    said = capfd.readouterr().err.splitlines()
+    assert [line for line in said if "SystemLib symbol __tvm_ffi__library_bin" not in line] == []
 
 
 @needs_compiler

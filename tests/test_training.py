@@ -198,6 +198,7 @@ def test_sparse_and_masked_weights_learn_the_same(moved: str, example: Any, caps
     printed = capsys.readouterr().out
     assert "largest difference of the losses" in printed
     assert "of sparse and masked weights: " in printed
+    assert measure.difference({way: runs[way] for way in (module.OURS, module.MASKED)}) < measure.CLOSE  # in all epochs
     assert all(len(run.losses) == 4 for run in runs.values())
     assert runs[module.OURS].accuracy == runs[module.MASKED].accuracy
     assert runs[module.OURS].losses != runs[module.DENSE].losses
