@@ -12,7 +12,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= 2
+JOBS ?= 3
 
 BIN := $(VENV)/bin
 TYPED := build/typed

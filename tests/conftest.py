@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from each import FULL
+from each import FULL, sample
 
 # Hundreds of programs are compiled here once: none of them belongs in the user's cache.
 os.environ.setdefault("SPARSETIR_CACHE", "off")
@@ -50,16 +50,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--quick``, keep the first case of each test that is not marked slow."""
-    if not config.getoption("--quick"):
-        return
-    quick: dict[str, pytest.Item] = {}
+    """Keep a sample of the cases of tests marked so; with ``--quick``, the first case of each test that is not slow."""
+    tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if not any(item.iter_markers("slow")):
-            quick.setdefault(item.nodeid.partition("[")[0], item)
-    kept = set(quick.values())
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    quick = config.getoption("--quick")
+    kept = {item for cases in tests.values() for item in (_quick(cases) if quick else _sampled(cases))}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def _quick(cases: list[pytest.Item]) -> list[pytest.Item]:
+    return [case for case in cases if not any(case.iter_markers("slow"))][:1]
+
+
+def _sampled(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """One case in as many as the mark says: all of them if one is named, or SPARSETIR_FULL is set."""
+    mark = cases[0].get_closest_marker("sampled")
+    if mark is None or FULL:
+        return cases
+    return [cases[at] for at in sample([case.callspec.params for case in cases], *mark.args)]  # type: ignore[attr-defined]
 
 
 @pytest.fixture

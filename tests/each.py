@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
@@ -57,6 +58,29 @@ def pairwise(*families: Sequence[Any]) -> list[tuple[Any, ...]]:
         left -= {(a, b, best[a], best[b]) for a, b in pairs}
         found.append(tuple(family[at] for family, at in zip(families, best, strict=True)))
     return found
+
+
+def sample(cases: Sequence[Mapping[str, Any]], of: int) -> list[int]:
+    """Places of one case in `of`, always the same, or of more: each value of each parameter is in one of them.
+
+    Those come first that bring most values, and most pairs of values, for the first time.
+    """
+    bare = [{(name, _bare(value)) for name, value in case.items()} for case in cases]
+    pairs = [values | set(combinations(sorted(values), 2)) for values in bare]
+    left = sorted(range(len(cases)), key=lambda at: zlib.crc32(b"%d" % at))
+    found: list[int] = []
+    seen, every = set[Any](), set[Any]().union(*bare)
+    while len(found) * of < len(cases) or not every <= seen:
+        best = max(left, key=lambda at: (len(bare[at] - seen), len(pairs[at] - seen)))
+        left.remove(best)
+        seen |= pairs[best]
+        found.append(best)
+    return sorted(found)
+
+
+def _bare(value: Any) -> str:
+    """What tells values apart, in all processes alike."""
+    return f"{type(value).__name__} {value!r}".partition(" at 0x")[0]
 
 
 def share(cases: Iterable[Any], of: int, first: int = 0) -> list[Any]:

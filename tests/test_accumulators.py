@@ -37,6 +37,7 @@ def pattern_of(kernel: AssembledKernel, arguments: dict[str, Any]) -> list[bytes
     return [a.tobytes() for a in (found.indptr, found.keys, *found.values)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "insertion", "kind", "counted"), WAYS)
 def test_every_way_gives_the_same(name: str, insertion: int, kind: str, counted: bool) -> None:
     program = sparsetir.parse(PROGRAMS[name])

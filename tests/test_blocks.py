@@ -40,6 +40,7 @@ def vectors(kernel: Any) -> list[int]:
     return [int(f.extent) for f in loops if f.kind == tirx.ForKind.VECTORIZED]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("size", SIZES)
 def test_blocks_of_every_size(size: tuple[int, int], dtype: str) -> None:

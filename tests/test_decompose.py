@@ -61,6 +61,7 @@ def test_every_registered_format_is_here() -> None:
     assert set(FORMATS) | OTHERS == set(formats.REGISTRY)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "op"), READY)
 def test_ready_programs(name: str, op: str) -> None:
     dtype, idtype = types_of(op, name)
@@ -217,6 +218,7 @@ def flat(value: Any) -> np.ndarray:
     return value.data if sp.issparse(value) else value
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["bsr", "hyb"])
 @pytest.mark.parametrize("program", WALKING)
 def test_programs_of_the_corpus_are_rewritten(program: str, name: str) -> None:

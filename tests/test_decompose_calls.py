@@ -317,6 +317,7 @@ def test_what_a_kernel_shows(given_csr: Any) -> None:
 THIN = [(1, 1), (1, 9), (9, 1), (1, 60), (40, 1), (2, 33), (33, 2), (0, 5), (5, 0), (0, 0), (1, 0), (0, 1)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "op"), READY)
 def test_thin_matrices(name: str, op: str) -> None:
     """One row, one column, none; full and half full; without features too."""
@@ -327,6 +328,7 @@ def test_thin_matrices(name: str, op: str) -> None:
             check_call(kernel, op, random_matrix(11, *shape, density), dtype, feat)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("op", OPERANDS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_lists_of_entries_in_any_order(name: str, op: str) -> None:

@@ -163,6 +163,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "memory_size", lambda: MOST_BYTES)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("which", "name", "op"), list(runs()))
 def test_matrices(which: str, name: str, op: str, little_memory: None) -> None:
     A = matrix(which)

@@ -24,7 +24,7 @@ import pytest
 import sparsetir
 from sparsetir.bench import overhead
 
-pytestmark = pytest.mark.usefixtures("quick_ceilings")
+pytestmark = pytest.mark.usefixtures("quick_ceilings", "quick_comparisons")
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -772,6 +772,7 @@ def test_every_format_of_the_registry_is_made_by_its_name():
 # --- cost --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", ["square", "blocks", "capped"])
 @pytest.mark.parametrize(
     ("name", "parameters"),

@@ -72,6 +72,7 @@ def check_sddmm(built: Any, matrix: sp.csr_array, feat: int, dtype: str) -> None
 CHECKS = {"spmm": check_spmm, "sddmm": check_sddmm}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("op", CHECKS)
 @pytest.mark.parametrize("family", suite.families())
@@ -145,6 +146,7 @@ def test_rounding_is_to_nearest_even_and_keeps_what_is_not_finite(dtype: str) ->
 WIDENING = {"float16": r"vcvtph2ps\s+\S*\(.*\), %[yz]mm", "bfloat16": r"vpmovzxwd\s+\S*\(.*\), %[yz]mm"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mcpu", ["znver3", "sapphirerapids", "znver5"])
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("op", CHECKS)

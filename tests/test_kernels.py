@@ -58,6 +58,7 @@ def two_threads() -> Iterator[None]:
         sparsetir.set_num_threads(before)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "dtype", "idtype"), TYPED)
 def test_the_kernel_matches_the_oracle(name: str, dtype: str, idtype: str) -> None:
     case, func = BY_NAME[name], program(name, dtype, idtype)

@@ -79,6 +79,7 @@ def drawn(rng: np.random.Generator, m: int, n: int, dtype: str) -> sp.csr_array:
     return sp.csr_array((values[rows, columns].astype(dtype), columns.astype("int32"), indptr), shape=(m, n))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dtype", "expressions"), [("float32", FLOATS), ("int32", WHOLE)], ids=["float32", "int32"])
 @pytest.mark.parametrize("how", ["union", "intersect"])
 def test_merged_values_are_the_interpreters(how: str, dtype: str, expressions: list[str]) -> None:

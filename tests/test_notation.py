@@ -114,6 +114,7 @@ RINGS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("how", "combine", "fill"), RINGS)
 @pytest.mark.parametrize(
     ("text", "kinds"), [("ij,j->i", "rd"), ("ij,jk->ik", "cd"), ("ij->i", "r"), ("ij,ij->i", "rr")]

@@ -107,6 +107,7 @@ def is_kept(counts: str, changes: str) -> bool:
     return len(counts) < 2 if changes == "both" else not set(counts) & set(changes)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("body", "schedule"), CASES)
 def test_the_order_of_steps_is_kept_or_the_schedule_refused(body: str, schedule: str) -> None:
     (text, kinds, counts), (apply, changes) = BODIES[body], SCHEDULES[schedule]

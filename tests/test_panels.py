@@ -130,6 +130,7 @@ def inputs() -> dict[str, Any]:
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dtype", "idtype"), TYPES)
 @pytest.mark.parametrize("order", ORDERS)
 def test_columns_first(order: str, dtype: str, idtype: str) -> None:

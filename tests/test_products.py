@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from each import on
+from each import FULL, on
 from product_oracle import (
     DTYPES,
     SIZES,
@@ -187,7 +187,7 @@ def test_drawn_inputs(name: str, request: pytest.FixtureRequest) -> None:
     """One test, so that one process compiles the kernels of all dtypes."""
     judge(PROGRAMS[name], 1, 6)
     if not request.config.getoption("--quick"):
-        judge(PROGRAMS[name], 2, 50)
+        judge(PROGRAMS[name], 2, 50 if FULL else 18)
 
 
 # --- ways through -----------------------------------------------------------------------------------------
@@ -200,6 +200,7 @@ WAYS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["matmul", "masked", "add", "multiply", "plan", "top"])

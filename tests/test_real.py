@@ -73,6 +73,7 @@ def test_the_corpus_on_corners_of_real_matrices(case: Any) -> None:
         check(wider, func, "float32", run(case, kernel, args), args)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda f: f.stem)
 @pytest.mark.parametrize(("dtype", "idtype"), [("float32", "int32"), ("float64", "int64")])

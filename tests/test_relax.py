@@ -145,6 +145,7 @@ def test_softmax(dtype: str) -> None:
     check(lambda b, data, indptr: srelax.softmax(data, indptr), args, want, rtol=RTOL[dtype])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
 @pytest.mark.parametrize("feat", [(), (F,)])
 def test_segment_reduce(reduce: str, feat: tuple[int, ...]) -> None:

@@ -136,6 +136,7 @@ def test_edges_of_a_call_out_of_range():
                 compiled(X, edges)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin"])
 @pytest.mark.parametrize("index", ["sorted", "unsorted", "alike"])
 def test_reductions(reduce, index):
@@ -219,6 +220,7 @@ def test_values_that_are_put_where_a_mask_is_true():
         srelax.from_torch(Put(), (X,))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_static", [True, False])
 @pytest.mark.parametrize("kind", ["weighted", "degrees", "max", "into x", "put", "put where", "dense"])
 def test_messages_by_hand(kind, is_static):

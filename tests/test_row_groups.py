@@ -65,6 +65,7 @@ def typed(A: Any, dtype: str, idtype: str) -> Any:
 # ---------------------------------------------------------------- kernels
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "idtype"), TYPES)
 @pytest.mark.parametrize("name", MATRICES)
@@ -102,6 +103,7 @@ def test_rows_of_a_group_share_a_load_and_no_slot_is_tested() -> None:
 # ---------------------------------------------------------------- groups
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("r", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("name", MATRICES)
 def test_groups_keep_their_bound(name: str, r: int) -> None:

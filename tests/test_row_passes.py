@@ -78,6 +78,7 @@ CHUNKS = ((1, 16), (2, 3))
 CHUNKED = [(name, n) for at, name in enumerate(PIECES) for n in (sum(CHUNKS, ()) if FULL else CHUNKS[at % 2])]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "chunks"), CHUNKED)
 def test_pieces_share_their_rows_in_any_number_of_chunks(name: str, chunks: int) -> None:
     format = PIECES[name]
@@ -201,6 +202,7 @@ def test_an_unsorted_list_stays_apart() -> None:
 # ---------------------------------------------------------------- VersionLoops
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(m, n) for m in (1, 2, 3, 4, 5, 8, 13) for n in (1, 4, 7)])
 @pytest.mark.parametrize("block", [(2, 2), (3, 4), (4, 1)])
 def test_blocks_that_stick_out(block: tuple[int, int], shape: tuple[int, int]) -> None:

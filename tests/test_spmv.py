@@ -109,6 +109,7 @@ def test_halves(dtype: str, format: Any) -> None:
     np.testing.assert_allclose(found.astype(np.float32), matrix.sum(axis=1), rtol=1e-2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lanes", [2, 4, 8])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
@@ -144,6 +145,7 @@ def sums(
 WIDE = "T.Cast('float32', A[i, j]) * T.Cast('float32', X[j])"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lanes", [2, 4, 16])
 @pytest.mark.parametrize(
     ("dtype", "other", "term", "value"),

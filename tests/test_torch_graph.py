@@ -72,6 +72,7 @@ PRODUCTS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("reduce", "inner", "weights"), PRODUCTS)
 def test_products(graph, reduce, inner, weights):
     made, index = graph
@@ -96,6 +97,7 @@ def test_what_is_made_of_edges(graph, heads):
     assert torch.autograd.gradcheck(made.softmax, (scores,))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("heads", [(), (2,)])
 def test_attention(graph, heads):
     made, index = graph
@@ -107,6 +109,7 @@ def test_attention(graph, heads):
     assert torch.autograd.gradcheck(lambda *a: made.attention(*a, scale=0.3), (q, k, v))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("heads", "slope"), [((), 1.5), ((2,), 0.2)])
 def test_additive_attention(graph, heads, slope):
     made, index = graph
@@ -123,6 +126,7 @@ def test_additive_attention(graph, heads, slope):
     assert only.shape == targets.shape
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("heads", "slope"), [((), 1.5), ((2,), 0.2)])
 def test_dynamic_attention(graph, heads, slope):
     made, index = graph

@@ -150,6 +150,7 @@ def test_seed_and_times_decide_the_candidates(strategy: str) -> None:
     assert len(set(first)) == 40
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 @pytest.mark.parametrize("stopped_after", [1, 10, 24])
 def test_a_stopped_search_goes_on_as_it_would_have(stopped_after: int, strategy: str) -> None:

@@ -302,6 +302,7 @@ def test_11_an_empty_bucket_is_no_problem() -> None:
         assert kernel(A=A, B=B).tolist() == (A @ B).tolist()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("zero", ["m", "n", "nnz", "feat"])
 @pytest.mark.parametrize("name", ["csrmm", "csrmm_dense_iter", "csrmm_transposed", "sddmm", "fused_sddmm"])
 def test_12_any_size_may_be_zero(name: str, zero: str) -> None:

@@ -12,6 +12,7 @@ from sparsetir.compile.target import native_target
 from sparsetir.errors import ArgumentTypeError, ScheduleError, VerifyError
 from sparsetir.ir import accesses
 from sparsetir.lower import SCHEDULED, TO_MACHINE, TO_STAGE_2, TO_STAGE_3, as_module, run
+from sparsetir.lower.host.compact_scratch import has_unknown_scratch
 from sparsetir.lower.marks import from_dialect
 from sparsetir.lower.rewriting import collect
 from sparsetir.specialize import with_sizes
@@ -136,21 +137,29 @@ def separate_storage(third: ir.IRModule) -> tvm.transform.PassContext:
     """The settings for a stage-III module: the current ones, but TVM must not let several arrays share memory.
 
     LLVM keeps a tile in registers only if narrower tiles for the last columns do not lie in the same array. Nor must
-    TVM shrink an array to the place that a search finds: it would ask for the place before the search.
+    TVM shrink an array to the place that a search finds: it would ask for the place before the search. Arrays whose
+    sizes are known have been shrunk before (`CompactScratch`): to prove again that they are small takes TVM seconds in
+    deep nests.
     """
     now = tvm.transform.PassContext.current()
+    is_compact = all(from_dialect(f) and not has_unknown_scratch(f) for f in _functions(third))
+    compaction = ["s_tir.CompactBufferAllocation"] if is_compact or _has_found_scratch(third) else []
     config = {**now.config, "tirx.disable_storage_rewrite": True}
     return tvm.transform.PassContext(
         opt_level=now.opt_level,
         required_pass=list(now.required_pass),
-        disabled_pass=[*now.disabled_pass, *(["s_tir.CompactBufferAllocation"] if _has_found_scratch(third) else [])],
+        disabled_pass=[*now.disabled_pass, *compaction],
         config=config,  # and no instruments: TVM restarts them where contexts are nested, which loses what they saw
     )
 
 
+def _functions(mod: ir.IRModule) -> list[tirx.PrimFunc]:
+    return [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc)]
+
+
 def _has_found_scratch(third: ir.IRModule) -> bool:
     """Whether a local array is subscripted by what another one holds."""
-    functions = [f for f in third.functions.values() if isinstance(f, tirx.PrimFunc)]
+    functions = _functions(third)
     local = {a.buffer for f in functions for a in collect(f.body, tirx.AllocBuffer)}
     for func in functions:
         for buffer, indices, _ in accesses(func.body):

@@ -31,7 +31,8 @@ def _scratch(func: tirx.PrimFunc) -> list[Var]:
     return held + [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
 
 
-def _is_symbolic(func: tirx.PrimFunc) -> bool:
+def has_unknown_scratch(func: tirx.PrimFunc) -> bool:
+    """Whether a scratch buffer has a size that only a call tells."""
     return any(not isinstance(d, tirx.IntImm) for b in _scratch(func) for d in b.ty.shape)
 
 
@@ -43,7 +44,7 @@ class CompactScratch:
         """Compact function by function."""
         out = ir.IRModule(dict(mod.functions.items()))
         for gv, func in mod.functions.items():
-            if isinstance(func, tirx.PrimFunc) and not _is_symbolic(func):
+            if isinstance(func, tirx.PrimFunc) and not has_unknown_scratch(func):
                 alone = s_tir.transform.CompactBufferAllocation()(ir.IRModule({gv.name_hint: func}))
                 out[gv] = alone[gv.name_hint]
         return out
