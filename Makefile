@@ -35,7 +35,7 @@ test: lint
 	$(PYTEST)
 
 test-quick: $(VENV)/.with-dev
-	$(PYTEST) --quick -q
+	$(PYTEST) -n 2 --quick -q
 
 # mypy follows folders, not package-dir: show it the packages as an installed user sees them.
 lint: $(VENV)/.with-dev

@@ -37,6 +37,7 @@ def pattern_of(kernel: AssembledKernel, arguments: dict[str, Any]) -> list[bytes
     return [a.tobytes() for a in (found.indptr, found.keys, *found.values)]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "insertion", "kind", "counted"), WAYS)
 def test_every_way_gives_the_same(name: str, insertion: int, kind: str, counted: bool) -> None:
@@ -88,6 +89,7 @@ class Timed(accumulators.Trials):
         return judged({c: np.array([seconds]) for c, seconds in self.compare([candidate]).items()})
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_fastest_and_records_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulators, "Trials", Timed)
     monkeypatch.setattr(
@@ -118,6 +120,7 @@ class Blocked(Timed):
         return 1e-3 if (chosen.block, chosen.order) == ((2, 3, 2), "clustered") else 2e-3
 
 
+@pytest.mark.slow
 def test_a_search_finds_blocks_and_an_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulators, "Trials", Blocked)
     fewer = {"kind": ("both",), "insertion": (24,), "counted": (False,), "order": ("stored", "clustered", "banded")}
@@ -146,6 +149,7 @@ def full_blocks(seed: int, dtype: str = "float32") -> dict[str, sp.csr_array]:
     return made
 
 
+@pytest.mark.slow
 def test_blocks_of_entries() -> None:
     """Blocks give the same bits where they are full, also with other products and sums; else entries are multiplied."""
     least = sparsetir.parse(PROGRAMS["least sums"])
@@ -173,6 +177,7 @@ def test_only_products_have_blocks() -> None:
         sparsetir.build(ops.add(), schedule=Accumulators(block=(2, 2, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counted", [False, True])
 def test_rows_in_another_order(counted: bool) -> None:
     rng = np.random.default_rng(11)
@@ -191,6 +196,7 @@ def test_rows_in_another_order(counted: bool) -> None:
         assert pattern_of(kernel, given) == pattern_of(usual, given), order
 
 
+@pytest.mark.slow
 def test_other_programs_take_an_order() -> None:
     for name, orders in (("a tensor times a matrix", ["nonempty"]), ("blocks under a mask", ["clustered"])):
         program = sparsetir.parse(PROGRAMS[name])
@@ -220,6 +226,7 @@ def test_rows_of_wide_results(kind: str) -> None:
             assert np.allclose(found.data, expected.data, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_long_rows_in_segments() -> None:
     """The same bits as in one piece, for other sums, for floats that round, and where the largest are kept."""
     rng = np.random.default_rng(4)
@@ -240,6 +247,7 @@ def test_long_rows_in_segments() -> None:
     assert "segments" not in accumulators.Trials(ops.spgemm(), operands()).values["kind"]
 
 
+@pytest.mark.slow
 def test_a_mask_in_any_order() -> None:
     """Every accumulator gives the same bits, also for a mask whose rows are unsorted and hold entries twice."""
     rng = np.random.default_rng(5)

@@ -63,6 +63,7 @@ def test_programs_agree_with_the_interpreter(name: str) -> None:
 TWICE = ["least sums", "two iterations over the same rows", "a tensor times a matrix", "a product of blocks"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TWICE)
 def test_tables_and_two_phases_agree(name: str) -> None:
     for shape in SHAPES:

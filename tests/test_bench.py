@@ -560,6 +560,7 @@ def test_rows_of_all_operations(name: str) -> None:
             assert found.row.as_dict()["nnz"] == source.nnz
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
 def test_rows_of_nothing(shape: tuple[int, int]) -> None:
     for product in measure.parse_products("spmm:3,spmv,sddmm:3"):

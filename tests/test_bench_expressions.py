@@ -48,6 +48,7 @@ def test_what_scipy_says_is_what_numpy_computes(name: str) -> None:
         assert agree(found, expected) or np.isclose(found.sum(), expected.sum())
 
 
+@pytest.mark.slow
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     rounds = ["--rounds", "1", "--rest", "0", "--size", "60"]
     assert bench.main(["--only", ",".join(CHOSEN), *rounds]) == 0

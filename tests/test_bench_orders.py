@@ -10,6 +10,7 @@ from sparsetir.bench import orders
 from sparsetir.harness import suite
 
 
+@pytest.mark.slow
 def test_all_orders_of_a_chain_agree() -> None:
     A = suite.generate("uniform", 400, seed=1)
     for shape in orders.SHAPES:

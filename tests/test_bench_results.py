@@ -50,6 +50,7 @@ def test_a_product_and_its_numeric_phase() -> None:
     assert found.row.sizes["products/result"] == case.products / found.row.sizes["result"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
 def test_rows_of_nothing(shape: tuple[int, int]) -> None:
     found = rows_of(sp.csr_array(shape, dtype="float32"), "spgemm,add,multiply,topn")
@@ -91,6 +92,7 @@ def test_what_is_wrong_is_a_finding(monkeypatch: pytest.MonkeyPatch, ours: Any, 
     assert found.findings[0].startswith(message)
 
 
+@pytest.mark.slow
 def test_a_peer_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(result_peers.SETUPS["add"], "scipy", failing)
     found = rows_of(sp.csr_array(np.ones((3, 3), "float32")), "add")["add"]
@@ -118,6 +120,7 @@ def test_operations_that_are_not(text: str, message: str) -> None:
         measure.parse_products(text)
 
 
+@pytest.mark.slow
 def test_a_run_of_both_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(command, "ceilings", lambda: None)

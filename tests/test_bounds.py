@@ -103,6 +103,7 @@ def test_bounds_hold_as_often_as_they_should() -> None:
     assert set(bounds.margins) == {"", "rows near", "rows far", "entries near", "entries far"}
 
 
+@pytest.mark.slow
 def test_coverage_is_of_families_that_bounds_were_not_made_of() -> None:
     found = ranked(np.random.default_rng(1), 1000)
     table = conformal.coverage(found, "family")

@@ -82,6 +82,7 @@ def test_spmv_of_random_row_lengths(chunks: int, dtype: str, idtype: str) -> Non
         np.testing.assert_array_equal(kernel(A=A, x=x), A @ x)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dtype", "idtype"), [("float32", "int32"), ("float64", "int64")])
 @pytest.mark.parametrize("chunks", CHUNKS)
@@ -130,6 +131,7 @@ def test_every_family(family: str, compiled: dict[tuple[str, int], Any]) -> None
         assert (error <= 1e-4 * (size @ abs(operand.astype("float64"))) + 1e-30).all(), (name, chunks)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (1, 1), (1, 40), (7, 3)], ids=str)
 @pytest.mark.parametrize("chunks", [1, 3, 64])
@@ -177,6 +179,7 @@ REDUCTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 @pytest.mark.parametrize("name", REDUCTIONS)

@@ -88,6 +88,7 @@ def test_the_demo(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert json.loads((out / "tuning.jsonl").read_text().splitlines()[0])["choices"]["tile"] == 64
 
 
+@pytest.mark.slow
 def test_the_demo_without_matplotlib(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -341,6 +342,7 @@ def test_an_interrupted_search_says_so(
     assert "(interrupted)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_search_with_nothing_left_to_measure_says_so(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

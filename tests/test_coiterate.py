@@ -413,6 +413,7 @@ COMPILED = {"spgemm": (spgemm, "AB"), "add": (add, "AB"), "masked": (masked, "AB
             "reachable": (reachable, "A")}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPILED)
 def test_kernels_find_the_pattern_that_the_interpreter_finds(name):
     func, operands = COMPILED[name]
@@ -432,6 +433,7 @@ def test_kernels_find_the_pattern_that_the_interpreter_finds(name):
             np.testing.assert_array_equal(result.data, right[key])
 
 
+@pytest.mark.slow
 def test_kernels_of_two_computed_levels():
     kernel, rng = sparsetir.build(levels), np.random.default_rng(0)
     for _ in range(6):

@@ -226,6 +226,7 @@ def tree(cells: set[tuple[int, int, int]]):
 TREES = functools.cache(lambda: sparsetir.build(trees))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_levels_of_trees_are_merged_one_below_the_other(seed):
     rng = np.random.default_rng(seed)

@@ -34,6 +34,7 @@ def same(found: Any, expected: np.ndarray, dtype: Any) -> None:
     np.testing.assert_array_equal(found.astype(np.float64), expected.astype(dtype).astype(np.float64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_short_dtypes(name: str) -> None:
     dtype = DTYPES[name]
@@ -61,6 +62,7 @@ def test_short_dtypes(name: str) -> None:
         assert A.to_scipy(format).dtype == dtype
 
 
+@pytest.mark.slow
 def test_mixed_dtypes() -> None:
     """A difference is taken in the common dtype, whatever each operand can hold."""
     shape = (2, 3, 2)
@@ -82,6 +84,7 @@ def test_mixed_dtypes() -> None:
         einsum("ij,j->i", pattern.astype(np.uint8), np.ones(2, np.int8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_short_reductions(name: str) -> None:
     dtype = DTYPES[name]
@@ -98,6 +101,7 @@ def test_short_reductions(name: str) -> None:
     assert sparsetir.linear_operator(N).dtype == np.float64
 
 
+@pytest.mark.slow
 def test_numbers() -> None:
     """What a number does to zeros that are not stored, and numbers of other classes than Python's."""
     D = np.array([[49.0, 0], [0, 1e-310]])
@@ -133,6 +137,7 @@ def test_numbers() -> None:
         S.sum(axis=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reduce", "combine", "fill"), [("sum", "min", 0), ("max", "add", -INF)])
 def test_entries_with_the_same_coordinates(reduce: str, combine: str, fill: float) -> None:
     """They add up before anything else is done with them, in each class that can hold them."""
@@ -185,6 +190,7 @@ def test_another_pattern_of_the_same_format() -> None:
         np.testing.assert_array_equal(SparseTensor.from_any(found).to_dense(), np.einsum("ijk,k->ij", full, v))
 
 
+@pytest.mark.slow
 def test_wide_coordinates_after_narrow_ones() -> None:
     """An expression that is kept for 32 bits is not used for coordinates that need 64."""
     for wide in (False, True):

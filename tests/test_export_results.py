@@ -108,6 +108,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Export
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["spgemm", "masked_spgemm"])
 def test_hash_tables(name: str, tmp_path: Path) -> None:
     kernel = sparsetir.build(READY[name](), schedule=sparsetir.Accumulators(insertion=4, kind="table"))
@@ -132,6 +133,7 @@ def agrees(exported: Exported, arguments: dict[str, Any]) -> None:
         assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
 def test_programs_agree_with_their_kernels(name: str, exported: Callable[[str], Exported]) -> None:
     for shape in SHAPES:
@@ -148,6 +150,7 @@ def operands(name: str, rows: int, density: float) -> dict[str, sp.csr_array]:
     return dict(zip("AB", made[:2], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READY)
 def test_large_operands_are_shared_out(name: str, exported: Callable[[str], Exported]) -> None:
     library = exported(name)
@@ -193,6 +196,7 @@ class limited_memory:
         resource.setrlimit(resource.RLIMIT_AS, self.before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["spgemm", "masked_spgemm"])
 def test_the_largest_of_each_row(name: str, tmp_path: Path) -> None:
     kernel = sparsetir.build(READY[name]()).selecting()

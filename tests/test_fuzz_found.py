@@ -442,6 +442,7 @@ def program(a: T.handle, b: T.handle, px1: T.handle, ix1: T.handle, ix3: T.handl
 """
 
 
+@pytest.mark.slow
 def test_readers_of_a_copy_below_the_same_conditions_are_looked_at_once() -> None:
     """Nested searches repeat their conditions: each of hundreds of readers was compared with all conditions of all."""
     sch = s_tir.Schedule(sparsetir.lower(sparsetir.parse(NESTED_SEARCHES), stage=2))

@@ -69,6 +69,7 @@ def test_sparse_results() -> None:
     close(found.to_dense(), np.maximum(-D, 0))
 
 
+@pytest.mark.slow
 def test_fused() -> None:
     traced = []
 

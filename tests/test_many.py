@@ -121,6 +121,7 @@ def test_where_the_next_trials_go() -> None:
 # --------------------------------------------------------------------------------------------------------- the search
 
 
+@pytest.mark.slow
 def test_kernels_of_all_tasks(tmp_path: Path) -> None:
     path = tmp_path / "tuning.jsonl"
     tasks = [task(40, 5), task(20), task(40, 2), task(0), task(7, density=0.0)]
@@ -161,12 +162,14 @@ def test_an_interrupted_search_has_all_kernels(tmp_path: Path) -> None:
     check(found, tasks)
 
 
+@pytest.mark.slow
 def test_a_search_ends_by_itself() -> None:
     found = tune_many([task(2)], seconds=600, patience=3, isolate=False)
     assert found.seconds < 300
     assert len(found[0].history) < 100
 
 
+@pytest.mark.slow
 def test_similar_kernels_share_what_they_find(monkeypatch: pytest.MonkeyPatch) -> None:
     from sparsetir.tuning.search import Search
 
@@ -226,6 +229,7 @@ def test_what_is_no_task(tasks: Any, how: dict[str, Any], message: str) -> None:
 # -------------------------------------------------------------------------------------------------------- with models
 
 
+@pytest.mark.slow
 def test_a_model_is_tuned_as_it_is_built(tmp_path: Path) -> None:
     A, path = sp.csr_array(matrix(30).toarray()), tmp_path / "tuning.jsonl"
     builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType([30, 16], "float32"))

@@ -75,6 +75,7 @@ def used() -> dict[str, tuple[set[str], set[str]]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_table_names_those_who_write_and_read() -> None:
     found = used()
     for mark in TABLE:
@@ -139,10 +140,12 @@ def refused_by(choices: Choices | None, every: int = 1) -> Counter[str]:
     return count
 
 
+@pytest.mark.slow
 def test_the_sketches_of_a_default_build_write_nothing_that_is_refused_but_shared_rows() -> None:
     assert refused_by(None) == {HELD: 5}  # sums that share no row, which only the flat loops show
 
 
+@pytest.mark.slow
 def test_of_all_knobs_only_those_that_are_hints_are_refused() -> None:
     every = Choices(chunks=2, carry=1, unroll=4, prefetch=8, stream=1, panel=32)
     assert set(refused_by(every, 1 if FULL else 3)) <= {CARRY, HELD, PANEL, PREFETCH, STREAM}

@@ -79,6 +79,7 @@ def drawn(rng: np.random.Generator, m: int, n: int, dtype: str) -> sp.csr_array:
     return sp.csr_array((values[rows, columns].astype(dtype), columns.astype("int32"), indptr), shape=(m, n))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dtype", "expressions"), [("float32", FLOATS), ("int32", WHOLE)], ids=["float32", "int32"])
 @pytest.mark.parametrize("how", ["union", "intersect"])
@@ -98,6 +99,7 @@ def test_merged_values_are_the_interpreters(how: str, dtype: str, expressions: l
             np.testing.assert_allclose(found.data, wanted[f"c{number}"], rtol=1e-6, atol=1e-7, err_msg=text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "expressions"), [("float32", FLOATS), ("int32", WHOLE)], ids=["float32", "int32"])
 def test_dense_results_over_a_union_are_the_interpreters(dtype: str, expressions: list[str]) -> None:
     func = sparsetir.parse(program(expressions, dtype, "union", "T.dense_fixed(n)"))

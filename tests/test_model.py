@@ -512,6 +512,7 @@ def test_formats_are_ranked_before_they_are_converted(monkeypatch: pytest.Monkey
 # --- collecting and training --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_collection_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "space.jsonl"
     command = ["--out", str(out), "--suite", "pruned_50", "--sizes", "600", "--ops", "spmm:8", "--trials"]
@@ -558,6 +559,7 @@ def test_what_was_timed_a_moment_ago_is_not_timed_again(monkeypatch: pytest.Monk
     assert [Evaluator._between(evaluator, lambda: None)[1] for _ in range(3)] == [2.0, 2.0, 5.0]
 
 
+@pytest.mark.slow
 def test_a_collection_is_measured_again(tmp_path: Path) -> None:
     out = tmp_path / "space.jsonl"
     command = ["--out", str(out), "--suite", "pruned_50", "--sizes", "600", "--ops", "spmm:8", "--trials", "12"]

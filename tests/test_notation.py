@@ -183,6 +183,7 @@ def test_nan_is_met_where_it_is_stored() -> None:
     assert found[1] == np.inf
 
 
+@pytest.mark.slow
 def test_class_of_the_result() -> None:
     A, X = matrix("float32"), np.ones((5, 2), "float32")
     Y = np.ones((6, 2), "float32")

@@ -84,6 +84,7 @@ def test_chains_of_tensors_are_taken_in_pairs() -> None:
         "ijk,kl,lm->ijm", T.to_dense(), A.toarray(), B.toarray(), optimize=True), atol=1e-12)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_classes_of_results() -> None:
     A, B = drawn("ab", 1), drawn("cd", 2)
     outer = einsum("ab,cd->abcd", *(torch.from_numpy(x).to_sparse_csr() for x in (A, B)))
@@ -95,6 +96,7 @@ def test_classes_of_results() -> None:
     assert isinstance(einsum("ijk->ik", torch.from_numpy(T.to_dense()).to_sparse_coo()), torch.Tensor)
 
 
+@pytest.mark.slow
 def test_other_semirings() -> None:
     inf = float("inf")
     A, B = (CooTensor.from_dense(drawn(t, n)) for n, t in enumerate(("ijk", "kl")))

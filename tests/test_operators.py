@@ -34,6 +34,7 @@ def same(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(matrices(), st.sampled_from(FORMATS), st.integers(0, 2**32 - 1))
 def test_against_numpy(dense: np.ndarray, format: str, seed: int) -> None:
@@ -159,6 +160,7 @@ def test_html() -> None:
 # ------------------------------------------------------------------ solvers
 
 
+@pytest.mark.slow
 def test_solvers() -> None:
     n, rng = 60, np.random.default_rng(0)
     A = sp.diags_array([-np.ones(n - 1), 2.1 * np.ones(n), -np.ones(n - 1)], offsets=[-1, 0, 1]).tocsr()

@@ -38,6 +38,7 @@ def finite(m: int, n: int, seed: int = 0, dtype: str = "float32") -> sp.csr_arra
 FORMATS = ("csr", "csc", "coo", "bsr", "dia", "lil", "dok")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["array", "matrix"])
 def test_the_class_of_the_first_comes_back(kind: str) -> None:
     """Where a format holds no pattern that is not known before, rows come back."""
@@ -57,6 +58,7 @@ def test_the_class_of_the_first_comes_back(kind: str) -> None:
             same(found, A @ B)
 
 
+@pytest.mark.slow
 def test_torch_comes_back_for_torch() -> None:
     torch = pytest.importorskip("torch")
     A, B = finite(9, 7), finite(7, 8, 1)
@@ -70,6 +72,7 @@ def test_torch_comes_back_for_torch() -> None:
             np.testing.assert_allclose(found.to_dense().numpy(), (A @ B).toarray(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_torch_tensors_of_halves(dtype: str) -> None:
     torch = pytest.importorskip("torch")
@@ -97,6 +100,7 @@ def test_what_is_not_finite_among_the_largest() -> None:
     np.testing.assert_array_equal(sparsetir.matmul(eye, A, top=1).toarray(), [[1, 0, 0], [np.inf, 0, 0]])
 
 
+@pytest.mark.slow
 def test_a_limit_that_nothing_exceeds_is_an_error() -> None:
     A = sp.csr_array(np.ones((2, 2), "uint8"))
     assert sparsetir.matmul(A, A, above=1.5).nnz == 4
@@ -136,6 +140,7 @@ def test_torch_tensors_that_are_not_coalesced() -> None:
     np.testing.assert_array_equal(found.to_dense().numpy(), [[20, 0], [0, 16]])
 
 
+@pytest.mark.slow
 def test_dtypes_are_promoted_as_by_numpy() -> None:
     for one, other in itertools.combinations_with_replacement(DTYPES, 2):
         with on((one, other)):
@@ -376,6 +381,7 @@ def outcome(kernel, arguments):
     return type(found), found.shape, found.dtype, *(a.tobytes() for a in (found.indptr, found.indices, found.data))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["add", "spgemm", "scaled_add"])
 def test_matrices_are_bound_alike_in_both_ways(program, monkeypatch):
     A = sp.random_array((6, 6), density=0.6, format="csr", dtype="float32", rng=np.random.default_rng(3))
@@ -406,6 +412,7 @@ def blocked(m: int, n: int, block: tuple[int, int], seed: int, dtype: str) -> sp
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_of_blocks(dtype: str) -> None:
     cases = [(5, 6, 7, 2, 3, 4), (40, 30, 50, 3, 3, 3), (0, 3, 2, 2, 2, 1), (4, 0, 3, 1, 2, 2)]
@@ -426,6 +433,7 @@ def test_blocks_of_no_size_are_refused() -> None:
     assert sparsetir.ops.spgemm(block=(2, 3, 4)) is sparsetir.ops.spgemm(block=(2.0, np.int64(3), 4))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_blocks_keep_their_shape() -> None:
     A, B = blocked(6, 5, (2, 3), 0, "float64"), blocked(5, 4, (3, 2), 1, "float64")
     right, left = sp.csr_array(B.T), B.T.tobsr(blocksize=(2, 3))

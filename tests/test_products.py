@@ -182,6 +182,7 @@ def judge(program: Program, seed: int, count: int, dtypes: tuple[str, ...] = DTY
                 check(found, expected, scale, shape, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_drawn_inputs(name: str, request: pytest.FixtureRequest) -> None:
     """One test, so that one process compiles the kernels of all dtypes."""

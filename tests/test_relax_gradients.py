@@ -256,6 +256,7 @@ def test_gradients_of_group_norm(options: dict[str, bool]) -> None:
     check(make, own, forward=forward)
 
 
+@pytest.mark.slow
 def test_gradients_of_dense_operators() -> None:
     """All in one module, which takes a second to compile; a message names the operator."""
     cases = {**DENSE, **OTHERS}

@@ -73,6 +73,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_constant_edges(name):
     make, expected = LAYERS[name]
@@ -82,6 +83,7 @@ def test_constant_edges(name):
     close(compiled(X), model(X, INDEX))
 
 
+@pytest.mark.slow
 def test_edges_in_a_buffer(monkeypatch):
     monkeypatch.setattr(torch_geometric.backend, "use_segment_matmul", False)
 
@@ -109,6 +111,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_edges_of_a_call(name):
     make, is_weighted, expected = CALLS[name]
@@ -126,6 +129,7 @@ def test_edges_of_a_call(name):
     close(compiled(*args), model(*args))
 
 
+@pytest.mark.slow
 def test_edges_of_a_call_out_of_range():
     for aggr, end in (("mean", 0), ("mean", 1), ("max", 0), ("max", 1)):
         compiled = srelax.from_torch(conv.SAGEConv(F, 4, aggr=aggr).eval(), (X, INDEX))
@@ -148,6 +152,7 @@ def test_reductions(reduce, index):
     close(compiled(x), model(x))
 
 
+@pytest.mark.slow
 def test_reductions_of_a_call():
     x = torch.randn(E, 3)
     for reduce in ("sum", "mean", "amin", "prod"):
@@ -231,6 +236,7 @@ def test_messages_by_hand(kind, is_static):
         assert operators(compiled) & {SUM, MAX, SPMM}
 
 
+@pytest.mark.slow
 def test_indices_from_the_end():
     class FromTheEnd(torch.nn.Module):
         def forward(self, x: Any, edges: Any) -> Any:
@@ -261,6 +267,7 @@ STATIC = ["edges", "types", "batch", "weight", "mask"]
 VALUES = (INDEX, TYPES, torch.arange(N) // 5, torch.rand(E), torch.arange(N) % 3 == 0)
 
 
+@pytest.mark.slow
 def test_numbers_that_fixed_arguments_tell():
     model = Pooled().eval()
     compiled = srelax.from_torch(model, (X, *VALUES), static=STATIC)
@@ -279,6 +286,7 @@ def test_what_is_drawn_is_no_number_that_is_known():
         srelax.from_torch(Drawn().eval(), (X, INDEX), static=["edges"])
 
 
+@pytest.mark.slow
 def test_fixed_arguments_by_name():
     model, scale = Stack().eval(), torch.tensor(2.0)
     compiled = srelax.from_torch(

@@ -155,6 +155,7 @@ def test_measuring_decides_by_time(monkeypatch: pytest.MonkeyPatch, times: Times
     assert ("relax.sparse.linear" in calls(mod)) == is_sparse
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("operator", "rows"), [("linear", 9), ("spmm", 9), ("spmv", 1)])
 def test_both_kernels_are_timed_and_compared(operator: str, rows: int) -> None:
     csr = sp.csr_array(W)

@@ -101,6 +101,7 @@ def torch_losses(
     return losses, {name: value.detach().numpy() for name, value in held.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["adam", *(pytest.param(n, marks=pytest.mark.slow) for n in OPTIMIZERS if n != "adam")]
 )
@@ -133,6 +134,7 @@ class Pruned(nn.Module):
         return self.last(nn.op.gelu(self.first(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
 def test_a_pruned_network_learns_as_in_torch(name: str) -> None:
     weight = sp.random_array((16, FEATURES), density=0.2, format="csr", dtype="float32", rng=rng(2))
@@ -189,6 +191,7 @@ def test_losses_are_those_of_torch(name: str) -> None:
 # ------------------------------------------------------------------ the object
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_a_file(tmp_path: Path) -> None:
     x, y = dense(4, 3), np.ones((4, 3), "float32")
     step = scaled(optimizer="adam")
@@ -205,6 +208,7 @@ def test_training_goes_on_from_a_file(tmp_path: Path) -> None:
     assert set(other.state) == {"count", "lr", "w_first", "w_second"}
 
 
+@pytest.mark.slow
 def test_wrong_files_are_refused_and_change_nothing(tmp_path: Path) -> None:
     step, other = scaled(), scaled(optimizer="momentum")
     with pytest.raises(ArgumentError, match=r"expected a name ending in \.npz"):
@@ -241,6 +245,7 @@ def test_rates_change_between_steps_and_inputs_come_from_torch() -> None:
         step(x)
 
 
+@pytest.mark.slow
 def test_labels_are_looked_at_in_each_step() -> None:
     mod = module(lambda emit, x, w: x * w, x=(4, 3), w=(3,))
     step = srelax.train_step(mod, params={"w": np.ones(3, "float32")}, lr=0.1)
@@ -279,6 +284,7 @@ def test_what_was_trained_is_compiled_as_a_model() -> None:
 # ------------------------------------------------------------------ dropout
 
 
+@pytest.mark.slow
 def test_dropout_drops_other_elements_in_each_step_and_none_in_predictions() -> None:
     def make(emit: Any, x: Any, w: Any) -> Any:
         return emit(relax.TupleGetItem(emit(op.nn.dropout(emit(x * w), 0.25)), 0))
@@ -365,6 +371,7 @@ class Normed(torch.nn.Module):
         return self.last(F.silu(self.groups(images.view(-1, 4, 2)).flatten(1)))
 
 
+@pytest.mark.slow
 def test_batch_norm_keeps_averages_as_in_torch(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Normed()
@@ -400,6 +407,7 @@ def normed(rows: int, **options: Any) -> tuple[Any, dict[str, np.ndarray]]:
     return module(make, x=(rows, 3), **shapes), {name: np.ones(3, "float32") for name in shapes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"training": False}, {"center": False, "momentum": 0.5}])
 def test_batch_norm_in_relax(options: dict[str, Any]) -> None:
     mod, params = normed(6, **options)

@@ -81,6 +81,7 @@ def test_products_are_scipys(name: str, dtype: str, idtype: str) -> None:
     np.testing.assert_allclose(found, wide @ x.astype("float64"), rtol=exact, atol=exact)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MATRICES)
 def test_sampled_products_are_numpys(name: str) -> None:
     S, rng = MATRICES[name].astype("float32"), np.random.default_rng(2)

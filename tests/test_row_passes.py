@@ -90,6 +90,7 @@ def test_pieces_share_their_rows_in_any_number_of_chunks(name: str, chunks: int)
         np.testing.assert_allclose(kernel(A=A, B=B), A @ B, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_range_of_columns_is_done_before_the_next() -> None:
     loops = parallel_loops(flat(decomposed(formats.columns(3))))
     assert [re.findall(r"indptr_(c\d)", str(loop))[0] for loop in loops] == ["c0", "c1", "c2"]

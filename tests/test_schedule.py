@@ -117,6 +117,7 @@ def test_an_order_is_a_permutation_with_parents_first(order: list[str], message:
     refused(schedule("csrmm"), message, "sparse_reorder", "csrmm", order)
 
 
+@pytest.mark.slow
 def test_an_attached_axis_stays_behind_its_host() -> None:
     sch = schedule("hyper_gnn")
     order = ["I", "T.attach(I_T, J)", "J", "F"]
@@ -210,6 +211,7 @@ def test_an_index_array_that_is_written_keeps_the_order() -> None:
 # ---------------------------------------------------------------- fuse
 
 
+@pytest.mark.slow
 def test_fuse() -> None:
     sch = schedule("sddmm")
     assert sch.get_axes("sddmm") == ["I", "J", "K"]

@@ -74,6 +74,7 @@ def close(found: Any, want: Any, scale: Any) -> None:
 FAMILY = each("family", {name: name for name in families()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CHOICES, *FORMATS])
 @FAMILY
 def test_spmm(name: str, family: str) -> None:

@@ -151,6 +151,7 @@ def test_matmul_over_formats(fmt: str) -> None:
     np.testing.assert_allclose(built(matmul, {"A": fmt}, A=sp.csr_array(MATRIX), B=B), MATRIX @ B, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_programs() -> None:
     A, b, x = sp.csr_array(MATRIX), drawn(16), drawn(8)
     X, Y = drawn(16, 4), drawn(8, 4)

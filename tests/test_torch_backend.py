@@ -141,6 +141,7 @@ LAYERS: dict[str, tuple[Any, tuple[Any, ...], set[str]]] = {
 }
 
 
+@pytest.mark.slow
 def test_weights_that_are_dropped(taken):
     layer = conv.GATConv(F, 4, heads=2, dropout=0.5, add_self_loops=False).train()
     compiled(layer)(X, INDEX)
@@ -347,6 +348,7 @@ def test_threads_and_two_models():
             same(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense", ["eager", "aot_eager"])
 def test_graphs_and_sparse_layers(dense):
     graph, layer = Graph(INDEX, N), SparseLinear(F, 4, density=0.5)

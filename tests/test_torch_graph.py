@@ -72,6 +72,7 @@ PRODUCTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("reduce", "inner", "weights"), PRODUCTS)
 def test_products(graph, reduce, inner, weights):
@@ -83,6 +84,7 @@ def test_products(graph, reduce, inner, weights):
     assert torch.autograd.gradcheck(lambda *a: made.spmm(*a, reduce=reduce), inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [(), (2,)])
 def test_what_is_made_of_edges(graph, heads):
     made, index = graph
@@ -97,6 +99,7 @@ def test_what_is_made_of_edges(graph, heads):
     assert torch.autograd.gradcheck(made.softmax, (scores,))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("heads", [(), (2,)])
 def test_attention(graph, heads):
@@ -109,6 +112,7 @@ def test_attention(graph, heads):
     assert torch.autograd.gradcheck(lambda *a: made.attention(*a, scale=0.3), (q, k, v))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("heads", "slope"), [((), 1.5), ((2,), 0.2)])
 def test_additive_attention(graph, heads, slope):
@@ -126,6 +130,7 @@ def test_additive_attention(graph, heads, slope):
     assert only.shape == targets.shape
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("heads", "slope"), [((), 1.5), ((2,), 0.2)])
 def test_dynamic_attention(graph, heads, slope):
@@ -147,6 +152,7 @@ def test_dynamic_attention(graph, heads, slope):
             close(torch.autograd.grad(alone, wanted, gradient), torch.autograd.grad(expected, wanted, gradient, True))
 
 
+@pytest.mark.slow
 def test_attention_of_halves(graph):
     made, _ = graph
     q, k, v, w = real(M, 2, 3), real(N, 2, 3), real(N, 2, 4), real(2, 3)
@@ -292,6 +298,7 @@ def test_copies_and_pickles_are_alike():
     assert copy.deepcopy(made).weight is not made.weight
 
 
+@pytest.mark.slow
 def test_threads():
     made = Graph(INDEX, (N, M))
 
@@ -470,6 +477,7 @@ def test_scales_of_any_kind_are_operands():
     assert made.attention(q[:, :0], k[:, :0], v).shape == (M, 2)
 
 
+@pytest.mark.slow
 def test_operands_inside_autocast_are_of_the_widest_dtype():
     matrix = sp.random_array((4, 4), density=0.5, dtype="float32", rng=np.random.default_rng(0))
     made, layer = Graph(matrix), torch.nn.Linear(3, 3)

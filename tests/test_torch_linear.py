@@ -175,6 +175,7 @@ def test_a_model_is_made_sparse():
     attention(*[torch.ones(3, 1, 4)] * 3)
 
 
+@pytest.mark.slow
 def test_a_pruned_model_learns():
     torch.manual_seed(0)
     x = torch.randn(64, 8)

@@ -104,6 +104,7 @@ def test_panels_of_what_is_used_often_enough() -> None:
         assert suit.suitable_panel(gathers, pointers, arrays) == wanted, (rows, length, features)
 
 
+@pytest.mark.slow
 def test_long_rows_of_dots_with_what_the_last_cache_holds_are_read_half_by_half() -> None:
     program = decode(sparsetir.ops.sddmm())
     gathers, pointers, sums = usage.gathers(program), usage.row_pointers(program), usage.dense_sums(program)

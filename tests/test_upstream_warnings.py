@@ -60,6 +60,7 @@ def tiles(axes: str) -> Any:
     return parsed(TILES.replace("AXES", axes).replace("SUBSCRIPTS", subscripts))
 
 
+@pytest.mark.slow
 def test_tiles_that_upstream_lays_out_in_the_order_of_the_list() -> None:
     message = r"A over \(IO, JO, II, JI\) have one dimension .*, \(IO JO JI, II\), .* list \(IO, JO, JI, II\)"
     with pytest.warns(UpstreamWarning, match=message):
@@ -75,6 +76,7 @@ def test_tiles_that_upstream_lays_out_in_the_order_of_the_list() -> None:
     assert found.tolist() == [[[1, 2, 0], [3, 4, 0]]]
 
 
+@pytest.mark.slow
 def test_initialisations_that_wipe_what_is_there() -> None:
     args = {"a": np.ones(2, "float32"), "p": np.array([0, 2], "int32"), "r": np.array([0, 2], "int32"), "m": 3}
     args |= {"d": np.ones(1, "float32"), "q": np.array([0, 1], "int32"), "s": np.array([1], "int32")}

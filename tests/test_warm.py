@@ -56,6 +56,7 @@ def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", [None, formats.bsr(2, 2)], ids=str)
 @pytest.mark.usefixtures("fresh")
 def test_a_search_on_another_matrix_finds_it(format: Format | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +76,7 @@ def test_a_search_on_another_matrix_finds_it(format: Format | None, monkeypatch:
             assert known.reference.disagreement(ready.workload.fresh(call)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", warm.OPS)
 @pytest.mark.usefixtures("fresh")
 def test_every_operation_has_kernels(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +85,7 @@ def test_every_operation_has_kernels(op: str, monkeypatch: pytest.MonkeyPatch) -
     assert (made.kernels, made.refused) == (1, None)
 
 
+@pytest.mark.slow
 def test_what_a_search_made_and_proved_serves_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARSETIR_CACHE", str(tmp_path))
     monkeypatch.setattr(form, "_forms", type(form._forms)())
@@ -133,6 +136,7 @@ def test_a_full_disk_costs_the_next_search_only(tmp_path: Path, monkeypatch: pyt
     assert not form.fresh
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh")
 def test_a_search_ends_with_a_right_kernel() -> None:
     inputs = arguments()
@@ -148,6 +152,7 @@ def test_what_is_there_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(one.kernels > 2 for one in again)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh")
 def test_an_interrupted_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     task = warm.tasks(["spmm"], ["float32"], [FEAT])[1]
