@@ -56,6 +56,23 @@ def test_chains() -> None:
     close(found[7], np.exp(X / 2) / np.exp(X / 2).sum(1, keepdims=True))
 
 
+def test_powers() -> None:
+    A, D = lazy(M), M.toarray()
+    S = A @ X - 3.0
+    found = compute(S**2, S**-1, 2.0 ** (A @ X), abs(S) ** 0.5, S**3 / 2, (A**2) @ X, lazy(X) ** lazy(X))
+    dense = D @ X - 3
+    expected = (dense**2, 1 / dense, 2 ** (D @ X), abs(dense) ** 0.5, dense**3 / 2, D**2 @ X, X**X)
+    for each, right in zip(found, expected, strict=True):
+        close(each, right)
+    close(compute(A**2 * 2).toarray(), D**2 * 2)
+    half = lazy(np.full((3, 4), 1.5, "float16"))
+    assert compute(half**2).dtype == "float16"
+    np.testing.assert_array_equal(compute(half**2), np.full((3, 4), 2.25))
+    for wrong in (lambda: A**0, lambda: A**-1, lambda: 2**A, lambda: A**A, lambda: A ** lazy(D)):
+        with pytest.raises(ArgumentError, match="power of"):
+            wrong()
+
+
 def test_sparse_results() -> None:
     A, D = lazy(M), M.toarray()
     scaled, gathered, total = compute(2 * A, A * (lazy(Q) @ K.T).exp(), A + (-A) * 0.5)

@@ -109,6 +109,12 @@ class Lazy:
     def __rtruediv__(self, other: Any) -> Lazy:
         return elementwise("divide", lazy(other, self.dtype), self)
 
+    def __pow__(self, other: Any) -> Lazy:
+        return elementwise("power", self, other)
+
+    def __rpow__(self, other: Any) -> Lazy:
+        return elementwise("power", lazy(other, self.dtype), self)
+
     def __neg__(self) -> Lazy:
         return self.apply("negative")
 
@@ -286,8 +292,12 @@ def _of_sparse(op: str, a: Lazy, b: Lazy, shape: tuple[int, ...]) -> Lazy:
             raise ArgumentError(f"{op} of lazy sparse arrays takes two with the structure of one: compute them first")
         if op == "divide":
             raise ArgumentError("division by a sparse array divides by the zeros that it does not store")
+        if op == "power":
+            raise ArgumentError("power of lazy sparse arrays: where nothing is stored 0 ** 0 is 1; pass a number")
         return Lazy(op, (a, b), shape, _common(a, b), pattern=a.pattern)
-    if op not in ("multiply", "divide") or (b.is_sparse and op == "divide"):
+    if op == "power" and not (a.is_sparse and b.op == "number" and b.value > 0):
+        raise ArgumentError("power of a lazy sparse array takes a number above zero: others make no zeros of zeros")
+    if op not in ("multiply", "divide", "power") or (b.is_sparse and op == "divide"):
         raise ArgumentError(f"{op} of a sparse and a dense array has a dense result: compute it with to_dense()")
     sparse, dense = (a, b) if a.is_sparse else (b, a)
     if shape != sparse.shape:

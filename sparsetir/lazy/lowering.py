@@ -14,7 +14,13 @@ from sparsetir.notation.orders import Value, contractions
 from sparsetir.relax import calls
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-BINARY = {"add": relax.op.add, "subtract": relax.op.subtract, "multiply": relax.op.multiply, "divide": relax.op.divide}
+BINARY = {
+    "add": relax.op.add,
+    "subtract": relax.op.subtract,
+    "multiply": relax.op.multiply,
+    "divide": relax.op.divide,
+    "power": relax.op.power,
+}
 UNARY = {
     "relu": relax.op.nn.relu,
     "gelu": relax.op.nn.gelu,
@@ -289,7 +295,7 @@ class Lowering:
 
 def _is_wide(node: Lazy) -> bool:
     """Whether a node is a function or a sum that loses too much in its own 16 bits."""
-    is_function = node.op in UNARY or node.op in REDUCE or node.op == "softmax"
+    is_function = node.op in UNARY or node.op in REDUCE or node.op in ("softmax", "power")
     return node.dtype == "float16" and is_function and not node.args[0].is_sparse
 
 
