@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir import interop, ops
+from sparsetir import interop, later, ops
 from sparsetir.assemble import Options
 from sparsetir.call.arguments import numpy_dtype
 from sparsetir.call.assembled import AssembledKernel
@@ -34,13 +34,13 @@ def matmul(
     top: int | None = None,
     above: float | None = None,
 ) -> Any:
-    """Sparse times sparse matrix, on all threads.
+    """Sparse times sparse matrix, on all threads; or sparse times dense.
 
     Parameters
     ----------
     A : sparse matrix, shape (m, p)
         Of scipy, a torch tensor with a sparse layout, a `SparseTensor` or a `CooTensor`. Rows may be unsorted and hold
-        entries with the same coordinates.
+        entries with the same coordinates. One of the operands may be a dense matrix or vector, of numpy or torch.
     B : sparse matrix, shape (p, n)
     mask : sparse matrix, shape (m, n), optional
         Entries of the product are computed where it stores one, whatever its value.
@@ -56,12 +56,12 @@ def matmul(
     sparse matrix, shape (m, n)
         Of the class of `A` and the common dtype of both, each row sorted. An entry is stored where a product of stored
         entries falls, also where its value is zero; a block where a product of blocks falls, of scipy's matrices of
-        blocks that fit each other.
+        blocks that fit each other. A dense array where an operand is dense.
 
     Raises
     ------
     ArgumentTypeError
-        An operand is not sparse, or of a dtype that no program takes.
+        No operand is sparse, or one is of a dtype that no program takes.
     ArgumentError
         The shapes do not match, or ``complement`` comes without a mask.
 
@@ -69,6 +69,8 @@ def matmul(
     --------
     >>> import numpy as np, scipy.sparse as sp, sparsetir
     >>> A = sp.csr_array(np.array([[0, 2], [3, 4]], "float32"))
+    >>> sparsetir.matmul(A, np.ones(2, "float32")).tolist()
+    [2.0, 7.0]
     >>> sparsetir.matmul(A, A).toarray().tolist()
     [[6.0, 8.0], [12.0, 22.0]]
     >>> sparsetir.matmul(A, A, mask=A).toarray().tolist()
@@ -78,6 +80,10 @@ def matmul(
     """
     if complement and mask is None:
         raise ArgumentError("matmul(..., complement=True) computes a product outside of a mask: pass mask=")
+    if _is_one_dense(A, B):
+        if not (mask is None and top is None and above is None):
+            raise ArgumentError("mask=, top= and above= choose entries of sparse results, but an operand is dense")
+        return later.provided("operators").matmul(A, B)
     if mask is None and top is None and above is None and _share_blocks(A, B):
         return _of_blocks(A, B)
     operands = _Operands.of("matmul", A=A, B=B)
@@ -93,6 +99,14 @@ def matmul(
     args = kernel.prepare((), named)
     pattern = kernel.assemble(args, top_of(top), least_of(above, operands.dtype))
     return operands.like_first(kernel.returned(args, pattern, named))
+
+
+def _is_one_dense(A: Any, B: Any) -> bool:
+    """Whether one of two operands is sparse, the other a dense array of numpy or torch."""
+    return any(
+        (isinstance(x, np.ndarray) or (interop.is_torch(x) and not interop.is_sparse(x))) and interop.is_sparse(y)
+        for x, y in ((A, B), (B, A))
+    )
 
 
 def _share_blocks(A: Any, B: Any) -> bool:
@@ -232,25 +246,30 @@ def subtract(A: Any, B: Any) -> Any:
 
 
 def multiply(A: Any, B: Any) -> Any:
-    """The elementwise product of two sparse matrices, on all threads.
+    """The elementwise product of two sparse matrices, or of a sparse and a dense one, on all threads.
 
     Parameters
     ----------
     A, B : sparse matrix, shape (m, n)
-        As for `matmul`.
+        As for `matmul`. One may be a dense array of a shape that numpy would stretch to this one, as a row of factors.
 
     Returns
     -------
     sparse matrix, shape (m, n)
-        Of the class of `A`. An entry is stored where both store one.
+        Of the class of `A`, or of the sparse one. An entry is stored where both store one; of a dense array all count.
 
     Examples
     --------
     >>> import numpy as np, scipy.sparse as sp, sparsetir
     >>> A = sp.csr_array(np.array([[0, 2], [3, 1]], "float32"))
+    >>> sparsetir.multiply(A, np.array([[10], [1]], "float32")).toarray().tolist()
+    [[0.0, 20.0], [3.0, 1.0]]
     >>> sparsetir.multiply(A, A.T).toarray().tolist()
     [[0.0, 6.0], [6.0, 1.0]]
     """
+    if _is_one_dense(A, B):
+        sparse, dense = (A, B) if interop.is_sparse(A) else (B, A)
+        return later.provided("operators").over_dense(sparse, dense)
     return _elementwise("multiply", A, B)
 
 

@@ -18,7 +18,7 @@ import sparsetir
 from each import on
 from product_oracle import DTYPES
 from sparsetir.call.rows import CompressedRows
-from sparsetir.errors import ArgumentError, StructureError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.harness import suite
 
 # --- classes ----------------------------------------------------------------------------------------------
@@ -449,3 +449,48 @@ def test_blocks_keep_their_shape() -> None:
     same(sparsetir.matmul(A, blocked(15, 2, (1, 2), 3, "float64")), A @ blocked(15, 2, (1, 2), 3, "float64"))
     with pytest.raises(ArgumentError, match="as many columns of A as rows of B"):
         sparsetir.matmul(A, blocked(6, 4, (3, 2), 1, "float64"))
+
+
+# --- one dense operand --------------------------------------------------------------------------------------
+
+
+def test_one_operand_may_be_dense() -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    A, X = sp.random_array((5, 4), density=0.4, format="csc", dtype="float32", rng=rng), rng.random((4, 3), "float32")
+    D = A.toarray()
+    T, S = torch.tensor(D).to_sparse_csr(), sparsetir.SparseTensor.from_any(A)
+    for found, expected in (
+        (sparsetir.matmul(A, X), D @ X),
+        (sparsetir.matmul(X.T, A.T), X.T @ D.T),
+        (sparsetir.matmul(A, X[:, 0]), D @ X[:, 0]),
+        (sparsetir.matmul(np.ones(5), A), np.ones(5) @ D),
+        (sparsetir.matmul(S, X), D @ X),
+        (sparsetir.matmul(T, torch.tensor(X)).numpy(), D @ X),
+        (sparsetir.matmul(A[:0], X), D[:0] @ X),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    row, column = np.arange(4, dtype="float32"), np.arange(5, dtype="float32")[:, None]
+    for dense in (D + 1, row, row[None], column, np.full((1, 1), 3, "float32"), np.array(2, "float32")):
+        for found in (sparsetir.multiply(A, dense), sparsetir.multiply(dense, A)):
+            assert type(found) is sp.csc_array
+            assert found.nnz == A.nnz
+            np.testing.assert_allclose(found.toarray(), D * dense, rtol=1e-6)
+    found = sparsetir.multiply(T, torch.tensor(D))
+    assert found.layout == torch.sparse_csr
+    np.testing.assert_allclose(found.to_dense(), D * D, rtol=1e-6)
+    assert sparsetir.multiply(A, np.full((5, 4), np.nan, "float32")).nnz == A.nnz
+
+
+def test_dense_operands_that_do_not_fit() -> None:
+    A = sp.csr_array(np.eye(4, 3))
+    with pytest.raises(ArgumentError, match=r"choose entries of sparse results, but an operand is dense"):
+        sparsetir.matmul(A, np.ones((3, 2)), top=1)
+    with pytest.raises(ArgumentError, match=r"the shapes \(4, 3\) and \(4, 2\) do not fit @"):
+        sparsetir.matmul(A, np.ones((4, 2)))
+    with pytest.raises(ArgumentError, match=r"an array of shape \(4,\) does not stretch to the sparse one's, \(4, 3\)"):
+        sparsetir.multiply(A, np.ones(4))
+    with pytest.raises(ArgumentError, match=r"an array of 3 dimensions times a sparse one of 2: use einsum"):
+        sparsetir.multiply(A, np.ones((1, 4, 3)))
+    with pytest.raises(ArgumentTypeError, match=r"A of matmul is a sparse matrix"):
+        sparsetir.matmul(np.ones((2, 2)), np.ones((2, 2)))

@@ -89,7 +89,7 @@ def multiply(left: Any, right: Any) -> Any:
         if tensor.ndim == 2:
             return SparseTensor.from_any(products.multiply(_compressed(left), _compressed(right)))
         return _common(tensor, _tensor(other))
-    return _over_dense(tensor, other)
+    return over_dense(tensor, other)
 
 
 def divide(left: Any, right: Any) -> Any:
@@ -123,12 +123,19 @@ def _scaled(tensor: SparseTensor, ufunc: np.ufunc, number: Any) -> SparseTensor:
     return mapped(lambda values: ufunc(values, _met(number, tensor)), tensor)
 
 
-def _over_dense(tensor: SparseTensor, other: Any) -> Any:
-    array = other if is_torch(other) else np.asarray(other)
-    if array.ndim > tensor.ndim:
-        raise ArgumentError(f"an array of {array.ndim} dimensions times a sparse tensor of {tensor.ndim}: use einsum")
-    letters = LETTERS[: tensor.ndim]
-    return einsum(f"{letters},{letters[tensor.ndim - array.ndim :]}->{letters}", tensor, array, result="sparse")
+def over_dense(tensor: Any, other: Any) -> Any:
+    """A sparse operand times a dense array that fits its shape as in numpy; of its class, stored where it is."""
+    array, shape = other if is_torch(other) else np.asarray(other), tuple(tensor.shape)
+    skipped = len(shape) - len(array.shape)
+    if skipped < 0:
+        raise ArgumentError(f"an array of {len(array.shape)} dimensions times a sparse one of {len(shape)}: use einsum")
+    if any(n not in (1, extent) for n, extent in zip(array.shape, shape[skipped:], strict=True)):
+        raise ArgumentError(f"an array of shape {tuple(array.shape)} does not stretch to the sparse one's, {shape}")
+    letters = LETTERS[: len(shape)]
+    last = zip(letters[skipped:], array.shape, shape[skipped:], strict=True)
+    kept = [(letter, n) for letter, n, extent in last if n != 1 or extent == 1]
+    array = array.reshape([n for _, n in kept])  # dimensions of one element are the same for all of the tensor's
+    return einsum(f"{letters},{''.join(letter for letter, _ in kept)}->{letters}", tensor, array, result="sparse")
 
 
 def _common(left: SparseTensor, right: SparseTensor) -> SparseTensor:
@@ -400,6 +407,7 @@ __all__ = [
     "divide",
     "matmul",
     "multiply",
+    "over_dense",
     "power",
     "rows",
     "subtract",
