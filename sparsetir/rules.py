@@ -29,8 +29,12 @@ VALUE_DTYPES = (
     "float64",
     "int8",
     "uint8",
+    "int16",
+    "uint16",
     "int32",
+    "uint32",
     "int64",
+    "uint64",
     "bool",
 )
 SEARCHES = ("inline", "hoist", "merge")

@@ -23,6 +23,17 @@ def as_whole(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
+def as_int64(value: int) -> int:
+    """The number of 64 bits with a sign whose bits are those of an integer: TVM's calls pass no others.
+
+    Examples
+    --------
+    >>> as_int64(2**64 - 1), as_int64(5)
+    (-1, 5)
+    """
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
 def dtype_name(value: Any) -> str:
     """The name of a dtype of numpy, torch, ml_dtypes, Python or TVM; of anything else, what it is.
 
@@ -89,4 +100,4 @@ def real_number(value: Any, name: str, function: str) -> int | float:
     raise ArgumentTypeError(f"{name} of {function} is a real number, found {value!r}")
 
 
-__all__ = ["as_whole", "common_dtype", "dtype_name", "is_float", "real_number"]
+__all__ = ["as_int64", "as_whole", "common_dtype", "dtype_name", "is_float", "real_number"]

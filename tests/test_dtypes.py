@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sparsetir
-from sparsetir import formats, ops
+from sparsetir import T, formats, ops
 from sparsetir.errors import ArgumentError, ScheduleError, ScriptError
 from sparsetir.interop import CooTensor
 from sparsetir.schedules import Choices
@@ -32,7 +32,7 @@ def numpy_dtype(dtype: str) -> np.dtype:
 
 def small(rng: np.random.Generator, shape: Any, dtype: str) -> np.ndarray:
     """Numbers whose sums of products every dtype holds."""
-    least, end = (0, 2) if dtype in ("bool", "uint8") else (-1, 2)
+    least, end = (0, 2) if numpy_dtype(dtype).kind in "bu" else (-1, 2)
     return rng.integers(least, end, shape).astype(numpy_dtype(dtype))
 
 
@@ -375,3 +375,47 @@ def test_extremes_with_nan_are_those_of_numpy_over_every_format(reduce: str) -> 
         A = sparsetir.SparseTensor.from_scipy(matrix, format=name)
         found = sparsetir.einsum("ij,jk->ik", A, B, reduce=reduce, combine="add", fill=least)
         np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-6, err_msg=name)
+
+
+# --- integers of other sizes --------------------------------------------------------------------------------
+
+
+def full_range(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Integers of all sizes, about half of them small."""
+    bounds = np.iinfo(dtype)
+    drawn = rng.integers(bounds.min, bounds.max, shape, dtype=dtype, endpoint=True)
+    return np.where(rng.random(shape) < 0.5, drawn % 7, drawn).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint16", "uint32", "uint64"])
+def test_integers_wrap_as_in_numpy(dtype: str) -> None:
+    rng = np.random.default_rng(3)
+    dense = [np.where(rng.random((9, 9)) < 0.4, full_range(rng, dtype, (9, 9)), 0).astype(dtype) for _ in range(2)]
+    A, B = map(sp.csr_array, dense)
+    X = full_range(rng, dtype, (9, 5))
+    with np.errstate(over="ignore"):
+        for found, expected in (
+            (sparsetir.einsum("ij,jk->ik", A, X), dense[0] @ X),
+            (sparsetir.matmul(A, B).toarray(), dense[0] @ dense[1]),
+            (sparsetir.subtract(A, B).toarray(), dense[0] - dense[1]),
+            (sparsetir.maximum(A, B).toarray(), np.maximum(*dense)),
+        ):
+            assert found.dtype == dtype
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_integers_that_a_call_brings() -> None:
+    @T.prim_func
+    def moved(a: T.handle, b: T.handle, n: T.int32, s: T.uint64, t: T.uint8, w: T.int16):
+        I = T.dense_fixed(n)
+        A = T.match_sparse_buffer(a, (I,), "uint64")
+        B = T.match_sparse_buffer(b, (I,), "uint64")
+        with T.sp_iter([I], "S", "moved") as [i]:
+            B[i] = A[i] + s + T.Cast("uint64", t) + T.Cast("uint64", w)
+
+    kernel, x = sparsetir.build(moved), np.arange(3, dtype="uint64")
+    for s in (5, 5, 2**63, 2**64 - 1, np.uint64(2**64 - 1), 5):
+        np.testing.assert_array_equal(kernel(A=x, s=s, t=255, w=-1), x + np.uint64((int(s) + 254) % 2**64))
+    for name, value in (("s", -1), ("s", 2**64), ("t", 256), ("w", -40000)):
+        with pytest.raises(ArgumentError, match=f"{name} = {value} does not fit"):
+            kernel(A=x, **{"s": 1, "t": 1, "w": 1, name: value})

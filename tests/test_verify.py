@@ -45,8 +45,8 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "axis S must count in int32 or int64, found int16",
     ),
     "value-dtype": (
-        '    H = T.alloc_buffer((m,), "uint16")\n    S = T.decl_buffer((m,), "uint16", data=H.data)\n'
-        "    T.sp.bind_axes(S, T.uint16(0), I)",
+        '    H = T.alloc_buffer((m,), "uint4")\n    S = T.decl_buffer((m,), "uint4", data=H.data)\n'
+        '    T.sp.bind_axes(S, T.Cast("uint4", 0), I)',
         "S",
         "sparse buffer S must hold one of float16, bfloat16",
     ),

@@ -119,6 +119,8 @@ class Plan:
         self.made = [n for n in signature.outputs if n not in args.given]
         if any(signature.by_name[n].dtype == "bfloat16" for n in self.made):
             raise Unfit
+        if any(not p.is_array and p.dtype == "uint64" for p in signature.params):
+            raise Unfit  # its larger half is passed otherwise
         self._solve(sources)
         filled = {at for _, at in self.dense} | {at for e in self.sparse for at in e.places}
         self._share(filled)

@@ -111,7 +111,7 @@ class CompressedRows:
 def _is_number(value: Any, dtype: str) -> bool:
     """Whether a number can be passed as it is."""
     if dtype.startswith("int"):
-        return is_integer(value) and (dtype != "int32" or abs(value) <= LARGEST_INT32)
+        return is_integer(value) and abs(value) <= np.iinfo(dtype).max
     return dtype.startswith("float") and type(value) in (int, float)
 
 

@@ -20,6 +20,7 @@ from sparsetir.call.parameters import Param
 from sparsetir.effects import Effects, analyse
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.ir import Axis, Program, SparseBuffer
+from sparsetir.scalars import as_int64
 
 
 class Signature:
@@ -121,15 +122,22 @@ class Signature:
         param = self.by_name[name]
         if isinstance(value, bool) or not isinstance(value, (int, np.integer, float, np.floating)):
             raise ArgumentTypeError(f"{param.name} must be a number ({param.dtype}), found {type(value).__name__}")
-        if param.dtype.startswith("int") and not is_integer(value):
+        if not param.dtype.startswith(("int", "uint")):
+            return
+        if not is_integer(value):
             raise ArgumentTypeError(f"{param.name} must be an integer, found {value!r}")
         if param.dtype == "int32" and abs(int(value)) > LARGEST_INT32:
             raise ArgumentError(f"{param.name} = {value} does not fit int32; write the program with T.int64 sizes")
+        bounds = np.iinfo(param.dtype)
+        if not bounds.min <= int(value) <= bounds.max:
+            raise ArgumentError(f"{param.name} = {value} does not fit {param.dtype}")
 
     def _scalar(self, args: Arguments, param: Param, value: Any) -> None:
         self.check_number(param.name, value)
         source = getattr(value, "source", "the argument")
-        args.size(param.name, int(value) if param.dtype.startswith("int") else value, source)
+        if param.dtype.startswith(("int", "uint")):
+            value = as_int64(int(value))
+        args.size(param.name, value, source)
 
     def _array(self, args: Arguments, name: str, value: Any) -> None:
         storage = self.storage_name(name)

@@ -15,7 +15,8 @@ from sparsetir.errors import ArgumentTypeError, StructureError
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
-DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
+INTEGERS = tuple(f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u"))
+DTYPES = ("float16", "bfloat16", "float32", "float64", *INTEGERS, "bool")
 
 
 HOST_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost

@@ -14,7 +14,11 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 REDUCE = {"sum": "sum", "add": "sum", "prod": "prod", "max": "max", "min": "min", "any": "sum", "all": "prod"}
 COMBINE = {"mul": "mul", "add": "add", "max": "max", "min": "min", "and": "mul", "or": "add"}
 LOGICAL = ("any", "all", "and", "or")
-LIMITS = {"int8": (-128, 127), "uint8": (0, 255), "int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1)}
+LIMITS = {
+    f"{sign}int{bits}": (0, 2**bits - 1) if sign else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    for sign in ("", "u")
+    for bits in (8, 16, 32, 64)
+}
 LIMITS["bool"] = (False, True)
 
 
