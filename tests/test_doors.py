@@ -80,7 +80,8 @@ def test_mixed_dtypes() -> None:
     for matrix in (pattern, pattern.tolil(), pattern.tocoo()):
         for name in ("float16", "bfloat16"):
             same(einsum("ij,jk->ik", matrix, np.ones((2, 2), DTYPES[name])), pattern @ np.ones((2, 2)), DTYPES[name])
-    same(einsum("ij,j->i", pattern.astype(np.uint8) * 200, np.full(2, -2, np.int8)), np.array([-400, -400, 0]), np.int16)
+    wide = einsum("ij,j->i", pattern.astype(np.uint8) * 200, np.full(2, -2, np.int8))
+    same(wide, np.array([-400, -400, 0]), np.int16)
 
 
 @pytest.mark.slow
