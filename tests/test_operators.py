@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from typing import Any
 
@@ -92,6 +93,25 @@ def test_rows() -> None:
     same(cube + cube, 2 * dense.reshape(2, 2, 3))
 
 
+PARTS = (1, -1, slice(None), slice(1, None), slice(-1, 0, -2), slice(9, 20), [1, 0, 1], np.array([True, False, True]))
+
+
+@pytest.mark.parametrize("format", ["csc", "coo"])
+def test_parts(format: str) -> None:
+    """A list keeps its place among the dimensions, also beside indices."""
+    dense = np.arange(27.0).reshape(3, 3, 3) % 4
+    flat = SparseTensor.from_dense(dense[0], format)
+    for i, j in itertools.product(PARTS, PARTS):
+        if sum(isinstance(at, (list, np.ndarray)) for at in (i, j)) < 2:
+            same(flat[i, j], dense[0][i, :][..., j] if not isinstance(i, int) else dense[0][i][j])
+    cube = SparseTensor.from_dense(dense)
+    for i, j in itertools.product(PARTS[:6], PARTS):
+        same(cube[i, j, 1:], dense[:, :, 1:][i][..., j, :])
+        same(cube[j, ..., i], dense[..., i][j])
+    same(cube[..., 2], dense[..., 2])
+    same(cube[:, 1, [0, 2]], dense[:, 1][:, [0, 2]])
+
+
 def test_classes_formats_and_dtypes() -> None:
     S = SparseTensor.from_dense(np.eye(4, dtype="int32") * 3, "bsr", r=2, c=2)
     assert (2 * S).format == S.format
@@ -121,7 +141,10 @@ def test_classes_formats_and_dtypes() -> None:
         (lambda S: S @ np.ones(4), ArgumentError, r"the shapes \(3, 2\) and \(4,\) do not fit @"),
         (lambda S: S + S.T, ArgumentError, r"the shapes \(3, 2\) and \(2, 3\) do not fit"),
         (lambda S: S[7], ArgumentError, "row 7 of a tensor of 3 rows"),
-        (lambda S: S[0, :], ArgumentTypeError, "is sliced by its first dimension"),
+        (lambda S: S[0, 5:, 1], ArgumentError, "3 indices of a tensor of 2 dimensions"),
+        (lambda S: S[:, 2], ArgumentError, "index 2 of dimension 1, which has 2"),
+        (lambda S: S[[0], [1]], ArgumentTypeError, "sliced by one list at a time: slice the result again"),
+        (lambda S: S[None], ArgumentTypeError, "gets no new dimensions by None"),
         (lambda S: S[0, 2], ArgumentError, r"element \(0, 2\) of a tensor of shape \(3, 2\)"),
         (lambda S: S == S.copy(), ArgumentTypeError, "is compared with a number"),
         (lambda S: S != S.to_dense(), ArgumentTypeError, "is compared with a number"),

@@ -48,7 +48,7 @@ class Operators:
     __rmul__ = _operator("multiply", swapped=True)
     __truediv__ = _operator("divide")
     __pow__ = _operator("power")
-    __getitem__ = _operator("rows")
+    __getitem__ = _operator("sliced")
 
     __lt__ = _comparison(np.less)
     __le__ = _comparison(np.less_equal)

@@ -260,12 +260,50 @@ def compare(ufunc: np.ufunc, tensor: SparseTensor, other: Any) -> Any:
     return _made(tensor, [c[held] for c in tensor.coords], np.ones(len(held), np.bool_), tensor.shape)
 
 
-def rows(tensor: SparseTensor, index: Any) -> Any:
+def sliced(tensor: SparseTensor, index: Any) -> Any:
+    """Part of a tensor: dimensions by an index, which they lose, or a slice; one by a list of indices or of bools."""
+    asked = list(index) if isinstance(index, tuple) else [index]
+    if any(at is None for at in asked):
+        raise ArgumentTypeError("a sparse tensor gets no new dimensions by None: reshape what to_dense() gives")
+    if (dots := sum(at is Ellipsis for at in asked)) > 1 or len(asked) - dots > tensor.ndim:
+        raise ArgumentError(f"{len(asked)} indices of a tensor of {tensor.ndim} dimensions")
+    place = next((n for n, at in enumerate(asked) if at is Ellipsis), len(asked))
+    asked[place : place + 1] = [slice(None)] * (tensor.ndim - len(asked) + dots)
+    lists = [d for d, at in enumerate(asked) if not (_is_index(at) or isinstance(at, slice))]
+    if len(lists) > 1:
+        raise ArgumentTypeError("a sparse tensor is sliced by one list at a time: slice the result again")
+    if all(_is_index(at) for at in asked):
+        return _element(tensor, tuple(asked))
+    others = [slice(None) if d in lists else at for d, at in enumerate(asked)]
+    if not any(at != slice(None) for at in others[1:]) and not lists:
+        return _rows(tensor, asked[0])
+    found = tensor if all(at == slice(None) for at in others) else _within(tensor, others)
+    if not lists:
+        return found
+    at = sum(not _is_index(held) for held in asked[: lists[0]])  # where the dimension is among those that are left
+    first = [at, *(d for d in range(found.ndim) if d != at)]
+    return transpose(_rows(transpose(found, [first]), asked[lists[0]]), [np.argsort(first).tolist()])
+
+
+def _within(tensor: SparseTensor, asked: list[Any]) -> SparseTensor:
+    """The entries at indices and in slices."""
+    held, coords, shape = np.ones(tensor.nnz, np.bool_), [], []
+    for d, (at, c, n) in enumerate(zip(asked, tensor.coords, tensor.shape, strict=True)):
+        if _is_index(at):
+            if not -n <= at < n:
+                raise ArgumentError(f"index {at} of dimension {d}, which has {n}")
+            held &= c == at % n
+            continue
+        span = range(n)[at]
+        place, rest = np.divmod(c.astype(np.int64) - span.start, span.step)
+        held &= (rest == 0) & (place >= 0) & (place < len(span))
+        coords.append(place)
+        shape.append(len(span))
+    return _made(tensor, [c[held] for c in coords], tensor.values[held], tuple(shape))
+
+
+def _rows(tensor: SparseTensor, index: Any) -> Any:
     """Some rows: an index gives a tensor of one dimension less, a slice or a list of indices one of as many."""
-    if isinstance(index, tuple) and len(index) == tensor.ndim and all(_is_index(n) for n in index):
-        return _element(tensor, index)
-    if isinstance(index, tuple) or index is None or index is Ellipsis:
-        raise ArgumentTypeError(f"a sparse tensor is sliced by its first dimension, found {index!r}")
     m = tensor.shape[0]
     if _is_index(index):
         return _one_row(tensor, int(index))
@@ -409,7 +447,7 @@ __all__ = [
     "multiply",
     "over_dense",
     "power",
-    "rows",
+    "sliced",
     "subtract",
     "transpose",
 ]
