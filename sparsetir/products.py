@@ -15,6 +15,7 @@ from sparsetir.call.arguments import numpy_dtype
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.make import assembled_kernel
 from sparsetir.call.pattern_results import Pattern
+from sparsetir.call.rows import ROWS
 from sparsetir.call.selecting import least_of, top_of
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
@@ -341,11 +342,14 @@ def _check_shapes(call: str, operands: _Operands) -> None:
 
 
 def _added(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
+    found = _added_at_once(A, B, alpha, beta)
+    if found is not None:
+        return found
     alpha, beta = (real_number(v, name, function) for v, name in ((alpha, "alpha"), (beta, "beta")))
     operands = _Operands.of(function, numbers=(alpha, beta), A=A, B=B)
     _check_shapes(f"{function}(A, B)", operands)
     if alpha == 1 and beta == 1:
-        return operands.like_first(_kernel("add", operands.dtype, operands.idtype, Options())(**operands))
+        return operands.like_first(operands.merged("add"))
     if operands.dtype == "bool":
         raise ArgumentTypeError(f"{function} of bool matrices joins them: factors other than 1 have no meaning")
     is_whole = operands.dtype not in ("bfloat16", "bool") and np.dtype(operands.dtype).kind in "iu"
@@ -353,14 +357,37 @@ def _added(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
         raise ArgumentError(f"{function} of {operands.dtype} matrices takes factors of 64 bits, found {alpha}, {beta}")
     kind = np.dtype(operands.dtype).type if operands.dtype != "bfloat16" else float
     numbers = {n: np.asarray(v).astype(kind).item() for n, v in (("alpha", alpha), ("beta", beta))}
-    return operands.like_first(_kernel("scaled_add", operands.dtype, operands.idtype, Options())(**operands, **numbers))
+    return operands.like_first(operands.merged("scaled_add", **numbers))
+
+
+def _added_at_once(A: Any, B: Any, alpha: Any, beta: Any) -> Any:
+    """A sum of matrices that are stored as the program reads them; None of others."""
+    if type(alpha) is type(beta) is int and alpha == beta == 1:
+        return _at_once("add", A, B)
+    is_plain = type(alpha) in (int, float) and type(beta) in (int, float) and sp.issparse(A) and A.dtype.kind == "f"
+    return _at_once("scaled_add", A, B, alpha=alpha, beta=beta) if is_plain else None
+
+
+# Kernels by program, dtype of the values and of the indices, of calls that were made already.
+_MADE: dict[tuple[str, Any, Any], AssembledKernel] = {}
+
+
+def _at_once(program: str, A: Any, B: Any, **numbers: Any) -> Any:
+    """A merge of matrices that are stored as a program reads them, which a call made before; None otherwise."""
+    if type(A) not in ROWS or type(B) not in ROWS:
+        return None
+    kernel = _MADE.get((program, A.data.dtype, A.indices.dtype))
+    return None if kernel is None else kernel.merged_at_once({"A": A, "B": B, **numbers})
 
 
 def _elementwise(function: str, A: Any, B: Any) -> Any:
+    found = _at_once(function, A, B)
+    if found is not None:
+        return found
     operands = _Operands.of(function, A=A, B=B)
     _check_shapes(f"{function}(A, B)", operands)
     program = "add" if function == "maximum" and operands.dtype == "bool" else function
-    return operands.like_first(_kernel(program, operands.dtype, operands.idtype, Options())(**operands))
+    return operands.like_first(operands.merged(program))
 
 
 def _mask(mask: Any, shape: tuple[int, int], operands: _Operands) -> Any:
@@ -403,6 +430,13 @@ class _Operands(dict[str, Any]):
         for name, value in made.items():
             made[name] = _cast(value, made.dtype)
         return made
+
+    def merged(self, program: str, **numbers: Any) -> Any:
+        """What a program makes of the operands, whose kernel is kept for `_at_once`."""
+        kernel = _kernel(program, self.dtype, self.idtype, Options())
+        if self.dtype != "bfloat16":
+            _MADE[program, np.dtype(self.dtype), np.dtype(self.idtype)] = kernel
+        return kernel(**self, **numbers)
 
     def like_first(self, result: Any) -> Any:
         """A result in the class of the first operand."""

@@ -314,6 +314,17 @@ static int rt_symbolic(const struct assembly *s, const struct split *split, cons
   return rt_run(s->symbolic, &a);
 }
 
+/* Rows that are merged are checked on the way. */
+static int rt_merge(const struct assembly *s, struct arguments *a, int chunks, struct held *held) {
+  int64_t *faults = rt_hold_zeros(held, chunks, 8);
+  if (held->failed) return -1;
+  rt_push_array(a, faults, RT_LONG, chunks);
+  int status = rt_run(s->numeric, a);
+  for (int c = 0; status == 0 && c < chunks; ++c)
+    if (faults[c]) return rt_fail("the rows that are merged must be sorted, each coordinate once");
+  return status;
+}
+
 static int rt_numeric(const struct assembly *s, const struct split *split, const struct work *work, int64_t *ends,
                       int64_t capacity, int64_t *first, struct held *held) {
   struct arguments a;
@@ -325,6 +336,7 @@ static int rt_numeric(const struct assembly *s, const struct split *split, const
   rt_push_array(&a, *s->keys, s->key, capacity);
   for (int n = 0; n < s->result_count; ++n)
     rt_push_blocks(&a, *s->results[n].out, s->results[n].dtype, 1, capacity, 0, &s->results[n]);
+  if (!s->bound) return rt_merge(s, &a, split->chunks, held);
   if (s->is_stamped) rt_push_stamps(&a, work, s, split->chunks);
   else rt_push_work(&a, work, s, split->chunks, 1);
   if (s->selects) {

@@ -111,7 +111,9 @@ class Functions:
     def module(self, names: Sequence[str]) -> ir.IRModule:
         """Those of these names that the program has, named after it."""
         makers: dict[str, Callable[[], tirx.PrimFunc]] = {"numeric": self.numeric}
-        if self.assembly.merge is None:
+        if self.assembly.merge is not None:
+            makers["numeric"] = self.merged
+        else:
             makers["bound"] = self.bound
             if not self.options.select and not self.is_stamped:
                 makers["symbolic"] = self.symbolic
@@ -196,6 +198,34 @@ class Functions:
         at = {"before": begin} if split.order else {"start": begin}
         body = self.chunks(split, way, [out.pos, out.count], **at)
         params = [*self.common, *self.split_params(split), ends, capacity, first, keys, *values, *work.params, *extra]
+        return tirx.PrimFunc(params, body)
+
+    def merged(self) -> tirx.PrimFunc:
+        """Merged rows of a chunk one behind the other, block by block; `faults` counts blocks of unsound rows."""
+        assembly, merge = self.assembly, self.assembly.merge
+        assert merge is not None
+        split, ends = self.split(), array("ends", LONG, self.rows.count)
+        capacity, first = size("capacity"), array("first", LONG, split.chunks)
+        keys = array("keys", assembly.key_dtype, capacity)
+        values = [array(f"{r.name}_values", r.dtype, capacity, *r.block) for r in assembly.results]
+        faults = array("faults", LONG, split.chunks)
+        out = Output(cell("pos", LONG), cell("count", LONG), keys, values, [], [])
+        chunk, block, begin, after = Var("chunk", ir.PrimType("int32")), *(size(n) for n in ("block", "begin", "after"))
+        begins, ends_at = (tirx.BufferLoad(split.ranges, [chunk + n]) for n in (0, 1))
+        fault = lambda: tirx.BufferStore(faults, tirx.BufferLoad(faults, [chunk]) + long(1), [chunk])  # noqa: E731
+        inner = seq(
+            tirx.Bind(begin, begins + block * long(merges.ROWS)),
+            tirx.Bind(after, tirx.min(begin + long(merges.ROWS), ends_at)),
+            merges.block_of(assembly, merge, out, (begin, after), ends, fault),
+        )
+        count = tirx.floordiv(ends_at - begins + long(merges.ROWS - 1), long(merges.ROWS))
+        start = [
+            *alloc(out.pos),
+            put(out.pos, tirx.BufferLoad(first, [chunk])),
+            tirx.BufferStore(faults, long(0), [chunk]),
+        ]
+        body = renewed(parallel(chunk, split.chunks, seq(*start, serial(block, count, inner))))
+        params = [*self.common, *self.split_params(split), ends, capacity, first, keys, *values, faults]
         return tirx.PrimFunc(params, body)
 
     def values(self) -> tirx.PrimFunc:
@@ -320,13 +350,10 @@ class Functions:
     ) -> Callable[[Var], list[tirx.Stmt]]:
         """What is done with a row: small ones by insertion, others in an array."""
 
-        merge = self.assembly.merge
         small = self.options.accumulators.insertion
         most = -1 if any(r.held_dtype != r.dtype for r in self.assembly.results) else small
 
         def at(row: Var) -> list[tirx.Stmt]:
-            if merge is not None:
-                return [*merges.row_of(self.assembly, merge, out, row), *done(row)]
             if isinstance(work, Stamps):
                 return [self.under_mask(out, work, chunk, row), *done(row)]
             entered = tirx.BufferLoad(split.bound, [row])

@@ -83,6 +83,12 @@ class Merge:
     var: Var
     stores: tuple[tirx.BufferStore, ...]
 
+    @property
+    def idtype(self) -> str:
+        """A dtype that holds the row pointers and coordinates of all axes."""
+        found = {str(a.ty.dtype) for m in self.members for a in (m.indptr, m.indices) if a is not None}
+        return found.pop() if len(found) == 1 else "int64"
+
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
@@ -304,7 +310,7 @@ class _Rewriter:
         if not op.is_call(target, "union", "intersect") or not values[0].args[0].same_as(self.rows[0].var):
             return None
         row, var = (iv.var for iv in iteration.block.iter_vars)
-        found = [self.program.axes.get(m) for m in target.args]
+        found = list(dict.fromkeys(self.program.axes.get(m) for m in target.args))  # one may be listed twice
         members = tuple(a for a in found if a is not None and _is_sorted_row(a, self.rows[0]))
         stores = tuple(_statements(iteration.block.body))
         if len(members) != len(found) or not all(self.is_merged(s, row, var, members) for s in stores):

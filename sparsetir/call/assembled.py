@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -19,9 +19,11 @@ from sparsetir.assemble import Accumulators, AssembledCompiled, Assembly, Option
 from sparsetir.assemble.accumulators import DUMPS
 from sparsetir.assemble.c_interface import AssembledInterface
 from sparsetir.assemble.options import FUNCTIONS
+from sparsetir.assemble.program import Merge
 from sparsetir.assemble.segments import LEAST_PARTS, MOST_PARTS, SHIFT
 from sparsetir.assemble.selection import ordered
 from sparsetir.call.arguments import Arguments, numpy_dtype
+from sparsetir.call.merging import MergedRows
 from sparsetir.call.passing import argument_list
 from sparsetir.call.pattern_results import Pattern, as_object
 from sparsetir.call.row_orders import RowOrders, rows_axis
@@ -41,7 +43,7 @@ from sparsetir.call.workspace import (
     full,
     gathered,
     kept,
-    merged_bound,
+    merged_places,
     merged_ranges,
     passed,
     running,
@@ -50,7 +52,7 @@ from sparsetir.call.workspace import (
 from sparsetir.compile.cache import compile_cached, write_one
 from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.export import export
-from sparsetir.errors import ArgumentTypeError, LoweringError, VerifyError
+from sparsetir.errors import ArgumentTypeError, LoweringError, StructureError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.script.printer import script
 from sparsetir.shown import shown_signature
@@ -98,6 +100,7 @@ class AssembledKernel(Saved):
         self.is_ordered = self.options.orders(self.assembly)
         self._orders = self._row_orders()
         self._kept = self._kept_of_products()
+        self._merged_rows = self._rows_to_merge()
         self._spare: list[Work] = []
         self._stamps: list[Stamps] = []
         self._rooms: list[list[np.ndarray]] = []
@@ -108,6 +111,15 @@ class AssembledKernel(Saved):
             return None
         update = self.compiled.functions.update
         return None if update is None else [np.dtype(numpy_dtype(str(part.ty.dtype))) for part in update.parts]
+
+    def _rows_to_merge(self) -> MergedRows | None:
+        """What makes calls with scipy's matrices; None where rows are not merged."""
+        merge, results = self.assembly.merge, self.assembly.results
+        if merge is None or len(results) > 1 or results[0].inner or results[0].dtype == "bfloat16":
+            return None
+        params = [p for p in self.signature.params if p.name not in self._results]
+        dtypes = self._key_dtype(), numpy_dtype(results[0].dtype)
+        return MergedRows.of(self._rows, params, merge.members, merge.how, dtypes)
 
     def _row_orders(self) -> RowOrders | None:
         """Orders of the rows, where the functions take one."""
@@ -156,9 +168,18 @@ class AssembledKernel(Saved):
         StructureError
             Index arrays that are not what the axes promise.
         """
+        if self._merged_rows is not None and not unnamed:
+            found = self.merged_at_once(arguments)
+            if found is not None:
+                return found
         chosen = self._chosen(arguments) if self.options.select else ()
         args = self.prepare(unnamed, arguments)
         return self.returned(args, self.assemble(args, *chosen), arguments)
+
+    def merged_at_once(self, arguments: Mapping[str, Any]) -> Any:
+        """The result for matrices of scipy that are stored as the program reads them; None for others."""
+        rows = self._merged_rows
+        return None if rows is None else rows(arguments, self.function("numeric"))
 
     def _chosen(self, arguments: dict[str, Any]) -> tuple[int | None, Any]:
         """What is kept of each row, taken out of the arguments of a call."""
@@ -328,8 +349,24 @@ class AssembledKernel(Saved):
         self._rooms.append(room)
         return Pattern(self._held_shape(call), indptr, keys, values)
 
+    def merged(self, call: Call) -> Pattern:
+        """Merge the rows of each chunk from where they may begin at most, then close the gaps."""
+        how = cast("Merge", self.assembly.merge).how
+        indptr, faults = np.zeros(call.rows + 1, np.int64), np.zeros(call.chunks, np.int64)
+        first, total = merged_places(call.pointers, call.ranges, how)
+        keys, values = self.entries(total, call.sizes)
+        if call.rows and total:
+            self.run("numeric", *call.split, indptr[1:], total, first, keys, *values, faults)
+        if faults.any():  # the arrays were checked: somebody changes them, or has the checks left out
+            raise StructureError(f"the rows that {self.name} merges are not sorted, or changed during the call")
+        parts = self.parts(call, indptr, first)
+        keys, *values = (closed(array, parts) for array in (keys, *values))
+        return Pattern(self._held_shape(call), indptr, keys, values)
+
     def one_phase(self, call: Call, top: int | None = None, above: Any = None) -> Pattern:
         """Write the rows of each chunk from where they may begin at most, then close the gaps."""
+        if self.assembly.merge is not None:
+            return self.merged(call)
         work = self.stamps(call) if self.is_stamped else self.take(call)
         indptr = np.zeros(call.rows + 1, np.int64)
         first, total = self.places(call, top)
@@ -368,11 +405,8 @@ class AssembledKernel(Saved):
 
     def places(self, call: Call, top: int | None) -> tuple[np.ndarray, int]:
         """Where each chunk begins at most, and the end of the last one."""
-        if call.bound is None:
-            how = "union" if self.assembly.merge is None else self.assembly.merge.how
-            room = running(np.array([merged_bound(call, how, a, b) for a, b in pairwise(call.ranges)], np.int64))
-            return room[:-1], int(room[-1])
-        parts = [call.bound[a:b] for a, b in pairwise(call.ranges)]
+        bound = cast("np.ndarray", call.bound)
+        parts = [bound[a:b] for a, b in pairwise(call.ranges)]
         if top is None:
             sums = [int(part.sum()) for part in parts]
         else:  # a row is written whole before the largest entries are chosen
@@ -499,9 +533,13 @@ class AssembledKernel(Saved):
 
     def run(self, name: str, *args: Any) -> None:
         """Call one of the compiled functions."""
+        self.function(name)(*(passed(a) if isinstance(a, np.ndarray) else a for a in args))
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """One of the compiled functions."""
         if name not in self._functions:
             self._functions[name] = self.holder(name).named(name)
-        self._functions[name](*(passed(a) if isinstance(a, np.ndarray) else a for a in args))
+        return self._functions[name]
 
     def holder(self, name: str) -> AssembledCompiled:
         """What one of the compiled functions is in: compiled now, where no call has wanted it before."""

@@ -103,9 +103,7 @@ def _scipy(
     indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape: tuple[int, ...], *, is_matrix: bool
 ) -> Any:
     """A CSR object around the arrays, without the checks that scipy makes of arrays from elsewhere."""
-    made = interop.compressed_of(sp.csr_matrix if is_matrix else sp.csr_array, indptr, indices, values, shape)
-    made.has_canonical_format = True
-    return made
+    return interop.sorted_rows(sp.csr_matrix if is_matrix else sp.csr_array, indptr, indices, values, shape)
 
 
 def _torch(indptr: np.ndarray, indices: np.ndarray, values: np.ndarray, shape: tuple[int, ...], model: Any) -> Any:

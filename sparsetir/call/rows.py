@@ -39,17 +39,25 @@ class Matrix:
     sizes: tuple[str, str, str]
     level: interop.Level
 
-    def take(self, args: Arguments, value: Any) -> bool:
-        """Note the arrays of a matrix, and whether it is one that fills the buffer as it is."""
-        if type(value) not in ROWS or value.ndim != 2:
-            return False
+    def arrays(self, value: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Values, row pointers and column indices of a matrix that fills the buffer as it is; None of others."""
+        if type(value) not in ROWS:
+            return None
         arrays = value.data, value.indptr, value.indices
         for array, dtype in zip(arrays, self.dtypes, strict=True):
             if type(array) is not np.ndarray or array.dtype != dtype or array.ndim != 1 or not array.flags.carray:
-                return False
-        (rows, columns), count = value.shape, len(value.data)
-        if len(value.indices) != count or max(rows, columns, count) > LARGEST_INT32:
+                return None
+        shape, count = value.shape, len(arrays[0])
+        if len(shape) != 2 or len(arrays[2]) != count or max(*shape, count) > LARGEST_INT32:
+            return None
+        return arrays
+
+    def take(self, args: Arguments, value: Any) -> bool:
+        """Note the arrays of a matrix, and whether it is one that fills the buffer as it is."""
+        arrays = self.arrays(value)
+        if arrays is None:
             return False
+        (rows, columns), count = value.shape, len(arrays[0])
         for name, size in zip(self.sizes, (rows, columns, count), strict=True):
             if args.sizes.setdefault(name, size) != size:
                 return False
@@ -100,7 +108,7 @@ class CompressedRows:
             if held is not None:
                 if not held.take(args, value):
                     return None
-            elif number is None or not _is_number(value, number.dtype):
+            elif number is None or not is_number(value, number.dtype):
                 return None
             elif args.sizes.setdefault(name, value) != value:
                 return None
@@ -108,11 +116,11 @@ class CompressedRows:
         return args if is_whole else None
 
 
-def _is_number(value: Any, dtype: str) -> bool:
+def is_number(value: Any, dtype: str) -> bool:
     """Whether a number can be passed as it is."""
     if dtype.startswith("int"):
         return is_integer(value) and abs(value) <= np.iinfo(dtype).max
     return dtype.startswith("float") and type(value) in (int, float)
 
 
-__all__ = ["CompressedRows"]
+__all__ = ["ROWS", "CompressedRows", "is_number"]

@@ -148,11 +148,31 @@ def kept(spare: list[Held], *shapes: tuple[int, ...]) -> Held | None:
 
 def merged_ranges(pointers: list[np.ndarray], rows: int) -> np.ndarray:
     """Chunks of merged rows with as much work each, found in the row pointers."""
-    work = lambda row: ROW_WORK * row + sum(int(p[row]) for p in pointers)  # noqa: E731
-    total = work(rows)
+    total = ROW_WORK * rows + sum(int(p[rows]) for p in pointers)
     chunks = max(1, min(get_num_threads(), rows)) if total > SERIAL_WORK else 1
+    if chunks == 1:
+        return np.array([0, rows], np.int64)
+    views = [p.data for p in pointers]  # whose elements are numbers of Python, sooner than numpy's
+    work = lambda row: ROW_WORK * row + sum(v[row] for v in views)  # noqa: E731
     cuts = [bisect_left(range(rows), total * c // chunks, key=work) for c in range(1, chunks)]
     return np.array([0, *cuts, rows], np.int64)
+
+
+def merged_places(pointers: list[np.ndarray], ranges: np.ndarray, how: str) -> tuple[np.ndarray, int]:
+    """Where each chunk begins at most, and how many entries there is room for.
+
+    A chunk of a union has as many entries as all operands at most. One of an intersection has as many as the operand
+    with the fewest, and writes one ahead.
+    """
+    if len(ranges) == 2:  # one chunk, where a call is short
+        counts = [int(p[-1]) for p in pointers]
+        return np.zeros(1, np.int64), sum(counts) if how == "union" else min(counts) + 1
+    if how == "union":
+        places = sum((p[ranges] for p in pointers), start=np.zeros(len(ranges), np.int64))
+    else:
+        fewest = min(pointers, key=lambda p: int(p[-1]))
+        places = fewest[ranges] + np.arange(len(ranges), dtype=np.int64)
+    return places[:-1], int(places[-1])
 
 
 def shared_out(cost: np.ndarray) -> np.ndarray:
@@ -164,12 +184,6 @@ def shared_out(cost: np.ndarray) -> np.ndarray:
     ranges[1:] = np.searchsorted(work, np.arange(1, chunks + 1) * (total / chunks))
     ranges[-1] = len(work)
     return ranges
-
-
-def merged_bound(call: Call, how: str, begin: int, end: int) -> int:
-    """How many entries merged rows have at most, and one that an intersection writes ahead."""
-    counts = [int(p[end]) - int(p[begin]) for p in call.pointers]
-    return sum(counts) if how == "union" else min(counts) + 1
 
 
 def running(length: np.ndarray) -> np.ndarray:
@@ -224,7 +238,7 @@ __all__ = [
     "full",
     "gathered",
     "kept",
-    "merged_bound",
+    "merged_places",
     "merged_ranges",
     "passed",
     "running",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from sparsetir.interop.dense import aligned_contiguous, as_numpy, writable_alias
 from sparsetir.interop.levels import Array, Level, check_dtype
-from sparsetir.interop.scipy_arrays import HALVES, compressed_of, coordinates_of, is_half, recast
+from sparsetir.interop.scipy_arrays import HALVES, compressed_of, coordinates_of, is_half, recast, sorted_rows
 from sparsetir.interop.sources import CooTensor, Source, holds_own_values, is_sparse, open_source
 from sparsetir.interop.storage import Stored, entries, has_layout, restore, store, with_values
 from sparsetir.interop.structure import check_distinct, check_level, is_sound
@@ -41,6 +41,7 @@ __all__ = [
     "open_source",
     "recast",
     "restore",
+    "sorted_rows",
     "store",
     "to_torch",
     "with_values",

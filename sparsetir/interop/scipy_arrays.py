@@ -28,9 +28,17 @@ def _empty(kind: Any) -> Any:
 
 def compressed_of(kind: Any, indptr: Array, indices: Array, values: Array, shape: Sequence[int]) -> Any:
     """A scipy object of rows or columns around its arrays, without scipy's checks."""
-    made = copy.copy(_empty(kind))
-    made._shape = tuple(map(int, shape))  # a constructor takes longer than the sum of two small matrices
+    made = kind.__new__(kind)  # a constructor takes longer than the sum of two small matrices
+    made.__dict__.update(_empty(kind).__dict__)
+    made._shape = tuple(map(int, shape))
     made.indptr, made.indices, made.data = indptr, indices, values
+    return made
+
+
+def sorted_rows(kind: Any, indptr: Array, indices: Array, values: Array, shape: Sequence[int]) -> Any:
+    """A scipy object of compressed rows, each of which is sorted and has every coordinate once."""
+    made = compressed_of(kind, indptr, indices, values, shape)
+    made.has_canonical_format = True
     return made
 
 
@@ -50,4 +58,4 @@ def recast(value: Any, dtype: Any) -> Any:
     return made
 
 
-__all__ = ["compressed_of", "coordinates_of", "is_half", "recast"]
+__all__ = ["compressed_of", "coordinates_of", "is_half", "recast", "sorted_rows"]
