@@ -17,6 +17,7 @@ import tvm_ffi
 from sparsetir import alignment
 
 Held = tuple[np.ndarray, Any]
+LEAST_ROOM, MOST_ROOM = 1 << 17, 1 << 25  # bytes: what the C library keeps itself, and what is too much to keep
 
 
 def references(held: Held) -> int:
@@ -69,6 +70,59 @@ class Spare:
         return found
 
 
+class Rooms:
+    """Memory for entries whose number is known when they are written: arrays of some length, of which a part is used.
+
+    Whoever holds a part holds the array, so one that nobody else has can be written again.
+
+    Parameters
+    ----------
+    dtypes : tuple of dtype
+        Of the arrays of a room.
+
+    Examples
+    --------
+    >>> rooms = Rooms((np.dtype("int32"), np.dtype("float32")))
+    >>> keys, values = rooms.take(40_000)
+    >>> rooms.keep((keys, values))
+    >>> part = keys[:3]
+    >>> where = part.ctypes.data
+    >>> del keys, values
+    >>> rooms.take(39_000)[0].ctypes.data == where  # `part` is still in use
+    False
+    """
+
+    def __init__(self, dtypes: tuple[np.dtype[Any], ...]) -> None:
+        self.dtypes, self.item = dtypes, sum(d.itemsize for d in dtypes)
+        self.held: list[tuple[np.ndarray, ...]] = []
+
+    def take(self, count: int) -> tuple[np.ndarray, ...]:
+        """Arrays of at least so many elements."""
+        if count * self.item < LEAST_ROOM:
+            return tuple([np.empty(count, d) for d in self.dtypes])
+        for _ in range(len(self.held)):
+            try:
+                room = self.held.pop(0)  # at once: another thread finds another one
+            except IndexError:
+                break
+            is_free = all(getrefcount(room[n]) == ROOM_ALONE for n in range(len(room)))
+            if is_free and count <= len(room[0]) <= 2 * count:
+                return room
+            if not is_free:
+                self.held.append(room)
+        return tuple([np.empty(count, d) for d in self.dtypes])
+
+    def keep(self, room: tuple[np.ndarray, ...]) -> None:
+        """Wait until nobody has the arrays any more; the first of several are forgotten."""
+        if LEAST_ROOM <= len(room[0]) * self.item <= MOST_ROOM:
+            self.held = [*self.held[-1:], room]
+
+
+def _in_room(room: tuple[np.ndarray, ...]) -> int:
+    """References to an array of a room, as `Rooms.take` counts them."""
+    return next(getrefcount(room[n]) for n in range(len(room)))
+
+
 class Copies:
     """Copies of one array, of which the last is written again once nobody has it any more.
 
@@ -113,5 +167,6 @@ def _popped(held: list[np.ndarray]) -> int:
 
 
 COPY_ALONE = _popped([np.empty(1)])
+ROOM_ALONE = _in_room((np.empty(1),))
 
-__all__ = ["Copies", "Spare"]
+__all__ = ["Copies", "Rooms", "Spare"]

@@ -154,6 +154,24 @@ def test_results_are_new() -> None:
     assert np.array_equal(second.toarray(), 2 * np.eye(100))
 
 
+def test_memory_of_large_results_is_written_again_once_nobody_has_it() -> None:
+    rng = np.random.default_rng(4)
+    A, B = (sp.random_array((400, 400), density=0.3, format="csr", dtype="float64", rng=rng) for _ in "AB")
+    for call, expected in (DOORS["add"], DOORS["multiply"], DOORS["maximum"]):
+        wanted = [sp.csr_array(expected(X.toarray(), Y.toarray())) for X, Y in ((A, B), (A, A), (B, A), (B, B))]
+        held = [call(X, Y) for X, Y in ((A, B), (A, A), (B, A), (B, B))]
+        column = held[0].data[5:9]
+        before = column.copy()
+        del held[0]
+        again = [call(A, B), call(A, A)]
+        assert np.array_equal(column, before)
+        for found, right in zip([*held, *again], [*wanted[1:], *wanted[:2]], strict=True):
+            assert (found != right).nnz == 0
+    for step in range(6):  # x = x + y, as in an iteration
+        x = A if step == 0 else sparsetir.add(x, B)
+        assert abs(x - (A + B * step)).max() < 1e-9
+
+
 @pytest.mark.parametrize(
     ("name", "at", "value"),
     [

@@ -16,8 +16,9 @@ import tvm
 from sparsetir import interop
 from sparsetir.call.arguments import LARGEST_INT32, checks_are_on
 from sparsetir.call.rows import CompressedRows, is_number
-from sparsetir.call.workspace import closed, merged_places, merged_ranges
+from sparsetir.call.workspace import merged_places, merged_ranges, moved
 from sparsetir.ir import Axis
+from sparsetir.spare import LEAST_ROOM, Rooms
 
 
 class MergedRows:
@@ -42,7 +43,8 @@ class MergedRows:
         place = {p.name: n for n, p in enumerate(params)}
         self.matrices = [(name, m, [place[n] for n in m.names], m.sizes) for name, m in rows.matrices.items()]
         self.numbers = [(name, place[name], p.dtype) for name, p in rows.numbers.items()]
-        self.count, self.how, (self.key, self.value) = len(params), how, result
+        self.count, self.how, self.key = len(params), how, result[0]
+        self.rooms = Rooms(result)
         self.empty = {n: tvm.runtime.empty((0,), p.dtype) for n, p in enumerate(params) if p.is_array}
         names = [str(a.indptr.name) for a in members if a.indptr is not None]
         self.pointers = [place[n] for n in names]
@@ -91,37 +93,44 @@ class MergedRows:
         pointers = [ready[at] for at in self.pointers]
         ranges = merged_ranges(pointers, rows)
         first, total = merged_places(pointers, ranges, self.how)
-        keys, values = np.empty(total, self.key), np.empty(total, self.value)
+        room = self.rooms.take(total)
+        total = len(room[0])
         indptr = np.zeros(rows + 1, np.int64)
         if total and rows:
             faults = np.empty(len(first), np.int64)
-            function(*ready, len(first), ranges, indptr[1:], total, first, keys, values, faults)
+            function(*ready, len(first), ranges, indptr[1:], total, first, *room, faults)
             if np.count_nonzero(faults):
                 return None
-        filled = close_gaps(indptr, ranges, first, (keys, values))
-        is_narrow = filled <= LARGEST_INT32 and self.key.itemsize == 4
-        if not is_narrow:
+        keys, values = self.filled(room, close_gaps(indptr, ranges, first, room))
+        if len(keys) > LARGEST_INT32:
             keys = keys.astype(np.int64, copy=False)
         kind = sp.csr_matrix if isinstance(model, sp.spmatrix) else sp.csr_array
         return interop.sorted_rows(kind, indptr.astype(keys.dtype, copy=False), keys, values, shape)
 
+    def filled(self, room: tuple[np.ndarray, ...], count: int) -> tuple[np.ndarray, ...]:
+        """The part of a room that is filled; the memory behind it is given back unless it is little."""
+        if count * 2 < len(room[0]) or count * self.rooms.item < LEAST_ROOM:
+            for array in room:
+                array.resize(count, refcheck=False)
+            return room
+        self.rooms.keep(room)
+        return tuple([array[:count] for array in room])
 
-def close_gaps(indptr: np.ndarray, ranges: np.ndarray, first: np.ndarray, arrays: tuple[np.ndarray, ...]) -> int:
-    """Move the entries of all chunks together, in their own memory, and say how many there are."""
+
+def close_gaps(indptr: np.ndarray, ranges: np.ndarray, first: np.ndarray, room: tuple[np.ndarray, ...]) -> int:
+    """Move the entries of all chunks together, and say how many there are."""
     if len(first) == 1:
-        filled = int(indptr[-1])
-        for array in arrays:
-            array.resize(filled, refcheck=False)
-        return filled
-    filled, parts = 0, []
+        return int(indptr[-1])
+    filled = 0
     for source, begin, end in zip(first.tolist(), ranges[:-1].tolist(), ranges[1:].tolist(), strict=True):
-        if end > begin:
-            count = int(indptr[end]) - source
-            parts.append((source, filled, count))
+        if end == begin:
+            continue
+        count = int(indptr[end]) - source
+        if source != filled:
             indptr[begin + 1 : end + 1] += filled - source
-            filled += count
-    for array in arrays:
-        closed(array, parts)
+            for array in room:
+                moved(array, source, filled, count)
+        filled += count
     return filled
 
 

@@ -209,13 +209,18 @@ def gathered(array: np.ndarray, parts: list[tuple[int, int, int]]) -> np.ndarray
 
 
 def closed(array: np.ndarray, parts: list[tuple[int, int, int]]) -> np.ndarray:
-    """The parts of an array moved together in its own memory: numpy would copy what overlaps."""
-    item, base = array.itemsize * math.prod(array.shape[1:]), array.ctypes.data
+    """The parts of an array moved together in its own memory, and the rest given back."""
     for source, target, count in parts:
         if source != target:
-            ctypes.memmove(base + target * item, base + source * item, count * item)
+            moved(array, source, target, count)
     array.resize((sum(count for _, _, count in parts), *array.shape[1:]), refcheck=False)
     return array
+
+
+def moved(array: np.ndarray, source: int, target: int, count: int) -> None:
+    """Move elements to another place of an array: numpy would copy what overlaps."""
+    item, base = array.itemsize * math.prod(array.shape[1:]), array.ctypes.data
+    ctypes.memmove(base + target * item, base + source * item, count * item)
 
 
 def passed(value: Any) -> Any:
@@ -240,6 +245,7 @@ __all__ = [
     "kept",
     "merged_places",
     "merged_ranges",
+    "moved",
     "passed",
     "running",
     "shared_out",
