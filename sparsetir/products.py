@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import cache
 from typing import Any
 
@@ -81,25 +82,34 @@ def matmul(
     """
     if complement and mask is None:
         raise ArgumentError("matmul(..., complement=True) computes a product outside of a mask: pass mask=")
+    selects = top is not None or above is not None
+    program = "spgemm" if mask is None else "masked_spgemm"
+    kernel = _made_before((program, bool(complement), selects), A, B)
+    if kernel is not None and A.shape[1] == B.shape[0]:
+        return _product(kernel, {"A": A, "B": B}, mask, top, above)
     if _is_one_dense(A, B):
-        if not (mask is None and top is None and above is None):
+        if mask is not None or selects:
             raise ArgumentError("mask=, top= and above= choose entries of sparse results, but an operand is dense")
         return later.provided("operators").matmul(A, B)
-    if mask is None and top is None and above is None and _share_blocks(A, B):
+    if mask is None and not selects and _share_blocks(A, B):
         return _of_blocks(A, B)
     operands = _Operands.of("matmul", A=A, B=B)
     _check_inner("matmul(A, B)", "A", operands["A"], "B", operands["B"])
-    selects = top is not None or above is not None
     options = Options(complement=bool(complement), select=selects)
-    named = dict(operands)
+    kernel = _kernel(program, operands.dtype, operands.idtype, options)
+    operands.keep(kernel, (program, bool(complement), selects))
+    return operands.like_first(_product(kernel, dict(operands), mask, top, above))
+
+
+def _product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, top: Any, above: Any) -> Any:
+    """A product of operands that have the dtypes of the kernel."""
     if mask is not None:
-        named["M"] = _mask(mask, (A.shape[0], B.shape[1]), operands)
-    kernel = _kernel("spgemm" if mask is None else "masked_spgemm", operands.dtype, operands.idtype, options)
-    if not selects:
-        return operands.like_first(kernel(**named))
+        named["M"] = _mask(mask, (named["A"].shape[0], named["B"].shape[1]))
+    if top is None and above is None:
+        return kernel(**named)
     args = kernel.prepare((), named)
-    pattern = kernel.assemble(args, top_of(top), least_of(above, operands.dtype))
-    return operands.like_first(kernel.returned(args, pattern, named))
+    pattern = kernel.assemble(args, top_of(top), least_of(above, kernel.assembly.results[0].dtype))
+    return kernel.returned(args, pattern, named)
 
 
 def _is_one_dense(A: Any, B: Any) -> bool:
@@ -368,15 +378,24 @@ def _added_at_once(A: Any, B: Any, alpha: Any, beta: Any) -> Any:
     return _at_once("scaled_add", A, B, alpha=alpha, beta=beta) if is_plain else None
 
 
-# Kernels by program, dtype of the values and of the indices, of calls that were made already.
-_MADE: dict[tuple[str, Any, Any], AssembledKernel] = {}
+# Kernels of calls that were made already, by what is computed, and by the dtype of the values and of the indices.
+_MADE: dict[tuple[Hashable, Any, Any], AssembledKernel] = {}
+
+
+def _made_before(what: Hashable, A: Any, B: Any) -> AssembledKernel | None:
+    """The kernel that an earlier call made for compressed rows of scipy with the dtypes of these; None for others."""
+    if type(A) not in ROWS or type(B) not in ROWS:
+        return None
+    dtype, idtype = A.data.dtype, A.indices.dtype
+    if B.data.dtype != dtype or B.indices.dtype != idtype or len(A.shape) != 2 or len(B.shape) != 2:
+        return None
+    is_counted = idtype.itemsize == 8 or max(*A.shape, *B.shape) <= LARGEST_INT32
+    return _MADE.get((what, dtype, idtype)) if is_counted else None
 
 
 def _at_once(program: str, A: Any, B: Any, **numbers: Any) -> Any:
-    """A merge of matrices that are stored as a program reads them, which a call made before; None otherwise."""
-    if type(A) not in ROWS or type(B) not in ROWS:
-        return None
-    kernel = _MADE.get((program, A.data.dtype, A.indices.dtype))
+    """A merge of matrices that are stored as a program reads them, as a call before made one; None otherwise."""
+    kernel = _made_before(program, A, B)
     return None if kernel is None else kernel.merged_at_once({"A": A, "B": B, **numbers})
 
 
@@ -390,8 +409,8 @@ def _elementwise(function: str, A: Any, B: Any) -> Any:
     return operands.like_first(operands.merged(program))
 
 
-def _mask(mask: Any, shape: tuple[int, int], operands: _Operands) -> Any:
-    """A mask in compressed rows, of the operands' index dtype; its values are not looked at."""
+def _mask(mask: Any, shape: tuple[int, int]) -> Any:
+    """A mask in compressed rows; its values are not looked at."""
     rows = _rows(mask, "mask", "matmul")
     if tuple(rows.shape) != shape:
         raise ArgumentError(f"the mask of matmul has the shape of the product, {shape}, found {tuple(rows.shape)}")
@@ -399,10 +418,7 @@ def _mask(mask: Any, shape: tuple[int, int], operands: _Operands) -> Any:
         parts = [np.asarray(p) for p in (rows.crow_indices(), rows.col_indices())]
     else:
         parts = [rows.indptr, rows.indices]
-    made = sp.csr_array(shape, dtype=np.bool_)
-    made.indptr, made.indices = parts
-    made.data = np.ones(len(parts[1]), np.bool_)
-    return made
+    return interop.compressed_of(sp.csr_array, *parts, np.ones(len(parts[1]), np.bool_), shape)
 
 
 class _Operands(dict[str, Any]):
@@ -434,9 +450,13 @@ class _Operands(dict[str, Any]):
     def merged(self, program: str, **numbers: Any) -> Any:
         """What a program makes of the operands, whose kernel is kept for `_at_once`."""
         kernel = _kernel(program, self.dtype, self.idtype, Options())
-        if self.dtype != "bfloat16":
-            _MADE[program, np.dtype(self.dtype), np.dtype(self.idtype)] = kernel
+        self.keep(kernel, program)
         return kernel(**self, **numbers)
+
+    def keep(self, kernel: AssembledKernel, what: Hashable) -> None:
+        """Keep a kernel for calls with operands of these dtypes."""
+        if self.dtype != "bfloat16":
+            _MADE[what, np.dtype(self.dtype), np.dtype(self.idtype)] = kernel
 
     def like_first(self, result: Any) -> Any:
         """A result in the class of the first operand."""

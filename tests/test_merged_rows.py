@@ -82,7 +82,7 @@ def check(found: Any, A: Any, B: Any, door: str, expected: Callable[[Any, Any], 
     ("dtype", "idtype"), [("float32", "int32"), ("float64", "int64"), ("int32", "int32"), ("bool", "int32")]
 )
 def test_blocks_of_any_rows(monkeypatch: pytest.MonkeyPatch, dtype: str, idtype: str, threads_work: int) -> None:
-    monkeypatch.setattr(workspace, "SERIAL_WORK", threads_work)
+    monkeypatch.setattr(workspace, "MERGED_SERIAL_WORK", threads_work)
     rng = np.random.default_rng(0)
     for door, (call, expected) in DOORS.items():
         if dtype == "bool" and door in ("subtract", "scaled"):

@@ -44,7 +44,7 @@ from sparsetir.assemble.rows import Rows, Scatter, with_own
 from sparsetir.assemble.segments import SHIFT, Parts, update_of
 from sparsetir.assemble.selection import Selection, ordered
 from sparsetir.errors import LoweringError
-from sparsetir.ir import cast
+from sparsetir.ir import cast, const
 from sparsetir.lower.host.promote_halves import widened
 from sparsetir.lower.nests import parallel, serial
 from sparsetir.lower.rewriting import (
@@ -224,7 +224,11 @@ class Functions:
             put(out.pos, tirx.BufferLoad(first, [chunk])),
             tirx.BufferStore(faults, long(0), [chunk]),
         ]
-        body = renewed(parallel(chunk, split.chunks, seq(*start, serial(block, count, inner))))
+        each_block = seq(*start, serial(block, count, inner))
+        # A parallel loop waits for every thread of the pool, also where it has one step.
+        alone = renewed(seq(tirx.Bind(chunk, const(0, "int32")), each_block))
+        shared = renewed(parallel(chunk, split.chunks, each_block))
+        body = tirx.IfThenElse(split.chunks.equal(const(1, "int32")), alone, shared)
         params = [*self.common, *self.split_params(split), ends, capacity, first, keys, *values, faults]
         return tirx.PrimFunc(params, body)
 

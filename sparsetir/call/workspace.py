@@ -20,6 +20,7 @@ from sparsetir.threads import get_num_threads
 PLACE_BYTES = 4  # for each coordinate, where rows stand in the order of a mask
 ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
 SERIAL_WORK = 20_000  # coordinates entered, below which a second thread costs more than it does
+MERGED_ROW_WORK, MERGED_SERIAL_WORK = 2, 30_000  # the same of rows that are merged, whose entries take less time
 
 
 @dataclass
@@ -148,12 +149,12 @@ def kept(spare: list[Held], *shapes: tuple[int, ...]) -> Held | None:
 
 def merged_ranges(pointers: list[np.ndarray], rows: int) -> np.ndarray:
     """Chunks of merged rows with as much work each, found in the row pointers."""
-    total = ROW_WORK * rows + sum(int(p[rows]) for p in pointers)
-    chunks = max(1, min(get_num_threads(), rows)) if total > SERIAL_WORK else 1
+    total = MERGED_ROW_WORK * rows + sum(int(p[rows]) for p in pointers)
+    chunks = max(1, min(get_num_threads(), rows)) if total > MERGED_SERIAL_WORK else 1
     if chunks == 1:
-        return np.array([0, rows], np.int64)
+        return np.array((0, rows), np.int64)
     views = [p.data for p in pointers]  # whose elements are numbers of Python, sooner than numpy's
-    work = lambda row: ROW_WORK * row + sum(v[row] for v in views)  # noqa: E731
+    work = lambda row: MERGED_ROW_WORK * row + sum(v[row] for v in views)  # noqa: E731
     cuts = [bisect_left(range(rows), total * c // chunks, key=work) for c in range(1, chunks)]
     return np.array([0, *cuts, rows], np.int64)
 
