@@ -415,10 +415,10 @@ def _mask(mask: Any, shape: tuple[int, int]) -> Any:
     if tuple(rows.shape) != shape:
         raise ArgumentError(f"the mask of matmul has the shape of the product, {shape}, found {tuple(rows.shape)}")
     if interop.is_torch(rows):
-        parts = [np.asarray(p) for p in (rows.crow_indices(), rows.col_indices())]
+        indptr, indices = (np.asarray(p) for p in (rows.crow_indices(), rows.col_indices()))
     else:
-        parts = [rows.indptr, rows.indices]
-    return interop.compressed_of(sp.csr_array, *parts, np.ones(len(parts[1]), np.bool_), shape)
+        indptr, indices = rows.indptr, rows.indices
+    return interop.compressed_of(sp.csr_array, indptr, indices, np.ones(len(indices), np.bool_), shape)
 
 
 class _Operands(dict[str, Any]):
