@@ -171,6 +171,19 @@ def test_arguments_that_disagree_get_a_message(exported: Callable[[str], Exporte
         assert "sizes must not be negative" in library.message
 
 
+@pytest.mark.parametrize("name", ["add", "multiply"])
+def test_merged_rows_that_are_not_sorted_get_a_message(name: str, exported: Callable[[str], Exported]) -> None:
+    made = exported(name)
+    A = sp.csr_array(np.ones((90, 4), "float32"))
+    args = made.kernel.prepare((), {"A": A, "B": A})
+    assert made.call(args) is not None
+    for at, value in ((1, 0), (302, 3), (302, 4), (302, -1)):
+        wrong = A.indices.astype("int32")
+        wrong[at] = value
+        assert made.call(args, indices_b=wrong) is None
+        assert "sorted" in made.message
+
+
 def test_memory_that_is_not_there_gets_a_message(exported: Callable[[str], Exported]) -> None:
     library = exported("spgemm")
     args = library.kernel.prepare((), operands("spgemm", 10, 0.3))
