@@ -114,6 +114,8 @@ def _product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, top: Any
 
 def _is_one_dense(A: Any, B: Any) -> bool:
     """Whether one of two operands is sparse, the other a dense array of numpy or torch."""
+    if sp.issparse(A) and sp.issparse(B):
+        return False
     return any(
         (isinstance(x, np.ndarray) or (interop.is_torch(x) and not interop.is_sparse(x))) and interop.is_sparse(y)
         for x, y in ((A, B), (B, A))
