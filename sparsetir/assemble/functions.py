@@ -97,6 +97,12 @@ def size(name: str) -> Var:
     return Var(name, ir.PrimType(LONG))
 
 
+def alone_or_shared(chunk: Var, chunks: Var, body: tirx.Stmt) -> tirx.Stmt:
+    """A loop over chunks, parallel if there are several: one waits for every thread of the pool, also for one step."""
+    alone = renewed(seq(tirx.Bind(chunk, const(0, "int32")), body))
+    return tirx.IfThenElse(chunks.equal(const(1, "int32")), alone, renewed(parallel(chunk, chunks, body)))
+
+
 class Functions:
     """Makes the functions of one program."""
 
@@ -163,7 +169,7 @@ class Functions:
         first = count * cast(chunk, LONG) // share
         after = count * (cast(chunk, LONG) + long(1)) // share
         rows = serial(step, after - first, seq(tirx.Bind(row, first + step), self.at_row(row, body)))
-        return tirx.PrimFunc([*self.common, chunks, work, bound], renewed(parallel(chunk, chunks, rows)))
+        return tirx.PrimFunc([*self.common, chunks, work, bound], alone_or_shared(chunk, chunks, rows))
 
     def symbolic(self) -> tirx.PrimFunc:
         """Of each row the number of its coordinates."""
@@ -224,11 +230,7 @@ class Functions:
             put(out.pos, tirx.BufferLoad(first, [chunk])),
             tirx.BufferStore(faults, long(0), [chunk]),
         ]
-        each_block = seq(*start, serial(block, count, inner))
-        # A parallel loop waits for every thread of the pool, also where it has one step.
-        alone = renewed(seq(tirx.Bind(chunk, const(0, "int32")), each_block))
-        shared = renewed(parallel(chunk, split.chunks, each_block))
-        body = tirx.IfThenElse(split.chunks.equal(const(1, "int32")), alone, shared)
+        body = alone_or_shared(chunk, split.chunks, seq(*start, serial(block, count, inner)))
         params = [*self.common, *self.split_params(split), ends, capacity, first, keys, *values, faults]
         return tirx.PrimFunc(params, body)
 
