@@ -313,3 +313,89 @@ def test_threads_beyond_the_cores_do_not_wait_awake() -> None:
         for each in environments
     ]
     assert [int(text) for text in found] == [0, 3000, 5]
+
+
+WITH_TORCH = """
+import os, threading
+import numpy as np, scipy.sparse as sp, torch, tvm
+from concurrent.futures import ThreadPoolExecutor
+from tvm.script import tirx as T
+import sparsetir
+
+ids = set()
+
+@tvm.register_global_func("note")
+def note(task):
+    ids.add(threading.get_native_id())
+    if task == 99:
+        raise ValueError("a task fails")
+
+@T.prim_func
+def noted(a: T.Buffer((8,), "int32")):
+    T.func_attr({"global_symbol": "noted"})
+    for i in T.parallel(8):
+        T.evaluate(T.call_packed("note", a[i]))
+
+def of_noted(*tasks):
+    ids.clear()
+    loop["noted"](tvm.runtime.tensor(np.array(tasks, "int32")))
+    return set(ids)
+
+def tasks():
+    return len(os.listdir("/proc/self/task"))
+
+A = sp.random_array((4000, 300), density=0.02, format="csr", dtype="float32", rng=np.random.default_rng(0))
+B = np.random.default_rng(1).standard_normal((300, 32)).astype("float32")
+is_right = lambda y: np.allclose(y, A @ B, rtol=1e-4, atol=1e-4)
+main = threading.get_native_id()
+
+torch.set_num_threads(2)
+kernel = sparsetir.build(sparsetir.ops.spmm(), schedule=sparsetir.Choices(chunks=8))
+loop = tvm.compile(noted, target="llvm")
+assert is_right(kernel(A=A, B=B))
+of_tvm = of_noted(*range(8)) - {main}
+
+torch.ones(1 << 20).exp()  # starts the threads of torch
+count = tasks()
+assert is_right(kernel(A=A, B=torch.from_numpy(B)).numpy())
+of_torch = of_noted(*range(8)) - {main}
+assert tasks() == count
+assert len(of_tvm) == len(of_torch) == 1 and not of_tvm & of_torch, (of_tvm, of_torch)
+
+for place in (0, 7):  # on either thread
+    values = list(range(8))
+    values[place] = 99
+    try:
+        of_noted(*values)
+    except ValueError as error:
+        assert "a task fails" in str(error)
+    else:
+        raise AssertionError("no error")
+
+for threads in (1, 2):
+    sparsetir.set_num_threads(threads)
+    assert is_right(kernel(A=A, B=B)) and len(of_noted(*range(8))) == threads
+
+with ThreadPoolExecutor(3) as pool:
+    assert all(pool.map(lambda _: is_right(kernel(A=A, B=B)), range(12)))
+
+child = os.fork()
+if child == 0:
+    with ThreadPoolExecutor(2) as pool:
+        fine = is_right(kernel(A=A, B=B)) and all(pool.map(lambda _: is_right(kernel(A=A, B=B)), range(4)))
+    os._exit(0 if fine and of_noted(*range(8)) == {threading.get_native_id()} else 1)
+assert os.waitpid(child, 0)[1] == 0
+print("fine")
+"""
+
+
+@forks
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="torch has other threads there")
+def test_kernels_share_the_threads_of_torch(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"  # TVM looks for the source of what it parses
+    program.write_text(WITH_TORCH)
+    with_torch = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = {**with_torch, "TVM_NUM_THREADS": "2"}
+    command = [sys.executable, str(program)]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert found.stdout == "fine\n", found.stderr
