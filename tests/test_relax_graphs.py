@@ -129,6 +129,41 @@ def test_edges_of_a_call(name):
     close(compiled(*args), model(*args))
 
 
+def test_no_edges():
+    """Nothing is reduced: each layer keeps what it does to the nodes themselves, and what an empty softmax leaves."""
+
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(conv.SAGEConv(F, 4, aggr=aggr) for aggr in ("mean", "max", "softmax"))
+            self.layers.append(conv.TransformerConv(F, 4))
+            self.register_buffer("edges", INDEX[:, :0])
+
+        def forward(self, x: Any, edges: Any) -> Any:
+            return [layer(x, index) for layer in self.layers for index in (edges, self.edges)]
+
+    model = Both().eval()
+    compiled = srelax.from_torch(model, (X, INDEX[:, :0]))
+    for found, expected in zip(compiled(X, INDEX[:, :0]), model(X, INDEX[:, :0]), strict=True):
+        close(found, expected)
+
+
+def test_rows_that_a_known_mask_selects():
+    """As in GPSConv, which puts the nodes of graphs one after the other and takes out what is padding."""
+
+    class Padded(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.arange(2 * 5).reshape(2, 5) % 3 != 1)
+
+        def forward(self, x: Any) -> Any:
+            return x[torch.ones(2, dtype=torch.bool)].relu(), x[self.mask].exp(), x[self.mask & False]
+
+    x, model = torch.randn(2, 5, 3), Padded()
+    for found, expected in zip(srelax.from_torch(model, (x,))(x), model(x), strict=True):
+        close(found, expected)
+
+
 @pytest.mark.slow
 def test_edges_of_a_call_out_of_range():
     for aggr, end in (("mean", 0), ("mean", 1), ("max", 0), ("max", 1)):
@@ -301,6 +336,8 @@ def test_refusals():
         srelax.from_torch(model, (X, INDEX))
     with pytest.raises(ArgumentError, match=r"static has 'edges', expected some of \[x, edge_index\]"):
         srelax.from_torch(model, (X, INDEX), static=["edges"])
+    with pytest.raises(LoweringError, match=r"sort.stable.*; replace these .* torch.compile\(model, backend=\"spars"):
+        srelax.from_torch(conv.SAGEConv(F, 4, aggr="median").eval(), (X, INDEX), static=["edge_index"])
     exported = torch.export.export(conv.SAGEConv(F, 4).eval(), (X, INDEX))
     with pytest.raises(ArgumentTypeError, match="no dynamic_shapes and nothing static"):
         srelax.from_torch(exported, static=["edge_index"])

@@ -114,9 +114,15 @@ class Constants:
     def _number(self, node: Any) -> None:
         """Select by numbers of rows where a known mask selects."""
         mask = self.known.get(node.args[1][0]) if len(node.args[1]) == 1 else None
-        if mask is not None and mask.dtype == self.torch.bool and mask.dim() == 1:
-            node.target = self.torch.ops.aten.index_select.default
-            node.args = node.args[0], 0, self.constant(mask.nonzero().flatten())
+        if mask is None or mask.dtype != self.torch.bool or mask.dim() == 0:
+            return
+        base, aten = node.args[0], self.torch.ops.aten
+        if mask.dim() > 1:
+            shape = [mask.numel(), *base.meta["val"].shape[mask.dim() :]]
+            with self.graph.inserting_before(node):
+                base = self.graph.call_function(aten.reshape.default, (base, shape))
+        node.target = aten.index_select.default
+        node.args = base, 0, self.constant(mask.flatten().nonzero().flatten())
 
     def _held(self) -> dict[str, Any]:
         """Constant tensors, by the names of placeholders."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 
 from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.relax import calls, torch_edges
@@ -49,7 +49,9 @@ def imported(exported: Any, *, keeps_params: bool = False) -> ir.IRModule:
             keep_params_as_input=keeps_params,
         )
     except AssertionError as error:  # which lists the names
-        raise LoweringError(f"TVM's importer for torch does not take the model: {error}") from None
+        fault = f"TVM's importer for torch does not take the model: {error}"
+        advice = 'replace these operators, or leave them to torch: torch.compile(model, backend="sparsetir")'
+        raise LoweringError(f"{fault}; {advice}") from None
 
 
 def _refuse_changes(program: Any, keeps_averages: bool) -> None:
@@ -177,6 +179,8 @@ def _addmm(node: Any, importer: Any) -> Any:
 def _scatter(node: Any, importer: Any) -> Any:
     """A reduction at places that are known when the model is called."""
     base, dim, index, src, *rest = importer.retrieve_args(node)
+    if _is_empty(index):
+        return base
     emit, reduce = importer.block_builder.emit, SCATTERED[rest[0] if rest else "sum"]
 
     def scattered(into: Any, values: Any, how: str) -> Any:
@@ -197,6 +201,11 @@ def _scatter(node: Any, importer: Any) -> Any:
         least = {"max": -math.inf, "min": math.inf}.get(reduce, 1)
         found = scattered(filled(base, least), src, reduce)
     return emit(relax.op.where(is_empty, base, found))
+
+
+def _is_empty(index: Any) -> bool:
+    """Whether there are no places."""
+    return any(isinstance(n, tirx.IntImm) and n.value == 0 for n in index.ty.shape.values)
 
 
 def _put_where(node: Any, importer: Any) -> Any:
@@ -223,6 +232,8 @@ def _index_put(node: Any, importer: Any) -> Any:
     if len(places) != 1 or not str(places[0].meta["val"].dtype).startswith("torch.int"):
         return importer.create_convert_map()["index_put.default"](node)
     base, (index,), values = importer.retrieve_args(node)[:3]
+    if _is_empty(index):
+        return base
     emit, inner, rank = importer.block_builder.emit, list(base.ty.shape.values)[1:], base.ty.ndim
     places = list(index.ty.shape.values)
     flat = [math.prod(places)]
