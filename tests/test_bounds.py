@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +24,10 @@ from sparsetir.tuning.ceilings import USUAL, Rates
 from sparsetir.tuning.encoding import matrix_names
 from sparsetir.tuning.evaluate import Ranking, folds
 from sparsetir.tuning.features import Operands
-from sparsetir.tuning.judge import judge
+from sparsetir.tuning.judge import bounds_of, judge
 from sparsetir.tuning.model import CostModel
 from sparsetir.tuning.points import is_data_set, recordings
+from sparsetir.tuning.pretrained import pretrained
 from sparsetir.tuning.recordings import Recording
 from sparsetir.tuning.replay import Recorded, stopped, stops
 from sparsetir.tuning.search import Search
@@ -115,6 +117,51 @@ def test_coverage_is_of_families_that_bounds_were_not_made_of() -> None:
     assert text[-1][0] == "all"
     assert all(len(row) == len(text[0]) for row in text)
     assert conformal.Coverage().cells()[0] == "0"
+
+
+def of_operations(rng: np.random.Generator, count: int, wrong: dict[str, float]) -> list[Ranking]:
+    """Rankings of made-up cases of some operations, and by how much the expected gains of each are wrong."""
+    found = []
+    for n in range(count):
+        kind = list(wrong)[n % len(wrong)]
+        row = {"work_gathers": float(list(wrong).index(kind)), "work_run": 9.0, "row_cv": float(n % 7)}
+        actual = rng.normal(0.2, 0.2)
+        gain = float(np.exp(actual + wrong[kind] * rng.normal()))
+        case = Recording(f"c{n}", {}, {}, family=f"f{n % 7}", kind=kind)
+        found.append(Ranking(case, 1.0, 1.0, 1.0, gain=gain, actual=float(np.exp(actual)), chosen=row))
+    return found
+
+
+def test_bounds_of_an_operation_that_is_not_known_are_those_of_the_worst_that_was_left_out() -> None:
+    rng, kinds = np.random.default_rng(2), ("a", "b", "c", "d")
+    familiar = of_operations(rng, 1600, dict.fromkeys(kinds, 0.05))
+    strange = of_operations(rng, 1600, dict(zip(kinds, (0.2, 0.2, 0.4, 0.4), strict=True)))
+    bounds = conformal.Bounds.fit(familiar, strange=strange)
+    assert [each[0] for each in bounds.known] == [0, 1, 2, 3]
+    as_known, not_known = ({"work_gathers": n, "work_run": 9.0} for n in (1.0, 7.0))
+    assert bounds.interval(0.0, as_known) == conformal.Bounds.fit(familiar).interval(0.0, as_known)
+    assert bounds.interval(0.0, not_known)[0] < -0.4 < bounds.interval(0.0, as_known)[0]
+    again = conformal.Bounds(**json.loads(json.dumps(bounds.as_dict())))
+    assert again.interval(0.0, not_known) == bounds.interval(0.0, not_known)
+    assert again.interval(0.0, as_known) == bounds.interval(0.0, as_known)
+    narrow, wide = conformal.coverage(familiar, "kind"), conformal.coverage(strange, "kind", familiar=familiar)
+    assert 0.86 < np.mean(narrow["all"].held) < 0.94
+    assert 0.88 < np.mean(wide["all"].held)
+    assert np.mean(wide["all"].inside) > 0.88 > np.mean(conformal.coverage(strange, "kind")["all"].inside) - 0.05
+
+
+def test_the_shipped_model_knows_which_operations_it_knows() -> None:
+    model = pretrained()
+    assert model is not None
+    bounds = bounds_of(model.about)
+    assert bounds is not None
+    programs = {name: getattr(ops, name)() for name in ("spmm", "spmv", "sddmm", "mttkrp")}
+    programs |= {f"drawn_{n}": drawn.draw(n).program for n in range(plan.PROGRAMS)}
+    rows = {name: Work.of(decode(program), {}).numbers(USUAL, 1.0) for name, program in programs.items()}
+    for row in rows.values():
+        assert {conformal.operation({**row, "work_run": run}) for run in (1.0, 6.0)} & set(map(tuple, bounds.known))
+    product = {**rows["spmm"], "work_run": 6.0}
+    assert bounds.margin(product) < 2 < bounds.margin({**product, "work_gathers": 9.0})
 
 
 def test_few_cases_have_wide_bounds() -> None:

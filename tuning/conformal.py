@@ -5,6 +5,12 @@ The model names its favourite of each case that it was not trained on, and says 
 kernel it is. Split-conformal prediction takes the quantile of what it was wrong by as what it will be wrong by next
 time: Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World", 2005. Cases are grouped by what the program
 does and by how near the matrix is to a family that the model knows, each group with quantiles of its own.
+
+Cases of an operation that the model was not trained on are no draws from these groups. Their bounds are made of what
+models were wrong by that saw all other operations: the widest that one of them needs. Were a new operation drawn as
+those were, it would need wider ones once in as many times as there were operations, and one more: see Lee, Barber and
+Willett, "Distribution-free inference with hierarchical data", 2023. Were each operation given its share of one quantile
+instead, with a share for the new one, as is done there, less than ten operations would bound nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +25,10 @@ import numpy as np
 from sparsetir.tuning.evaluate import Ranking
 
 LEVEL = 0.9
+UNKNOWN = "unknown"  # the group of operations that no case is of
 LEAST = 40  # cases of a group that has quantiles of its own
+# What operations are told apart by: numbers of a program that do not change with the sizes of its arguments.
+PROGRAM = ("work_gathers", "work_rows", "work_streams", "work_sums", "work_is_sparse")
 # What families are told apart by: numbers of a matrix that do not grow with it.
 COMPARED = ("row_cv", "row_gini", "row_empty", "column_gini", "panel_columns", "diagonal_share", "fill_4x4", "uneven_8")
 
@@ -32,28 +41,33 @@ class Bounds:
     ----------
     margins : mapping of str to (float, float, float)
         By group, the quantiles of what the model was wrong by: those of an interval's ends, and in between the one of
-        a bound from below. The group "" is of all cases.
+        a bound from below. The group "" is of all cases, `UNKNOWN` of operations that are not `known`.
     centres : sequence of sequence of float
         Of the families that were trained on, by the numbers `COMPARED`.
     near : float
         How far the nearest family is at most, where a matrix counts as near.
     level : float
         How many of a hundred the bounds are to hold for, as a share.
+    known : sequence of sequence of int
+        The operations that were trained on, see `operation`; none if all are taken to be known.
     """
 
     margins: Mapping[str, Sequence[float]]
     centres: Sequence[Sequence[float]] = ()
     near: float = float("inf")
     level: float = LEVEL
+    known: Sequence[Sequence[int]] = ()
 
     @classmethod
-    def fit(cls, found: Sequence[Ranking], level: float = LEVEL) -> Bounds:
+    def fit(cls, found: Sequence[Ranking], level: float = LEVEL, strange: Sequence[Ranking] = ()) -> Bounds:
         """Those of how a model ranked cases of families that it was not trained on.
 
         Parameters
         ----------
         found : sequence of Ranking
         level : float
+        strange : sequence of Ranking
+            The same by models that were not trained on the operation; none where all are taken to be known.
         """
         families = {r.case.family for r in found}
         centres = {f: _centre([r for r in found if r.case.family == f]) for f in families}
@@ -64,7 +78,10 @@ class Bounds:
             for name in {"", group(r.chosen, away[id(r)] <= near)}:
                 groups.setdefault(name, []).append(r.wrong_by)
         kept = {name: quantiles(held, level) for name, held in groups.items() if not name or len(held) >= LEAST}
-        return cls(kept, [list(c) for c in centres.values()], near, level)
+        of_each = [[r.wrong_by for r in strange if r.case.kind == kind] for kind in {r.case.kind for r in strange}]
+        enough = [held for held in of_each if len(held) >= LEAST]
+        known = sorted({operation(r.chosen) for r in found}) if enough else []
+        return cls(kept | widest(enough, level), [list(c) for c in centres.values()], near, level, known)
 
     def interval(self, gain: float, row: Mapping[str, float]) -> tuple[float, float, float]:
         """The lower bound of a gain, and the ends of its interval.
@@ -76,9 +93,13 @@ class Bounds:
         row : mapping of str to float
             What the model sees of it.
         """
-        is_near = _distance(_numbers(row), self.centres) <= self.near
-        low, bound, high = self.margins.get(group(row, is_near), self.margins[""])
+        low, bound, high = self.margins.get(self._group(row), self.margins[""])
         return gain - bound, gain - high, gain - low
+
+    def _group(self, row: Mapping[str, float]) -> str:
+        if self.known and operation(row) not in {tuple(each) for each in self.known}:
+            return UNKNOWN
+        return group(row, _distance(_numbers(row), self.centres) <= self.near)
 
     def margin(self, row: Mapping[str, float]) -> float:
         """How many times faster than the untuned kernel one must look to be faster for sure; no less than 1."""
@@ -93,6 +114,31 @@ def group(row: Mapping[str, float], is_near: bool) -> str:
     """What the program does, and whether its matrix is near to known ones."""
     does = "entries" if row.get("work_is_sparse", 0) > 0 else "rows" if row.get("work_run", 0) > 1 else "numbers"
     return f"{does} {'near' if is_near else 'far'}"
+
+
+def operation(row: Mapping[str, float]) -> tuple[int, ...]:
+    """What tells a program from others, whatever the sizes of its arguments and the name that somebody gave it.
+
+    Examples
+    --------
+    >>> operation({"work_gathers": 1.0, "work_rows": 1.0, "work_streams": 1.0, "work_run": 5.0})  # SpMM
+    (1, 1, 1, 0, 0, 1)
+    """
+    return (*(int(row.get(name, 0)) for name in PROGRAM), int(row.get("work_run", 0) > 1))
+
+
+def widest(of_each: Sequence[Sequence[float]], level: float) -> dict[str, tuple[float, float, float]]:
+    """The margins of what is not known: so wide that they hold for each of some operations; none where there are none.
+
+    Examples
+    --------
+    >>> widest([[0.0] * 50, [0.5] * 50, [-0.5] * 50], 0.9)
+    {'unknown': (-0.5, 0.5, 0.5)}
+    """
+    if not of_each:
+        return {}
+    lows, bounds, highs = zip(*(quantiles(held, level) for held in of_each), strict=True)
+    return {UNKNOWN: (min(lows), max(bounds), max(highs))}
 
 
 def quantiles(wrong_by: Sequence[float], level: float) -> tuple[float, float, float]:
@@ -168,12 +214,28 @@ class Coverage:
 HEADING = ["cases", "gain above its bound", "inside the interval", "kernel used", "its speedup", "slower than untuned"]
 
 
-def coverage(found: Sequence[Ranking], by: str, level: float = LEVEL) -> dict[str, Coverage]:
-    """How often bounds hold that were made of the other families or operations (`by`), and for all together."""
+def coverage(
+    found: Sequence[Ranking], by: str, level: float = LEVEL, familiar: Sequence[Ranking] | None = None
+) -> dict[str, Coverage]:
+    """How often bounds hold that were made of the other families or operations (`by`), and for all together.
+
+    Parameters
+    ----------
+    found : sequence of Ranking
+        By models that were not trained on the family or operation.
+    by : str
+        An attribute of a case.
+    level : float
+    familiar : sequence of Ranking, optional
+        How the same cases are ranked by models that know their operation, where `found` is of models that do not.
+    """
     table: dict[str, Coverage] = {}
     for name in sorted({str(getattr(r.case, by)) for r in found}):
         others = [r for r in found if str(getattr(r.case, by)) != name]
-        bounds = Bounds.fit(others, level)
+        if familiar is None:
+            bounds = Bounds.fit(others, level)
+        else:
+            bounds = Bounds.fit([r for r in familiar if str(getattr(r.case, by)) != name], level, others)
         for r in (r for r in found if str(getattr(r.case, by)) == name):
             bound, low, high = bounds.interval(np.log(r.gain), r.chosen)
             actual = float(np.log(r.actual))
@@ -190,4 +252,16 @@ def cells(found: Mapping[str, Coverage], title: str) -> list[list[str]]:
     return [[title, *HEADING], *([name, *found[name].cells()] for name in ordered)]
 
 
-__all__ = ["COMPARED", "LEVEL", "Bounds", "Coverage", "cells", "coverage", "group", "quantiles"]
+__all__ = [
+    "COMPARED",
+    "LEVEL",
+    "UNKNOWN",
+    "Bounds",
+    "Coverage",
+    "cells",
+    "coverage",
+    "group",
+    "operation",
+    "quantiles",
+    "widest",
+]

@@ -33,7 +33,8 @@ from sparsetir.tuning.replay import BUDGETS, compare, runs_of, stops
 ROUNDS, OBJECTIVE = 160, "regression"
 LED = "trees, regression"  # the model that ships
 FOLDS = 10  # groups of matrices or families that are left out in turn
-LEFT_OUT = ("matrix", "family", "kind", "dtype", "threads")
+OPERATION = "kind"  # what a case calls its operation
+LEFT_OUT = ("matrix", "family", OPERATION, "dtype", "threads")
 SETTINGS_OF_MACHINES = ("threads", "mcpu")  # that a model is carried over
 TITLES = {"kind": "operation", "threads": "number of threads", "mcpu": "mcpu"}
 SHARES, DRAWN = (0.1, 0.3, 1.0), 24  # of the matrices in a learning curve, and trials of a search that is drawn
@@ -142,7 +143,8 @@ def tables(cases: Sequence[Recording], rounds: int, unseen: list[Ranking]) -> It
         yield markdown(by_part(found[LED], "op" if by in ("matrix", "family") else by)) + "\n"
         yield markdown(by_margin(found[LED])) + "\n"
         if by != "matrix":
-            yield markdown(conformal.cells(conformal.coverage(found[LED], by), f"one {title} left out")) + "\n"
+            held = conformal.coverage(found[LED], by, familiar=unseen if by == OPERATION else None)
+            yield markdown(conformal.cells(held, f"one {title} left out")) + "\n"
     for by in SETTINGS_OF_MACHINES:
         moved = transfer.transferred(cases, partial(train, rounds=rounds), by)
         if moved:
@@ -226,6 +228,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.plots is not None:
         plots(cases, over, args.rounds, unseen, args.plots)
     if args.out is not None:
+        has_others = len({case.kind for case in cases}) > 1
+        strange = held_out(cases, partial(train, rounds=args.rounds), OPERATION, FOLDS) if has_others else []
         model: CostModel = train(cases, objective=args.objective, rounds=args.rounds, seed=args.seed)
         about = {
             "candidates": sum(len(case.seconds) for case in cases),
@@ -235,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "margin": safe_margin(unseen),
             "threads": sorted({case.threads for case in cases}),
             PLACED: any(case.is_placed for case in cases),
-            "bounds": conformal.Bounds.fit(unseen).as_dict(),
+            "bounds": conformal.Bounds.fit(unseen, strange=strange).as_dict(),
         }
         replace(model, about={**model.about, **about}).save(args.out)
         say(f"wrote {args.out}, {args.out.stat().st_size >> 10} KiB")
