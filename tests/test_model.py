@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +30,7 @@ from sparsetir.tuning.analytic import Structure, terms
 from sparsetir.tuning.encoding import Encoding, choice_names, matrix_names, pattern_names
 from sparsetir.tuning.estimate import Estimates
 from sparsetir.tuning.evaluate import pairs_in_order, ranking, safe_margin
-from sparsetir.tuning.evaluator import Evaluator
+from sparsetir.tuning.evaluator import Evaluator, paced
 from sparsetir.tuning.features import CHOICES, Operands, Stored, density, of_pattern
 from sparsetir.tuning.guess import guess
 from sparsetir.tuning.model import OBJECTIVES, AnalyticModel, CostModel, RandomModel, closeness
@@ -544,19 +546,23 @@ def test_every_format_of_a_search_begins_with_what_suits_the_arguments(monkeypat
     assert all(c.choices.stream == 1 for c in first)
 
 
-def test_the_untuned_kernel_is_timed_before_and_after_a_trial() -> None:
-    for times, usual in (([3.0, 1.0], 1.0), ([1.0, 3.0], 1.0)):
-        left = iter(times)
-        evaluator = SimpleNamespace(typical=lambda _candidate, _seconds, left=left: next(left), paced=(0.5, -math.inf))
-        assert Evaluator._between(evaluator, lambda: "timed") == ("timed", usual)
-        assert next(left, None) is None
+def test_what_would_be_the_best_is_compared_with_the_untuned_kernel_again() -> None:
+    """A pause of the machine that hit the untuned kernel alone must not make another one the best."""
+    for of_candidate, times, expected in ((2.0, [3.0, 1.0], 1.0), (2.0, [1.0, 3.0], 1.0), (4.0, [3.0, 1.0], 3.0)):
+        left, known = iter(times), SimpleNamespace(paces=deque(), best=1.0)
+        known.typical = lambda candidate, _seconds, left=left, of=of_candidate: next(left) if candidate is None else of
+        known._doubted = partial(Evaluator._doubted, known)
+        assert Evaluator.interleaved(known, Candidate(), 1e-3) == (of_candidate, expected)
 
 
 def test_what_was_timed_a_moment_ago_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    left, clock = iter([3.0, 2.0, 4.0, 5.0, 6.0]), iter([0.0, 0.1, 0.1001, 0.2, 0.3, 0.4])
-    monkeypatch.setattr("sparsetir.tuning.evaluator.time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    evaluator = SimpleNamespace(typical=lambda _candidate, _seconds: next(left), paced=(0.5, -math.inf))
-    assert [Evaluator._between(evaluator, lambda: None)[1] for _ in range(3)] == [2.0, 2.0, 5.0]
+    now, left = [0.0], iter([3e-3, 4e-3, 5e-3, 2.0, 9.0])
+    monkeypatch.setattr("sparsetir.tuning.evaluator.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    known = SimpleNamespace(typical=lambda _candidate, _seconds: next(left), paces=deque(maxlen=4))
+    found = []
+    for now[0] in (0.0, 0.02, 0.04, 9.0, 9.03, 9.1, 99.0):  # a moment is some calls where these are long
+        found.append(paced(known, 1e-3))
+    assert found == [3e-3, 3e-3, 3e-3, 5e-3, 5e-3, 5e-3, 9.0]
 
 
 @pytest.mark.slow

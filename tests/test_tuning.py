@@ -577,7 +577,7 @@ def test_what_many_calls_get_is_never_dropped_from_a_search(
         return replace(found, seconds=9.0 if is_announced(candidate) else 0.5 if candidate else 1.0, turns=())
 
     keep_time(monkeypatch, clock)
-    monkeypatch.setattr(pool, "CLOSE", ())
+    monkeypatch.setattr(pool, "TURNS", 1)
     monkeypatch.setattr(pool.Pool, "time", slow_blocks)
     monkeypatch.setattr(tune, "FINALISTS", 2)
     result = tune_sparse(
@@ -604,13 +604,29 @@ def test_a_candidate_far_behind_the_best_is_dropped(
     monkeypatch.setattr(evaluator, "timed_calls", lambda *_a, **_k: [waiting.pop(0)] * 2)
     monkeypatch.setattr(evaluator, "burst", lambda _call, seconds: long.append(seconds) or [1.0] * 5)
     monkeypatch.setattr(known, "typical", lambda _candidate, _seconds: 1.0)
-    known.best, known.paced = 1.0, (1.0, float("-inf"))
+    known.best = 1.0
+    known.paces.clear()
+    monkeypatch.setattr(evaluator, "LONG_CALL", float("inf"))
     found = known.time(Candidate(Choices(tile=16)))
     assert (long == []) == dropped
     assert not waiting
     assert found.error is None
     assert found.seconds == (turns[0] if dropped else 1.0)
     assert found.usual == known.best == 1.0
+
+
+def test_a_long_call_that_was_checked_is_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Evaluator(ops.spmm(), arguments(), None)
+    monkeypatch.setattr(evaluator, "LONG_CALL", 0.0)
+    monkeypatch.setattr(evaluator, "timed_calls", None)
+    monkeypatch.setattr(evaluator, "burst", None)
+    monkeypatch.setattr(known, "typical", lambda _candidate, _seconds: 1.0)
+    known.best = 1e-12
+    found = known.time(Candidate(Choices(tile=16)))
+    assert found.error is None
+    assert found.seconds is not None
+    assert 0 < found.seconds < 1
+    assert known.best == 1e-12
 
 
 @pytest.mark.slow

@@ -8,11 +8,11 @@ returns what can be sent to another process, and whatever a candidate does wrong
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from tvm import tirx
 
@@ -21,7 +21,7 @@ from sparsetir.errors import TuningError
 from sparsetir.formats.format import Format
 from sparsetir.harness.products import KnownOp, recognise
 from sparsetir.harness.reference import Reference
-from sparsetir.harness.timing import timed_calls
+from sparsetir.harness.timing import LONG_CALL, timed_calls
 from sparsetir.interop import is_sparse
 from sparsetir.schedules import Choices
 from sparsetir.tuning.candidate import Candidate
@@ -42,8 +42,9 @@ from sparsetir.tuning.templates import Template
 from sparsetir.tuning.variants import FormatVariants
 from sparsetir.tuning.workload import Call, Workload
 
-T = TypeVar("T")
-MOMENT = 0.02  # seconds in which the machine is taken to stay as fast
+# Seconds in which the machine is taken to stay as fast, or calls of the untuned kernel if these are longer; and for how
+# many times as long a burst of that counts.
+MOMENT, CALLS, LATELY = 0.025, 8, 4
 RACE_SECONDS, RACES = 0.003, 2  # of a short burst, and how many a candidate has to keep up in
 BEHIND, FAR_BEHIND = 1.3, 2.0  # times the best so far: slower in all of them, or so slow in one, a candidate is dropped
 NEAR = 1.15  # times the best so far: only for what seems nearer, a long burst is worth its time
@@ -137,7 +138,7 @@ class Evaluator:
         self.variants = FormatVariants(self.kernel, target, self.inputs, self.workload, self.name, template)
         self.fixed = self.variants(None).sizes
         self.best = float("inf")  # of all candidates: seconds over those of the untuned kernel
-        self.paced = float("inf"), float("-inf")  # the last burst of the untuned kernel: its typical call, and when
+        self.paces: deque[Pace] = deque(maxlen=LATELY)
         if template is None:
             # A program that the sketches cannot schedule is an error here, not a failed trial.
             self.variants.values(None)
@@ -198,13 +199,14 @@ class Evaluator:
         try:
             call = self.untuned if candidate is None else self.call(candidate)
             workload = self.workload if candidate is None else self.variants(candidate.format).workload
-            wrong = self.reference.disagreement(workload.fresh(call))
+            first = Clocked(call)
+            wrong = self.reference.disagreement(workload.fresh(first))
             if wrong is not None:
                 return Measurement(error=f"wrong result: {wrong}")
             if candidate is None:
                 return summary(burst(call, BURST_SECONDS))
             self.variants(candidate.format).form.prove(candidate.choices)
-            found, usual = self._raced(call)
+            found, usual = self._raced(call, first.seconds)
             self.best = min(self.best, (found.seconds or float("inf")) / usual)
             return replace(found, usual=usual)
         except Exception as error:
@@ -218,36 +220,39 @@ class Evaluator:
             return float("inf")
 
     def interleaved(self, candidate: Candidate, seconds: float) -> tuple[float, float]:
-        """`typical`, and that of the untuned kernel right before and after it."""
-        return self._between(lambda: self.typical(candidate, seconds), seconds)
+        """`typical`, and that of the untuned kernel at about the same time."""
+        usual = paced(self, seconds)
+        found = self.typical(candidate, seconds)
+        return found, self._doubted(found, usual, seconds)
 
-    def _raced(self, call: Call) -> tuple[Measurement, float]:
-        """Timed `_between`, or in short bursts only if it is far behind the best in all of them."""
-        before, samples = _pace(self, PACE_SECONDS), list[float]()
-        self.paced = before, time.perf_counter()
-        for _ in range(RACES):
-            turn = timed_calls(call, RACE_SECONDS, least=2, least_long=1)
+    def _raced(self, call: Call, first: float) -> tuple[Measurement, float]:
+        """A candidate's time and that of the untuned kernel; of one that is far behind the best in short bursts only.
+
+        `first` has the seconds of a call that was made already. What the caches held then makes no difference to a long
+        one.
+        """
+        usual, samples = paced(self, PACE_SECONDS), list[float]()
+        known = [[first]] if first > LONG_CALL else []
+        for n in range(RACES):
+            turn = known[n] if n < len(known) else timed_calls(call, RACE_SECONDS, least=2, least_long=1)
             samples += turn
-            behind = lower_quartile(turn) / before / self.best
+            behind = lower_quartile(turn) / usual / self.best
             if behind > FAR_BEHIND:
                 break
             if behind <= BEHIND:
-                seconds = BURST_SECONDS if behind <= NEAR else RACE_SECONDS
-                found, usual = self._between(partial(burst, call, seconds))
-                return summary([*samples, *found]), min(usual, before)
-        return summary(samples), before
+                samples += burst(call, BURST_SECONDS if behind <= NEAR else RACE_SECONDS)
+                break
+        return summary(samples), self._doubted(lower_quartile(samples), usual, PACE_SECONDS)
 
-    def _between(self, timed: Callable[[], T], seconds: float = PACE_SECONDS) -> tuple[T, float]:
-        """What is timed, and a typical call of the untuned kernel before and after it.
+    def _doubted(self, seconds: float, usual: float, turn: float) -> float:
+        """The time of the untuned kernel, taken once more where what was timed meanwhile would be the best so far.
 
-        Were it only after, a pause of the machine that hits this kernel alone would make the other one look fast.
-        What was timed after another candidate a moment ago is not timed again.
+        A pause of the machine that hit the untuned kernel alone makes others look fast, and those after them slow.
         """
-        before = _pace(self, seconds)
-        found = timed()
-        after = self.typical(None, seconds)
-        self.paced = after, time.perf_counter()
-        return found, min(before, after)
+        if seconds / usual >= self.best:
+            return usual
+        self.paces.append(Pace(self.typical(None, turn), time.perf_counter()))
+        return min(usual, self.paces[-1].seconds)
 
     def disagreement(
         self, function: Callable[..., Any], names: list[str], format: Format | None
@@ -258,10 +263,41 @@ class Evaluator:
         return call, self.reference.disagreement(workload.fresh(call))
 
 
-def _pace(evaluator: Evaluator, seconds: float) -> float:
-    """A typical call of the untuned kernel, a moment ago or now."""
-    known, at = evaluator.paced
-    return known if time.perf_counter() - at <= MOMENT else evaluator.typical(None, seconds)
+@dataclass(frozen=True)
+class Pace:
+    """A typical call of the untuned kernel, and when it was timed."""
+
+    seconds: float
+    at: float
+
+    def is_younger(self, times: float) -> bool:
+        """Than so many moments."""
+        return time.perf_counter() - self.at <= times * max(MOMENT, CALLS * self.seconds)
+
+
+def paced(evaluator: Evaluator, seconds: float) -> float:
+    """A typical call of the untuned kernel these days: the fastest of the last bursts, one of which is a moment old.
+
+    Were it the last one, a pause of the machine that hits this kernel alone would make others look fast.
+    """
+    if not evaluator.paces or not evaluator.paces[-1].is_younger(1):
+        found = evaluator.typical(None, seconds)
+        evaluator.paces.append(Pace(found, time.perf_counter()))
+    return min(pace.seconds for pace in evaluator.paces if pace.is_younger(LATELY) or pace is evaluator.paces[-1])
+
+
+@dataclass
+class Clocked:
+    """A call that notes how long it took."""
+
+    call: Call
+    seconds: float = float("inf")
+
+    def __call__(self) -> Any:
+        begin = time.perf_counter()
+        found = self.call()
+        self.seconds = time.perf_counter() - begin
+        return found
 
 
 __all__ = ["Evaluator", "Prepared"]

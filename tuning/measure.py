@@ -18,9 +18,11 @@ Timed = Callable[[float], float]
 
 BURST_SECONDS, PACE_SECONDS = 0.008, 0.006
 FEW = 5  # calls of a burst at least
+LONG = 5e-3  # seconds of a call; longer ones see their share of whatever else the machine does
 ROUNDS, FEWEST_ROUNDS, DUEL_SECONDS = 5, 2, 2.0
 DUEL_TURN = 0.02  # seconds of a case in a round
 MOST_ROUNDS = 25  # where what was measured does not decide
+AGREE = 1.05  # times as long as the shortest turn: no other one is needed
 BEHIND = 1.15  # times the fastest of a round: a case that is so slow in each of the first rounds is not timed again
 
 
@@ -81,6 +83,20 @@ class Measurement:
         seconds = at_pace(self.seconds, self.usual, usual)
         return replace(self, seconds=seconds, turns=(seconds,))
 
+    def wants_a_turn(self, near: float, turn: int) -> bool:
+        """Whether a short burst of other work could decide about a candidate.
+
+        Parameters
+        ----------
+        near : float
+            Seconds below which a candidate is near the best.
+        turn : int
+            How many it had; a third one is for those whose first ones differ.
+        """
+        if self.seconds is None or not self.seconds < min(LONG, near):
+            return False
+        return turn < 2 or (len(self.turns) == turn and max(self.turns) > AGREE * min(self.turns))
+
     def again(self, seconds: float) -> Measurement:
         """With another burst: the median of all, and a spread that is at least what they differ by."""
         if self.seconds is None or seconds == float("inf"):
@@ -105,8 +121,11 @@ def at_pace(seconds: float, untuned: float, usual: float) -> float:
 
 
 def burst(call: Call, seconds: float) -> list[float]:
-    """`timed_calls`, at least `FEW`; two of long calls."""
-    return timed_calls(call, seconds, least=FEW, least_long=2)
+    """`timed_calls`, at least `FEW`; two where a scheduler tick may be half of one, one of longer ones."""
+    samples = timed_calls(call, seconds, least=FEW, least_long=1)
+    if len(samples) == 1 and samples[0] < LONG:
+        samples += timed_calls(call, 0.0, least=1, least_long=1)
+    return samples
 
 
 def typical(call: Call, seconds: float) -> float:

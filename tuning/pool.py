@@ -42,8 +42,7 @@ from sparsetir.tuning.workers import (
 
 MOST_BYTES = 1 << 30  # of arguments that are copied to workers
 TURN_SECONDS = 0.005  # of a candidate's second and third turn
-CLOSE = (1.25, 1.1)  # times the best so far: slower candidates get no second turn, or no third
-LONG = 5e-3  # seconds of a call; longer ones see their share of whatever else the machine does
+CLOSE, TURNS = 1.15, 3  # times the best so far: slower candidates get no second turn; and how many turns there are
 AHEAD = 2  # formats that are prepared while a batch is compiled
 TIMEOUT = 20.0  # seconds of one compilation or measurement
 ALLOWED = 20.0  # times the seconds of the untuned kernel, if that is more
@@ -120,16 +119,13 @@ class Pool(Formats):
             for candidate, worker in workers.items():
                 found = Measurement(error=worker) if isinstance(worker, str) else self.time(candidate, worker)
                 timed[candidate] = found
-            for close in CLOSE:
-                self._time_again({c: workers[c] for c, found in timed.items() if self._is_near(found, close)}, timed)
+            for turn in range(1, TURNS):
+                near = [c for c, found in timed.items() if found.wants_a_turn(CLOSE * self.best, turn)]
+                self._time_again({c: workers[c] for c in near}, timed)
         except KeyboardInterrupt:
             yield from timed.items()
             raise
         yield from timed.items()
-
-    def _is_near(self, found: Measurement, times: float) -> bool:
-        """Whether a short burst of other work could decide about a candidate `times` as slow as the best."""
-        return found.seconds is not None and found.seconds < min(LONG, times * self.best)
 
     def _time_again(self, workers: Mapping[Candidate, Any], timed: dict[Candidate, Measurement]) -> None:
         """Another turn for candidates, each some time after its last one, and those of a worker after each other."""

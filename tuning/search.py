@@ -7,7 +7,9 @@ it would have, and a recorded one can be replayed.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Protocol
@@ -32,6 +34,7 @@ COLD = 0.25  # by how much faster a candidate must look that is to be compiled, 
 ALIKE = 1  # candidates of one format in a batch, while little is known
 SURE = 1  # places of a batch for what the portfolio still has
 BELIEF = 8  # trials that a prior model is worth
+MODELS = 2  # of trials that are kept: of those before a batch, and of all
 HEAT, COOLING = 0.3, 0.97  # of annealing: a candidate so much slower is taken with a chance of 1/e; after each batch
 
 FASTER = 1.03  # times the best so far: what a search may miss
@@ -230,6 +233,14 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """A model of trials, and the trust in the prior one that it corrects: what its scores are multiplied by."""
+
+    model: CostModel
+    trust: float
+
+
 class Search:
     """A strategy with the trials it was told.
 
@@ -275,10 +286,10 @@ class Search:
         self.strategy = STRATEGIES[strategy if is_led else "evolution"]
         self.told: dict[Candidate, float] = {}
         self._rows: dict[Candidate, np.ndarray] = {}
-        self._model: tuple[int, CostModel | None] = (-1, None)
+        self._before: dict[Candidate, float] = {}  # scores of the prior model
+        self._models: OrderedDict[int, Fitted] = OrderedDict()  # by how many trials they are of
         self._foretold: dict[Candidate, float] = {}  # logarithms of seconds, when a candidate was asked for
         self._expected: tuple[int, dict[Candidate, float | None]] = (0, {})  # seconds, after so many trials
-        self._trust = 1.0  # in the prior model: what its scores are multiplied by
 
     def tell(self, candidate: Candidate, seconds: float | None) -> None:
         """Note a trial; `seconds` is None if it failed. A second time for the same candidate is ignored.
@@ -297,7 +308,8 @@ class Search:
 
     def importance(self, names: Sequence[str]) -> dict[str, float]:
         """Which features the prior model uses, the most important first; else the model of the trials."""
-        model = self.prior or self._fitted(self.told)
+        fitted = self._fitted(self.told)
+        model = self.prior or (fitted.model if fitted is not None else None)
         return model.importance(names) if isinstance(model, CostModel) else {}
 
     def ask(self, count: int = BATCH) -> list[Candidate]:
@@ -362,32 +374,40 @@ class Search:
     def score(self, known: Known) -> Score | None:
         """Ranks candidates by the trials and the prior model, as far as there are any; None if there are none."""
         fitted = self._fitted(known)
-        models = [model for model in (self.prior, fitted) if model is not None]
-        if not models:
-            return None
-        weights = [self._trust, 1.0] if len(models) == 2 else [1.0]
+        if fitted is None:
+            return None if self.prior is None else self._of_prior
+        if self.prior is None:
+            return lambda candidates: fitted.model.predict(self._matrix(candidates))
 
         def scores(candidates: Sequence[Candidate]) -> np.ndarray:
-            rows = self._matrix(candidates)
-            found: np.ndarray = np.sum([w * m.predict(rows) for w, m in zip(weights, models, strict=True)], axis=0)
-            return found
+            own = fitted.model.predict(self._matrix(candidates))
+            return fitted.trust * self._of_prior(candidates) + own
 
         return scores
 
-    def _fitted(self, known: Known) -> CostModel | None:
+    def _of_prior(self, candidates: Sequence[Candidate]) -> np.ndarray:
+        """Scores of the prior model, which is asked once for each candidate."""
+        assert self.prior is not None
+        new = list(dict.fromkeys(c for c in candidates if c not in self._before))
+        if new:
+            self._before.update(zip(new, self.prior.predict(self._matrix(new)).tolist(), strict=True))
+        return np.array([self._before[c] for c in candidates])
+
+    def _fitted(self, known: Known) -> Fitted | None:
         """A model of the trials, of what the prior one gets wrong where there is one; None while there are too few."""
         seconds = np.array(list(known.values()))
         if len(known) < self.warmup or not np.isfinite(seconds).any():
             return None
-        if self._model[0] != len(known):
-            rows = self._matrix(list(known))
-            prior = None
+        if len(known) not in self._models:
+            rows, prior, share = self._matrix(list(known)), None, 1.0
             if self.prior is not None:
-                prior = self.prior.predict(rows)
-                self._trust = trust(prior, labels_of(seconds, np.zeros(len(known))))
-                prior = self._trust * prior
-            self._model = (len(known), CostModel.fit(rows, seconds, prior=prior, seed=self.seed))
-        return self._model[1]
+                prior = self._of_prior(list(known))
+                share = trust(prior, labels_of(seconds, np.zeros(len(known))))
+                prior = share * prior
+            self._models[len(known)] = Fitted(CostModel.fit(rows, seconds, prior=prior, seed=self.seed), share)
+            while len(self._models) > MODELS:
+                self._models.popitem(last=False)
+        return self._models[len(known)]
 
     def predicted(self, candidates: Sequence[Candidate]) -> Iterator[float | None]:
         """The seconds that the models expect of candidates, where anything is known."""
@@ -404,8 +424,10 @@ class Search:
         ran = [c for c, seconds in self.told.items() if np.isfinite(seconds)]
         if score is None or not ran or not candidates:
             return [None for _ in candidates]
-        level = np.median(np.log([self.told[c] for c in ran]) + score(ran))
-        return [float(np.exp(level - s)) for s in score(candidates)]
+        scores = score([*ran, *candidates])
+        level = np.median(np.log([self.told[c] for c in ran]) + scores[: len(ran)])
+        found: list[float | None] = np.exp(level - scores[len(ran) :]).tolist()
+        return found
 
     def _matrix(self, candidates: Sequence[Candidate]) -> np.ndarray:
         new = [c for c in candidates if c not in self._rows]

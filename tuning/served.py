@@ -27,7 +27,7 @@ from sparsetir.machine import machine_name
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.evaluator import Evaluator, Prepared
 from sparsetir.tuning.measure import Measurement, Place, at_pace, duel
-from sparsetir.tuning.pool import CLOSE, LONG, TURN_SECONDS
+from sparsetir.tuning.pool import CLOSE, TURN_SECONDS, TURNS
 from sparsetir.tuning.recorded import circumstances
 from sparsetir.tuning.workers import (
     Job,
@@ -215,12 +215,8 @@ def measured(desk: Desk, candidate: Candidate, best: float) -> Measurement:
         return Measurement(error=f"its process {error}" if isinstance(error, Lost) else error)
     with desk.alone():
         found = _measurement(desk.ask(time_candidate, candidate))
-        for close in CLOSE:
-            if (
-                found.seconds is None
-                or found.usual is None
-                or not found.seconds < min(LONG, close * best * found.usual)
-            ):
+        for number in range(1, TURNS):
+            if found.usual is None or not found.wants_a_turn(CLOSE * best * found.usual, number):
                 return found
             turn = desk.ask(interleaved_seconds, candidate, TURN_SECONDS)
             seconds, usual = (float("inf"), found.usual) if isinstance(turn, Lost) else turn

@@ -14,6 +14,7 @@ from typing import Any
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ExecutorLostError, SparseTIRError
 from sparsetir.formats.format import Format
+from sparsetir.pauses import old_objects_aside
 from sparsetir.scalars import as_whole
 from sparsetir.tuning.accumulators import computes_patterns, refuse_others, tune_accumulators
 from sparsetir.tuning.candidate import Candidate
@@ -201,7 +202,7 @@ def tune_sparse(
     apart = trials_left > ALONE if isolate is None else isolate
     cost = partial(full_cost, amortize_over=amortize_over)
     check_executor(executor, machines)
-    with opened(executor) as workers, Progress(budget, shown=progress) as bar:
+    with old_objects_aside(), opened(executor) as workers, Progress(budget, shown=progress) as bar:
         bar.say("preparing the untuned kernel")
         how = {"isolate": apart, "timeout": timeout, "finite": finite}
         how |= {"executor": workers, "machines": machines}
