@@ -16,6 +16,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +38,7 @@ from sparsetir.harness.inputs import say
 from sparsetir.harness.reference import Reference
 from sparsetir.ir import decode
 from sparsetir.machine import CORES, machine_name
+from sparsetir.pauses import old_objects_aside
 from sparsetir.schedules import Choices, Registers, suit
 from sparsetir.threads import get_num_threads, set_num_threads
 from sparsetir.transform.decompose import decompose_format
@@ -46,7 +48,7 @@ from sparsetir.tuning.ceilings import measure_rates
 from sparsetir.tuning.database import digest
 from sparsetir.tuning.estimate import Estimates
 from sparsetir.tuning.features import Stored
-from sparsetir.tuning.form import FormatVariant
+from sparsetir.tuning.form import FormatVariant, compile_together
 from sparsetir.tuning.plan import Job, Source, jobs
 from sparsetir.tuning.space import Values, drawn, fixed, free_sizes, start
 from sparsetir.tuning.variants import own_storage
@@ -85,7 +87,10 @@ class Form:
     compiled: dict[Choices, Callable[..., Any]] = field(default_factory=dict)
 
     def function(self, choices: Choices) -> Callable[..., Any]:
-        """Machine code, compiled when it is first asked for."""
+        """Machine code; that of the whole pool is compiled by one call of the compiler when some is first asked for."""
+        if not self.compiled:
+            with suppress(Exception):  # what does not compile says so by itself
+                compile_together((self.variant, each) for each in self.pool)
         if choices not in self.compiled:
             self.compiled[choices] = self.variant.compile(choices)
         return self.compiled[choices]
@@ -410,7 +415,8 @@ def collect(
     """
     target, before = target_of(mcpu), get_num_threads()
     try:
-        return _collected(path, found, programs, seed, threads, seconds, target)
+        with old_objects_aside():
+            return _collected(path, found, programs, seed, threads, seconds, target)
     finally:
         set_num_threads(before)
 
