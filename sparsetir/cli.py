@@ -140,7 +140,8 @@ def add_collect(collect: argparse.ArgumentParser) -> None:
     collect.add_argument("--matrices", type=count, default=300, metavar="N", help="generated ones, of all families")
     collect.add_argument("--programs", type=positive(int), default=5, metavar="N", help="for each matrix")
     collect.add_argument("--data", type=Path, metavar="FOLDER", help="also every matrix and tensor below it")
-    collect.add_argument("--threads", choices=("1", "2", "1,2"), default="1,2", help="numbers of threads to measure")
+    which = "numbers of threads to measure: 1, 2 or 1,2"
+    collect.add_argument("--threads", choices=("1", "2", "1,2"), default="1,2", metavar="N", help=which)
     mcpu = "compile for this processor, such as x86-64-v3; by default this one"
     collect.add_argument("--mcpu", metavar="NAME", help=mcpu)
     collect.add_argument("--seconds", type=positive(float), metavar="S", help="after which no further case is begun")
