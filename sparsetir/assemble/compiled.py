@@ -11,7 +11,7 @@ from typing import Any
 from tvm import ir, tirx
 
 from sparsetir.assemble.functions import Functions
-from sparsetir.assemble.options import FUNCTIONS, Options
+from sparsetir.assemble.options import FIRST, FUNCTIONS, Options
 from sparsetir.assemble.program import Assembly, assemble
 from sparsetir.assemble.rows import lower_rows
 from sparsetir.compile.compiled import Compiled
@@ -37,6 +37,12 @@ class AssembledCompiled(Compiled):
         return Functions(self.assembly, lower_rows(self.assembly), self.schedule or Options())
 
     @cached_property
+    def held(self) -> tuple[str, ...]:
+        """The names of the functions that are compiled with it."""
+        names = (self.schedule or Options()).functions
+        return ("alone",) if names == FIRST and self.assembly.merge is not None else names
+
+    @cached_property
     def stages(self) -> dict[int, ir.IRModule]:
         """All functions, those that wait for a call that wants them, too."""
         made = self.functions.module(FUNCTIONS)
@@ -47,8 +53,8 @@ class AssembledCompiled(Compiled):
         return self.stages[stage]
 
     def compile(self) -> None:
-        """Lower and compile the functions that its options name."""
-        made = self.functions.module((self.schedule or Options()).functions)
+        """Lower and compile the functions that it holds."""
+        made = self.functions.module(self.held)
         self.library = machine_code(run(LATE, made), self.target)
 
     def load(self, path: Path, facts: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tvm_ffi
@@ -118,7 +119,7 @@ class Functions:
         """Those of these names that the program has, named after it."""
         makers: dict[str, Callable[[], tirx.PrimFunc]] = {"numeric": self.numeric}
         if self.assembly.merge is not None:
-            makers["numeric"] = self.merged
+            makers = {"numeric": self.merged, "alone": partial(self.merged, is_alone=True)}
         else:
             makers["bound"] = self.bound
             if not self.options.select and not self.is_stamped:
@@ -206,8 +207,11 @@ class Functions:
         params = [*self.common, *self.split_params(split), ends, capacity, first, keys, *values, *work.params, *extra]
         return tirx.PrimFunc(params, body)
 
-    def merged(self) -> tirx.PrimFunc:
-        """Merged rows of a chunk one behind the other, block by block; `faults` counts blocks of unsound rows."""
+    def merged(self, *, is_alone: bool = False) -> tirx.PrimFunc:
+        """Merged rows of a chunk one behind the other, in blocks; `faults` counts those with unsound rows.
+
+        A chunk alone has a function of its own: a parallel loop waits for every thread of the pool, even for one step.
+        """
         assembly, merge = self.assembly, self.assembly.merge
         assert merge is not None
         split, ends = self.split(), array("ends", LONG, self.rows.count)
@@ -230,7 +234,8 @@ class Functions:
             put(out.pos, tirx.BufferLoad(first, [chunk])),
             tirx.BufferStore(faults, long(0), [chunk]),
         ]
-        body = alone_or_shared(chunk, split.chunks, seq(*start, serial(block, count, inner)))
+        chunks = serial if is_alone else parallel
+        body = chunks(chunk, split.chunks, seq(*start, serial(block, count, inner)))
         params = [*self.common, *self.split_params(split), ends, capacity, first, keys, *values, faults]
         return tirx.PrimFunc(params, body)
 

@@ -179,7 +179,7 @@ class AssembledKernel(Saved):
     def merged_at_once(self, arguments: Mapping[str, Any]) -> Any:
         """The result for matrices of scipy that are stored as the program reads them; None for others."""
         rows = self._merged_rows
-        return None if rows is None else rows(arguments, self.function("numeric"))
+        return None if rows is None else rows(arguments, self.function)
 
     def _chosen(self, arguments: dict[str, Any]) -> tuple[int | None, Any]:
         """What is kept of each row, taken out of the arguments of a call."""
@@ -356,7 +356,8 @@ class AssembledKernel(Saved):
         first, total = merged_places(call.pointers, call.ranges, how)
         keys, values = self.entries(total, call.sizes)
         if call.rows and total:
-            self.run("numeric", *call.split, indptr[1:], total, first, keys, *values, faults)
+            name = "alone" if call.chunks == 1 else "numeric"
+            self.run(name, *call.split, indptr[1:], total, first, keys, *values, faults)
         if faults.any():  # the arrays were checked: somebody changes them, or has the checks left out
             raise StructureError(f"the rows that {self.name} merges are not sorted, or changed during the call")
         parts = self.parts(call, indptr, first)
@@ -543,7 +544,7 @@ class AssembledKernel(Saved):
 
     def holder(self, name: str) -> AssembledCompiled:
         """What one of the compiled functions is in: compiled now, where no call has wanted it before."""
-        if name in self.options.functions:
+        if name in self.compiled.held:
             return self.compiled
         return self.with_functions(name)
 
@@ -570,7 +571,7 @@ class AssembledKernel(Saved):
     def compiled_parts(self) -> Iterator[Compiled]:
         yield self.compiled
         for name in self._functions:
-            if name not in self.options.functions:
+            if name not in self.compiled.held:
                 yield self.holder(name)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -58,8 +58,8 @@ class MergedRows:
         is_plain = sorted(names) == sorted(p.name for p in params if p.is_array) and len(rows.matrices) == len(members)
         return cls(rows, params, members, *rest) if is_plain and len(shapes) == 1 else None
 
-    def __call__(self, arguments: Mapping[str, Any], function: Callable[..., Any]) -> Any:
-        """The result; None for arguments that are checked and converted first, or are wrong."""
+    def __call__(self, arguments: Mapping[str, Any], function: Callable[[str], Callable[..., Any]]) -> Any:
+        """The result, by a function of some name; None for arguments that are checked and converted first, or wrong."""
         if not checks_are_on():
             return None
         ready: list[Any] = [None] * self.count
@@ -87,7 +87,7 @@ class MergedRows:
             ready[at] = number
         return self.merged(ready, shape, model, function)
 
-    def merged(self, ready: list[Any], shape: tuple[int, int], model: Any, function: Callable[..., Any]) -> Any:
+    def merged(self, ready: list[Any], shape: tuple[int, int], model: Any, function: Any) -> Any:
         """The result for a list of arguments that fit."""
         rows = shape[0]
         pointers = [ready[at] for at in self.pointers]
@@ -98,7 +98,8 @@ class MergedRows:
         indptr = np.zeros(rows + 1, np.int64)
         if total and rows:
             faults = np.empty(len(first), np.int64)
-            function(*ready, len(first), ranges, indptr[1:], total, first, *room, faults)
+            run = function("alone" if len(first) == 1 else "numeric")
+            run(*ready, len(first), ranges, indptr[1:], total, first, *room, faults)
             if np.count_nonzero(faults):
                 return None
         keys, values = self.filled(room, close_gaps(indptr, ranges, first, room))
