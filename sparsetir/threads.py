@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many cores kernels use, and whose threads.
-
-TVM takes half of the cores unless told otherwise, and pins the caller to one of them. Kernels that are given tensors of
-torch use the threads of torch: see openmp.py.
-"""
+"""How many cores kernels use. TVM takes half of them unless told otherwise, and pins the caller to one of them."""
 
 from __future__ import annotations
 
@@ -17,7 +13,6 @@ from typing import Any, NoReturn
 
 import tvm
 
-from sparsetir import openmp
 from sparsetir.errors import ArgumentError
 from sparsetir.machine import CORES
 from sparsetir.scalars import as_whole
@@ -27,9 +22,7 @@ SPIN_VARIABLE = "TVM_THREAD_POOL_SPIN_COUNT"
 # that: it keeps cores from others for a tenth of a second, and on a busy machine a process takes minutes to end.
 SPINS = "3000"
 
-_state = {"threads": 0, "copied": 0, "with_torch": 0}
-_launcher: list[Any] = []  # of openmp.py, or None where it cannot be used; empty until torch is there
-_lock = threading.Lock()
+_state = {"threads": 0, "copied": 0}
 
 
 def _prepare() -> None:
@@ -49,30 +42,7 @@ def get_num_threads() -> int:
         _prepare()
         # A pool that TVM started earlier keeps its size.
         _state["threads"] = _pool_size()
-    if not _launcher and "torch._C" in sys.modules:
-        _hold_launcher()
     return _state["threads"]
-
-
-def share_with_torch() -> None:
-    """Run kernels on the threads of torch from now on, those that were loaded when it was there."""
-    if not _state["with_torch"]:
-        get_num_threads()
-        _state["with_torch"] = 1
-        _launch_on()
-
-
-def _hold_launcher() -> None:
-    with _lock:
-        if not _launcher:
-            _launcher.append(openmp.launcher())
-
-
-def _launch_on() -> None:
-    """Tell the launcher whose threads kernels use, and how many. TVM's pool knows which thread a fork has copied."""
-    if _launcher and _launcher[0] is not None:
-        is_shared = _state["with_torch"] and not _state["copied"]
-        _launcher[0]["use"](_state["threads"] if is_shared else 0)
 
 
 def set_num_threads(count: int) -> None:
@@ -105,7 +75,6 @@ def _use(count: int) -> None:
     # -1 is TVM's mode that leaves the choice of cores to the system.
     tvm.get_global_func("runtime.config_threadpool")(-1, count)
     _state["threads"] = _pool_size()
-    _launch_on()
 
 
 # ---------------------------------------------------------------------------------------------- forked children
@@ -115,8 +84,8 @@ def _after_fork_in_child() -> None:
     """Let kernels use the calling thread only: a fork copies it, and its pool of threads, but none of the others."""
     if _state["threads"] == 0:
         return  # there is no pool yet
-    _state["copied"] = threading.get_ident()
     _use(1)
+    _state["copied"] = threading.get_ident()
     _leave_without_the_pool()
 
 

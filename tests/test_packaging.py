@@ -118,7 +118,7 @@ def test_the_wheel_holds_every_module(tmp_path: Path, pyproject: dict[str, Any])
     expected = {f"{package_name(path.parent, mapping).replace('.', '/')}/{path.name}" for path in modules}
     shipped = wheel_files(tmp_path)
     assert {name for name in shipped if name.endswith(".py")} == expected
-    assert {"sparsetir/py.typed", "sparsetir/openmp.ll"} <= shipped
+    assert "sparsetir/py.typed" in shipped
     data = {f"sparsetir/tuning/data/{path.name}" for path in (ROOT / "tuning" / "data").glob("*")}
     assert data <= shipped
     assert any(re.fullmatch(r"sparsetir-.*\.dist-info/entry_points\.txt", name) for name in shipped)

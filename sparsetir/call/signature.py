@@ -21,7 +21,6 @@ from sparsetir.effects import Effects, analyse
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.ir import Axis, Program, SparseBuffer
 from sparsetir.scalars import as_int64
-from sparsetir.threads import share_with_torch
 
 
 class Signature:
@@ -150,7 +149,6 @@ class Signature:
         buffer = self.holder.get(storage)
         if interop.is_torch(value):
             interop.check_detached(value, name, "a kernel")
-            share_with_torch()
         if interop.is_sparse(value):
             if buffer is None or buffer.is_dense:
                 found = f"{name} is dense in this kernel, found a sparse {type(value).__name__}"

@@ -13,12 +13,9 @@ from sparsetir.harness.optional import require
 
 require("torch", extra="torch", purpose="sparsetir.torch")
 
-from sparsetir.threads import share_with_torch as _share_with_torch  # noqa: E402
 from sparsetir.torch import traced as _traced  # noqa: E402, F401
 from sparsetir.torch.graph import Graph  # noqa: E402
 from sparsetir.torch.linear import SparseLinear, sparsify_  # noqa: E402
 from sparsetir.torch.pyg import patch_pyg  # noqa: E402
-
-_share_with_torch()
 
 __all__ = ["Graph", "SparseLinear", "patch_pyg", "sparsify_"]
