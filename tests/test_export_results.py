@@ -184,6 +184,18 @@ def test_merged_rows_that_are_not_sorted_get_a_message(name: str, exported: Call
         assert "sorted" in made.message
 
 
+@pytest.mark.parametrize("name", ["add", "multiply"])
+def test_merged_rows_behind_unsound_ones_are_not_written_past_the_end(
+    name: str, exported: Callable[[str], Exported]
+) -> None:
+    made, count = exported(name), 200_000
+    good = sp.csr_array((np.ones(count, "float32"), np.arange(count, dtype="int32"), [0, *[count] * 64 * 79]))
+    args = made.kernel.prepare((), {"A": good, "B": good})
+    wrong = np.concatenate([[0], np.tile(np.repeat((count, 0), 64), 40)[: 64 * 79]]).astype("int32")
+    assert made.call(args, indptr_a=wrong, indptr_b=wrong) is None
+    assert "sorted" in made.message or "row pointers" in made.message, made.message
+
+
 def test_memory_that_is_not_there_gets_a_message(exported: Callable[[str], Exported]) -> None:
     library = exported("spgemm")
     args = library.kernel.prepare((), operands("spgemm", 10, 0.3))

@@ -194,6 +194,35 @@ def test_structures_that_are_none_are_refused(name: str, at: int, value: int) ->
                 call(X, Y)
 
 
+def up_and_down(count: int, blocks: int) -> sp.csr_array:
+    """Row pointers that rise to all entries in one block of rows, fall back in the next, and end where they should."""
+    ends = np.tile(np.repeat((count, 0), 64), blocks)[: 64 * (2 * blocks - 1)]
+    made = sp.csr_array((len(ends), count))
+    made.indptr = np.concatenate([[0], ends]).astype("int32")
+    made.indices, made.data = np.arange(count, dtype="int32"), np.ones(count)
+    return made
+
+
+@pytest.mark.parametrize("threads_work", [0, 10**9], ids=["in chunks", "in one chunk"])
+def test_rows_behind_unsound_ones_are_not_written_past_the_end(
+    monkeypatch: pytest.MonkeyPatch, threads_work: int
+) -> None:
+    """Each block of rows fits, all of them together take many times the memory that there is for the result."""
+    monkeypatch.setattr(workspace, "MERGED_SERIAL_WORK", threads_work)
+    bad, rng = up_and_down(200_000, 40), np.random.default_rng(0)
+    for call, _ in DOORS.values():
+        for X, Y in ((bad, bad), (bad, sp.csr_array(bad.shape)), (sp.csr_array(bad.shape), bad)):
+            with pytest.raises(StructureError):
+                call(X, Y)
+    good = sp.random_array((400, 500), density=0.1, format="csr", rng=rng)
+    for _ in range(20):
+        bad = good.copy()
+        bad.indptr[1:-1] = rng.integers(0, good.nnz, 399)
+        for call in (sparsetir.add, sparsetir.multiply):
+            with pytest.raises(StructureError):
+                call(bad, good)
+
+
 def test_views_and_read_only_arrays_are_taken() -> None:
     A = sp.csr_array(np.tri(80, dtype="float32"))
     view = A.copy()

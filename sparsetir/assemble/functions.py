@@ -222,11 +222,12 @@ class Functions:
         out = Output(cell("pos", LONG), cell("count", LONG), keys, values, [], [])
         chunk, block, begin, after = Var("chunk", ir.PrimType("int32")), *(size(n) for n in ("block", "begin", "after"))
         begins, ends_at = (tirx.BufferLoad(split.ranges, [chunk + n]) for n in (0, 1))
+        limit = tirx.if_then_else(chunk + 1 < split.chunks, tirx.BufferLoad(first, [chunk + 1]), capacity)
         fault = lambda: tirx.BufferStore(faults, tirx.BufferLoad(faults, [chunk]) + long(1), [chunk])  # noqa: E731
         inner = seq(
             tirx.Bind(begin, begins + block * long(merges.ROWS)),
             tirx.Bind(after, tirx.min(begin + long(merges.ROWS), ends_at)),
-            merges.block_of(assembly, merge, out, (begin, after), ends, fault),
+            merges.block_of(assembly, merge, out, (begin, after), ends, limit, fault),
         )
         count = tirx.floordiv(ends_at - begins + long(merges.ROWS - 1), long(merges.ROWS))
         start = [

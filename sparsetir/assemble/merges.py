@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import copysign
 
 import tvm_ffi
@@ -77,9 +78,13 @@ def block_of(
     out: Output,
     rows: tuple[ir.Expr, ir.Expr],
     ends: Var,
+    limit: ir.Expr,
     fault: Callable[[], tirx.Stmt],
 ) -> tirx.Stmt:
-    """Write the rows from the first of `rows` up to the other one; where they are not as they should be, `fault`."""
+    """Write the rows from the first of `rows` up to the other one; where they are not as they should be, `fault`.
+
+    So it is where they might have more entries than there is room for before `limit`, as rows behind unsound ones can.
+    """
     first, after = rows
     wrong = cell("wrong", LONG)
 
@@ -94,7 +99,17 @@ def block_of(
         one_by_one = _if_alike(merge, first, after, each_row(branches=True), one_by_one)
     checks = [s for axis in merge.members for s in _checked(axis, first, after, wrong)]
     merged = _same_or(one_by_one, assembly, merge, out, rows, ends)
-    return seq(*alloc(wrong), put(wrong, long(0)), *checks, tirx.IfThenElse(get(wrong).equal(long(0)), merged, fault()))
+    has_room = tirx.And(get(out.pos) >= long(0), get(out.pos) + _most(merge, first, after) <= limit)
+    is_sound = get(wrong).equal(long(0))  # so that what there is room for may be asked
+    guarded = tirx.IfThenElse(is_sound, tirx.IfThenElse(has_room, merged, fault()), fault())
+    return seq(*alloc(wrong), put(wrong, long(0)), *checks, guarded)
+
+
+def _most(merge: Merge, first: ir.Expr, after: ir.Expr) -> ir.Expr:
+    """How many entries some rows may have; with the one that an intersection writes ahead."""
+    place = lambda axis, row: cast(tirx.BufferLoad(axis.indptr, [row]), LONG)  # noqa: E731
+    counts = [place(axis, after) - place(axis, first) for axis in merge.members]
+    return sum(counts[1:], start=counts[0]) if merge.how == "union" else reduce(tirx.min, counts) + long(1)
 
 
 def _checked(axis: Axis, first: ir.Expr, after: ir.Expr, wrong: Var) -> list[tirx.Stmt]:
