@@ -12,7 +12,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= 3
+JOBS ?= 2
 
 BIN := $(VENV)/bin
 TYPED := build/typed
@@ -35,7 +35,7 @@ test: lint
 	$(PYTEST)
 
 test-quick: $(VENV)/.with-dev
-	$(PYTEST) -n 2 --quick -q
+	$(PYTEST) --quick -q
 
 # mypy follows folders, not package-dir: show it the packages as an installed user sees them.
 lint: $(VENV)/.with-dev

@@ -22,14 +22,19 @@ def program(a: T.handle, indptr: T.handle, indices: T.handle, {handles}
     J = T.sparse_variable(I, (n, nnz), (indptr, indices))
     A = T.match_sparse_buffer(a, (I, J), "float32")
 """
-ROW_SUMS = MATRIX.format(handles="y: T.handle,", sizes="") + """
+ROW_SUMS = (
+    MATRIX.format(handles="y: T.handle,", sizes="")
+    + """
     Y = T.match_sparse_buffer(y, (I,), "float32")
     with T.sp_iter([I, J], "SR", "sums") as [i, j]:
         with T.init():
             Y[i] = {first}
         Y[i] = {value}
 """
-COLUMN_SUMS = MATRIX.format(handles="y: T.handle,", sizes="") + """
+)
+COLUMN_SUMS = (
+    MATRIX.format(handles="y: T.handle,", sizes="")
+    + """
     J_dense = T.dense_fixed(n)
     Y = T.match_sparse_buffer(y, (J_dense,), "float32")
     with T.sp_iter([I, J], "RS", "sums") as [i, j]:
@@ -37,7 +42,10 @@ COLUMN_SUMS = MATRIX.format(handles="y: T.handle,", sizes="") + """
             Y[j] = T.float32(0)
         Y[j] = Y[j] + A[i, j]
 """
-TRANSPOSED = MATRIX.format(handles="x: T.handle, y: T.handle,", sizes="") + """
+)
+TRANSPOSED = (
+    MATRIX.format(handles="x: T.handle, y: T.handle,", sizes="")
+    + """
     J_dense = T.dense_fixed(n)
     X = T.match_sparse_buffer(x, (I,), "float32")
     Y = T.match_sparse_buffer(y, (J_dense,), "float32")
@@ -46,7 +54,10 @@ TRANSPOSED = MATRIX.format(handles="x: T.handle, y: T.handle,", sizes="") + """
             Y[j] = T.float32(0)
         Y[j] = Y[j] + A[i, j] * X[i]
 """
-MIN_PLUS = MATRIX.format(handles="x: T.handle, y: T.handle,", sizes="") + """
+)
+MIN_PLUS = (
+    MATRIX.format(handles="x: T.handle, y: T.handle,", sizes="")
+    + """
     J_dense = T.dense_fixed(n)
     X = T.match_sparse_buffer(x, (J_dense,), "float32")
     Y = T.match_sparse_buffer(y, (I,), "float32")
@@ -55,14 +66,20 @@ MIN_PLUS = MATRIX.format(handles="x: T.handle, y: T.handle,", sizes="") + """
             Y[i] = T.infinity("float32")
         Y[i] = T.min(Y[i], A[i, j] + X[j])
 """
-SCALED = MATRIX.format(handles="x: T.handle, c: T.handle,", sizes="") + """
+)
+SCALED = (
+    MATRIX.format(handles="x: T.handle, c: T.handle,", sizes="")
+    + """
     J_dense = T.dense_fixed(n)
     X = T.match_sparse_buffer(x, (J_dense,), "float32")
     C = T.match_sparse_buffer(c, (I, J), "float32")
     with T.sp_iter([I, J], "SS", "scaled") as [i, j]:
         C[i, j] = A[i, j] * X[j]
 """
-BATCHED = MATRIX.format(handles="x: T.handle, y: T.handle,", sizes=", b: T.int32, feat: T.int32") + """
+)
+BATCHED = (
+    MATRIX.format(handles="x: T.handle, y: T.handle,", sizes=", b: T.int32, feat: T.int32")
+    + """
     J_dense = T.dense_fixed(n)
     B = T.dense_fixed(b)
     K = T.dense_fixed(feat)
@@ -73,6 +90,7 @@ BATCHED = MATRIX.format(handles="x: T.handle, y: T.handle,", sizes=", b: T.int32
             Y[l, i, k] = T.float32(0)
         Y[l, i, k] = Y[l, i, k] + A[i, j] * X[l, j, k]
 """
+)
 
 
 def _of(text: str, **arguments: Any) -> Call:
@@ -126,9 +144,7 @@ BY_HAND: dict[str, Callable[..., Call]] = {
     "triangles": _triangles,
     "row sums": lambda A: _of(ROW_SUMS.format(first="T.float32(0)", value="Y[i] + A[i, j]"), A=A),
     "column sums": lambda A: _of(COLUMN_SUMS, A=A),
-    "row maxima": lambda A: _of(
-        ROW_SUMS.format(first='-T.infinity("float32")', value="T.max(Y[i], A[i, j])"), A=A
-    ),
+    "row maxima": lambda A: _of(ROW_SUMS.format(first='-T.infinity("float32")', value="T.max(Y[i], A[i, j])"), A=A),
     "min-plus spmv": lambda A, x: _of(MIN_PLUS, A=A, X=x),
     "two steps": _two_steps,
     "two layers": _two_layers,

@@ -175,9 +175,7 @@ def measure_peak(threads: int, lanes: int, *, seconds: float = SECONDS, target: 
     return 2 * sums.size * best_rate(lambda repeats: kernel(factors, sums, threads, repeats), seconds=seconds)
 
 
-def measure_bandwidth(
-    size: int, threads: int, lanes: int, *, seconds: float = SECONDS, target: Any = None
-) -> float:
+def measure_bandwidth(size: int, threads: int, lanes: int, *, seconds: float = SECONDS, target: Any = None) -> float:
     """Bytes per second when each thread reads `size` bytes of its own again and again."""
     steps = max(1, size // (FLOAT * SUMS * lanes))
     data = np.ones(threads * steps * SUMS * lanes, np.float32)

@@ -11,13 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sparsetir.errors import ArgumentTypeError, StructureError
+from sparsetir.rules import VALUE_DTYPES
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-
-
-INTEGERS = tuple(f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u"))
-DTYPES = ("float16", "bfloat16", "float32", "float64", *INTEGERS, "bool")
-
 
 HOST_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost
 
@@ -80,7 +76,7 @@ def check_dtype(found: np.dtype[Any], expected: str, *, name: str, torch: bool =
     if option == "idtype":
         remedy = f"pass {cast}" + (f" or build the program with idtype={held!r}" if held in ("int32", "int64") else "")
         raise ArgumentTypeError(f"{name} holds {held} but the kernel reads it as {expected}: {remedy}")
-    remedy = f"pass {cast} or build the program with dtype={held!r}" if held in DTYPES else f"pass {cast}"
+    remedy = f"pass {cast} or build the program with dtype={held!r}" if held in VALUE_DTYPES else f"pass {cast}"
     raise ArgumentTypeError(f"{name} holds {held} but the kernel computes in {expected}: {remedy}")
 
 

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+import numpy as np
+
 from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.rules import VALUE_DTYPES
 
 REDUCE = {"sum": "sum", "add": "sum", "prod": "prod", "max": "max", "min": "min", "any": "sum", "all": "prod"}
 COMBINE = {"mul": "mul", "add": "add", "max": "max", "min": "min", "and": "mul", "or": "add"}
 LOGICAL = ("any", "all", "and", "or")
-LIMITS = {
-    f"{sign}int{bits}": (0, 2**bits - 1) if sign else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    for sign in ("", "u")
-    for bits in (8, 16, 32, 64)
-}
+LIMITS = {name: (int(np.iinfo(name).min), int(np.iinfo(name).max)) for name in VALUE_DTYPES if "int" in name}
 LIMITS["bool"] = (False, True)
 
 
