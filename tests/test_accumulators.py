@@ -208,6 +208,7 @@ def test_other_programs_take_an_order() -> None:
                 assert pattern_of(kernel, arguments) == pattern_of(usual, arguments), (name, order)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_wide_results(kind: str) -> None:
     """Rows with few entries in many columns, beside longer ones."""
@@ -276,6 +277,7 @@ def test_a_search_times_for_real() -> None:
     assert found.best.seconds > 0
 
 
+@pytest.mark.slow
 def test_merges_have_nothing_to_choose() -> None:
     found = sparsetir.tune_sparse(ops.add(), operands(), max_trials=3)
     assert (found.space, len(found.history), found.schedule) == ({}, 1, None)

@@ -53,6 +53,7 @@ def _agrees(name: str, kernel: AssembledKernel, arguments: dict[str, Any], *, ph
         assert np.array_equal(wanted["J_indices"], found.indices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_agree_with_the_interpreter(name: str) -> None:
     for shape in SHAPES:
@@ -73,6 +74,7 @@ def test_tables_and_two_phases_agree(name: str) -> None:
         _agrees(name, _kernel(name, table=True), arguments, phases=2)
 
 
+@pytest.mark.slow
 def test_wide_results_are_collected_in_tables() -> None:
     wide, rng = 2**31 - 8, np.random.default_rng(0)
     A = sp.random_array((50, 40), density=0.5, format="csr", dtype="float64", rng=rng)
@@ -105,6 +107,7 @@ def test_large_results_are_counted_first(monkeypatch: pytest.MonkeyPatch) -> Non
     assert np.array_equal(found.data, expected.data)
 
 
+@pytest.mark.slow
 def test_results_over_the_same_pattern_share_no_memory() -> None:
     text = PROGRAMS["a union of three axes"].replace("c: T.handle", "c: T.handle, e: T.handle", 1)
     both = text.rstrip().replace(
@@ -161,6 +164,7 @@ def test_kernels_are_bound_copied_and_written(tmp_path: Path) -> None:
         kernel.bind(X=A)
 
 
+@pytest.mark.slow
 def test_elements_begin_with_one_number() -> None:
     text = PROGRAMS["two iterations over the same rows"].replace(
         '"mm") as [i, k, j]:\n', '"mm") as [i, k, j]:\n        with T.init():\n            C[i, j] = T.float32(3)\n'

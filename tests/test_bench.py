@@ -364,6 +364,7 @@ LEVELS = (roofs.Level("L1", 32 << 10), roofs.Level("L2", 1 << 20), roofs.Level("
 MACHINE = roofs.Roofline(LEVELS, {1: roofs.Ceilings(1, 50e9, RATES), 2: roofs.Ceilings(2, 100e9, RATES)})
 
 
+@pytest.mark.slow
 @needs_matplotlib
 def test_the_roofline_writes_a_picture(tmp_path: Path) -> None:
     for rows in ([], [row(), row(peers={})]):

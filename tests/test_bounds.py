@@ -132,6 +132,7 @@ def of_operations(rng: np.random.Generator, count: int, wrong: dict[str, float])
     return found
 
 
+@pytest.mark.slow
 def test_bounds_of_an_operation_that_is_not_known_are_those_of_the_worst_that_was_left_out() -> None:
     rng, kinds = np.random.default_rng(2), ("a", "b", "c", "d")
     familiar = of_operations(rng, 1600, dict.fromkeys(kinds, 0.05))

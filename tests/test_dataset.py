@@ -147,6 +147,7 @@ def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         table.columns(path)
 
 
+@pytest.mark.slow
 def test_a_case_says_which_processor_it_was_compiled_for(tmp_path: Path) -> None:
     """That of another one is another case, and another setting for a model."""
     path, made = tmp_path / "points.jsonl", next(iter(plan.sources(1)))

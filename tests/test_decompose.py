@@ -139,6 +139,7 @@ def test_the_interpreter_agrees_on_sparse_results(name: str) -> None:
     close(O.toarray(), S.toarray() * (X @ Y.T), "float64")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CUBES)
 def test_mttkrp(name: str) -> None:
     parts = sparsetir.decompose_format(sparsetir.ops.mttkrp("float64"), {"T_": CUBES[name]()})

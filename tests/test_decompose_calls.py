@@ -422,6 +422,7 @@ def test_a_bound_matrix_meets_operands_at_once(name: str) -> None:
             close(found, A.astype("float64") @ B, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CUBES)
 def test_mttkrp_of_thin_tensors(name: str) -> None:
     """Entries twice and in any order, coordinates of any type, a result that held something else."""

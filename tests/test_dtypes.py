@@ -354,6 +354,7 @@ def test_integers_wrap_around(dtype: str) -> None:
         np.testing.assert_array_equal(array, expected[f"c{number}"], err_msg=text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduce", ["max", "min"])
 def test_extremes_with_nan_are_those_of_numpy_over_every_format(reduce: str) -> None:
     """The order of a reduction's steps, which formats and loops choose, decides nothing."""
@@ -387,6 +388,7 @@ def full_range(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> 
     return np.where(rng.random(shape) < 0.5, drawn % 7, drawn).astype(dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "uint32", "uint64"])
 def test_integers_wrap_as_in_numpy(dtype: str) -> None:
     rng = np.random.default_rng(3)

@@ -196,6 +196,7 @@ def test_merged_rows_behind_unsound_ones_are_not_written_past_the_end(
     assert "sorted" in made.message or "row pointers" in made.message, made.message
 
 
+@pytest.mark.slow
 def test_memory_that_is_not_there_gets_a_message(exported: Callable[[str], Exported]) -> None:
     library = exported("spgemm")
     args = library.kernel.prepare((), operands("spgemm", 10, 0.3))

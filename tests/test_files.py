@@ -96,6 +96,7 @@ def test_npz_of_other_orders(tmp_path):
         np.testing.assert_array_equal(found.to_dense(), dense)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 5), st.integers(0, 5), st.data())
 @settings(max_examples=50, deadline=None)
 def test_matrices_read_as_written(tmp_path_factory, rows, cols, data):

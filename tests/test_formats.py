@@ -262,6 +262,7 @@ def test_any_format_converts_to_any_other(matrix, kind, first, second):
             np.testing.assert_array_equal(a.arrays[array], b.arrays[array])
 
 
+@pytest.mark.slow
 @quick
 @given(lists(order=2), st.sampled_from(CLASSES), st.sampled_from(MATRIX_FORMATS), st.integers(0, 99))
 def test_values_laid_out_like_the_pieces_come_back_in_the_arguments_order(matrix, kind, chosen, seed):
@@ -279,6 +280,7 @@ def test_values_laid_out_like_the_pieces_come_back_in_the_arguments_order(matrix
         assert changed.to_dense()[coordinates] == x
 
 
+@pytest.mark.slow
 @quick
 @given(lists(order=2), st.sampled_from(MATRIX_FORMATS), st.sampled_from(["int32", "int64"]))
 def test_the_axes_tree_alone_gives_the_same_arrays(matrix, chosen, idtype):
@@ -650,6 +652,7 @@ def test_the_arrays_of_a_piece_run_in_a_program_over_its_axes():
 # --- other words for it ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @quick
 @given(lists(), st.data())
 def test_binsparse_there_and_back(tensor, data):

@@ -53,6 +53,7 @@ def agrees(value: str, dtype: str, expected: Callable[[Any], Any]) -> None:
     np.testing.assert_allclose(kernel(A=matrix, B=B), matrix @ expected(B), rtol=rtol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*FUNCTIONS][:3] + share([*FUNCTIONS][3:], 5))
 def test_in_a_kernel(name: str) -> None:
     for dtype in ("float32", "float64"):
@@ -99,6 +100,7 @@ def test_small_numbers(dtype: str) -> None:
         assert np.array_equal(np.signbit(held), np.signbit(expected)), name
 
 
+@pytest.mark.slow
 def test_functions_that_bind_names_of_every_bfloat16() -> None:
     """Arguments are widened and results are rounded inside expressions with bound names."""
     every = np.arange(1 << 16, dtype="uint16").view(ml_dtypes.bfloat16)

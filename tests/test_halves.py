@@ -101,6 +101,7 @@ def test_nothing_stored(op: str, dtype: str, shape: tuple[int, int]) -> None:
     CHECKS[op](kernel(op, dtype), sp.csr_array(shape), 9, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", HALVES)
 def test_dots_fetch_ahead(dtype: str) -> None:
     for feat in LENGTHS:

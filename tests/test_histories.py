@@ -197,6 +197,7 @@ def test_only_the_length_stands_for_no_entry(index: int) -> None:
         kernel(indices=np.array([0, index, 1, 2], np.int32), **given)
 
 
+@pytest.mark.slow
 def test_ever_new_shapes_take_the_short_way() -> None:
     kernel = sparsetir.build(sparsetir.ops.spmm())
     for rows in range(1, 200):

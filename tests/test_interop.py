@@ -251,18 +251,21 @@ def test_matrix_classes_and_formats(data, cls, fmt, idtype):
     round_trip(value, tensor.to_dense(), matrix_formats(idtype)[fmt])
 
 
+@pytest.mark.slow
 @given(tensors(2), st.sampled_from(MATRIX_FORMATS))
 @settings(max_examples=150)
 def test_unsorted_and_repeated_csr(tensor, fmt):
     round_trip(shuffled_csr(tensor), tensor.to_dense(), matrix_formats()[fmt])
 
 
+@pytest.mark.slow
 @given(tensors(2), st.sampled_from(MATRIX_FORMATS))
 @settings(max_examples=150)
 def test_coo_tensor_of_order_2(tensor, fmt):
     round_trip(tensor, tensor.to_dense(), matrix_formats()[fmt])
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(2, 5), st.sampled_from(["dense_fixed", "sparse_variable", "sparse_fixed"]))
 @settings(max_examples=120)
 def test_csf_in_every_mode_order(data, order, root):
@@ -278,6 +281,7 @@ def test_coo_levels_in_every_mode_order(data, order):
     assert stored.values.size == tensor.nnz  # repeated entries are kept apart
 
 
+@pytest.mark.slow
 @given(tensors(3, max_extent=4), st.sampled_from(["csr", "csc", "dcsr", "ell", "ragged", "coo"]), st.integers(0, 2))
 @settings(max_examples=120)
 def test_batches(tensor, fmt, where):

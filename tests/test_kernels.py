@@ -106,6 +106,7 @@ def test_names_are_unique() -> None:
     assert len(BY_NAME) == len(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "format",
     [

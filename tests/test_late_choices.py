@@ -52,6 +52,7 @@ def evaluator() -> Evaluator:
     return Evaluator(ops.spmm(), {"A": sp.csr_array(A), "B": rng.random((50, FEAT), "float32")}, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", [None, formats.bsr(2, 2)], ids=str)
 def test_one_function_serves_all_numbers(format: Format | None) -> None:
     ready = evaluator().variants(format)

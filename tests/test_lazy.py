@@ -34,6 +34,7 @@ def close(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_chains() -> None:
     A, D = lazy(M), M.toarray()
     found = compute(
@@ -56,6 +57,7 @@ def test_chains() -> None:
     close(found[7], np.exp(X / 2) / np.exp(X / 2).sum(1, keepdims=True))
 
 
+@pytest.mark.slow
 def test_powers() -> None:
     A, D = lazy(M), M.toarray()
     S = A @ X - 3.0
@@ -73,6 +75,7 @@ def test_powers() -> None:
             wrong()
 
 
+@pytest.mark.slow
 def test_sparse_results() -> None:
     A, D = lazy(M), M.toarray()
     scaled, gathered, total = compute(2 * A, A * (lazy(Q) @ K.T).exp(), A + (-A) * 0.5)
@@ -106,6 +109,7 @@ def test_fused() -> None:
     assert traced == [1.0, 1.0, 2.0]
 
 
+@pytest.mark.slow
 def test_constant_parts_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(run, "compute", lambda *nodes: seen.append(nodes) or compute(*nodes))
@@ -186,6 +190,7 @@ def test_refusals(action: Any, error: type[Exception], message: str) -> None:
         action(lazy(M))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_numbers_at_the_edge(dtype: str) -> None:
     """NaN and infinities pass through as in numpy, and 16 bits are summed in 32."""
@@ -214,6 +219,7 @@ def dtype_of(array: np.ndarray) -> Any:
     return array.dtype.type
 
 
+@pytest.mark.slow
 def test_reductions_of_nothing() -> None:
     nothing = sparsetir.lazy(np.ones((0, 3)))
     assert np.isnan(sparsetir.compute(nothing.mean(0))).all()

@@ -77,6 +77,7 @@ def check(found: Any, A: Any, B: Any, door: str, expected: Callable[[Any, Any], 
         np.testing.assert_array_equal(found.data, expected(*dense)[both])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads_work", [0, 20_000], ids=["in chunks", "in one chunk"])
 @pytest.mark.parametrize(
     ("dtype", "idtype"), [("float32", "int32"), ("float64", "int64"), ("int32", "int32"), ("bool", "int32")]
@@ -109,6 +110,7 @@ def repeated(A: sp.csr_array, row: int) -> sp.csr_array:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [unsorted, repeated])
 def test_rows_out_of_order_are_seen_wherever_they_are(change: Callable[[Any, int], Any]) -> None:
     rng = np.random.default_rng(1)
@@ -154,6 +156,7 @@ def test_results_are_new() -> None:
     assert np.array_equal(second.toarray(), 2 * np.eye(100))
 
 
+@pytest.mark.slow
 def test_memory_of_large_results_is_written_again_once_nobody_has_it() -> None:
     rng = np.random.default_rng(4)
     A, B = (sp.random_array((400, 400), density=0.3, format="csr", dtype="float64", rng=rng) for _ in "AB")
@@ -203,6 +206,7 @@ def up_and_down(count: int, blocks: int) -> sp.csr_array:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads_work", [0, 10**9], ids=["in chunks", "in one chunk"])
 def test_rows_behind_unsound_ones_are_not_written_past_the_end(
     monkeypatch: pytest.MonkeyPatch, threads_work: int

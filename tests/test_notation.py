@@ -433,6 +433,7 @@ def test_computed_patterns(case: str) -> None:
         np.testing.assert_allclose(dense(again), expected, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("combine", ["add", "max", "min"])
 def test_unions(combine: str) -> None:
     A, B = drawn("ab", 1), drawn("ab", 2)

@@ -57,6 +57,7 @@ def test_triangles_of_letters(case: tuple[str, str, str, str]) -> None:
     agrees(text, operands)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "int32", "int64"])
 def test_dtypes_and_masks_as_they_come(dtype: str) -> None:
     for messy in itertools.product((False, True), repeat=3):

@@ -54,6 +54,7 @@ def test_products(case: str) -> None:
     np.testing.assert_allclose(dense(step.bind(operands[0])(*operands[1:])), expected, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("letters", ["i", "ijk", "cdkl"])
 @pytest.mark.parametrize("combine", ["add", "max"])
 def test_unions(letters: str, combine: str) -> None:

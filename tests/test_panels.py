@@ -139,6 +139,7 @@ def test_columns_first(order: str, dtype: str, idtype: str) -> None:
             is_right(order, A, feat, dtype, idtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "choices", [Choices(panel=32, tile=16, chunks=3), Choices(panel=64, chunks=0, prefetch=4, unroll=2)]
 )

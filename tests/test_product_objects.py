@@ -92,6 +92,7 @@ def test_torch_tensors_of_halves(dtype: str) -> None:
             np.testing.assert_array_equal(found.to_dense().float(), value)
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_among_the_largest() -> None:
     A = sp.csr_array(np.float32([[1, -np.inf, np.nan], [np.inf, 3, 4]]))
     eye = sp.eye_array(2, format="csr", dtype="float32")
@@ -454,6 +455,7 @@ def test_blocks_keep_their_shape() -> None:
 # --- one dense operand --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_operand_may_be_dense() -> None:
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)

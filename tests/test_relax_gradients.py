@@ -241,6 +241,7 @@ def test_gradients_of_norms(name: str) -> None:
     check(lambda *a: op.nn.layer_norm(*a, axes=axes, **options), own, forward=forward)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"center": False, "scale": False}])
 def test_gradients_of_group_norm(options: dict[str, bool]) -> None:
     own = {"x": dense(2, 4, 3, seed=4).astype("float32")}
@@ -304,6 +305,7 @@ def test_gradients_with_symbolic_sizes(m: int) -> None:
     tvm.ir.assert_structural_equal(tvm.script.from_source(both.script()), both)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 2)])
 def test_gradients_of_nothing(shape: tuple[int, int]) -> None:
     m, n = shape
@@ -311,6 +313,7 @@ def test_gradients_of_nothing(shape: tuple[int, int]) -> None:
     check(srelax.spmm, {**none, "B": dense(n, 2)})
 
 
+@pytest.mark.slow
 def test_gradients_of_equal_maxima_are_shared() -> None:
     args = {"x": np.array([1.0, 2.0, 2.0, 3.0]), "indptr": np.array([0, 3, 3, 4], "int32")}
     mod = summed(lambda x, indptr: srelax.segment_reduce(x, indptr, "max"), args, set())

@@ -129,6 +129,7 @@ def test_edges_of_a_call(name):
     close(compiled(*args), model(*args))
 
 
+@pytest.mark.slow
 def test_no_edges():
     """Nothing is reduced: each layer keeps what it does to the nodes themselves, and what an empty softmax leaves."""
 
@@ -148,6 +149,7 @@ def test_no_edges():
         close(found, expected)
 
 
+@pytest.mark.slow
 def test_rows_that_a_known_mask_selects():
     """As in GPSConv, which puts the nodes of graphs one after the other and takes out what is padding."""
 
@@ -200,6 +202,7 @@ def test_reductions_of_a_call():
     close(srelax.from_torch(Scatter("mean").eval(), (x, small))(x, small), Scatter("mean")(x, small.long()))
 
 
+@pytest.mark.slow
 def test_rows_that_are_not_kept_together():
     class Elements(torch.nn.Module):
         def __init__(self) -> None:
@@ -330,6 +333,7 @@ def test_fixed_arguments_by_name():
     close(compiled(X, scale=scale), model(X, INDEX, scale))
 
 
+@pytest.mark.slow
 def test_refusals():
     model = conv.GCNConv(F, 4).eval()
     with pytest.raises(LoweringError, match=r"selects by a mask, .* pass static=\[\"edge_index\"\]"):

@@ -324,6 +324,7 @@ class Applied(torch.nn.Module):
         return self.operator(*(getattr(self, name) if name else next(values) for name in self.names), *self.rest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_an_operator_in_torch(name: str) -> None:
     operator, args, want = CASES[name]
@@ -332,6 +333,7 @@ def test_an_operator_in_torch(name: str) -> None:
     assert shape == want.shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["spmm", "linear", "segment_reduce", "gather_matmul_scatter", "attention"])
 def test_an_operator_in_a_model(name: str) -> None:
     operator, args, want = CASES[name]

@@ -176,6 +176,7 @@ def scaled(loss: Any = "mse", optimizer: Any = "sgd", dtype: str = "float32", **
     return srelax.train_step(builder.get(), loss, optimizer, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_are_those_of_torch(name: str) -> None:
     loss = name if name != "own" else lambda a, b: op.sum(op.power(a - b, relax.const(4.0, "float64")))
@@ -444,6 +445,7 @@ def test_models_of_torch_drop_in_train_mode_only() -> None:
     torch.testing.assert_close(dropping.predict(x), still.predict(x))
 
 
+@pytest.mark.slow
 def test_models_of_torch_that_do_not_fit_are_refused() -> None:
     linear, x = torch.nn.Linear(3, 3), torch.zeros(4, 3)
     with pytest.raises(ArgumentTypeError, match="traced with arguments: pass example_args"):

@@ -253,6 +253,7 @@ def test_only_neighbouring_chains_are_fused(program: str, iteration: str, axes: 
 # ---------------------------------------------------------------- split
 
 
+@pytest.mark.slow
 def test_a_dense_axis_is_split_with_a_guard() -> None:
     sch = schedule("csrmm", idtype="int64")
     assert sch.sparse_split("csrmm", "K", 4) == ["K_o", "K_i"]
@@ -285,6 +286,7 @@ def test_a_factor_that_divides_needs_no_guard() -> None:
     is_sound(sch, func)
 
 
+@pytest.mark.slow
 def test_a_split_sum_stays_one_store() -> None:
     sch = schedule("sddmm")
     sch.sparse_split("sddmm", "K", 4)

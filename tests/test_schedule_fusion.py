@@ -29,6 +29,7 @@ from primitives import (
 # ---------------------------------------------------------------- fusion
 
 
+@pytest.mark.slow
 def test_attention_is_computed_row_by_row() -> None:
     base = attention()
     sch = sparsetir.Schedule(base)

@@ -30,6 +30,7 @@ def test_an_initialisation_gets_its_own_iteration() -> None:
     keeps_meaning(sch, "csrmm", ["random", "empty_rows"])
 
 
+@pytest.mark.slow
 def test_all_coordinates_are_initialised_not_only_the_stored_ones() -> None:
     sch = schedule("dcsr")
     sch.split_init("dcsr")
@@ -87,6 +88,7 @@ def test_scratch_of_an_iteration_stays_with_it() -> None:
 # ---------------------------------------------------------------- annotations
 
 
+@pytest.mark.slow
 def test_annotations() -> None:
     sch = schedule("csrmm")
     sch.annotate("csrmm", "tile", [8, 4])
@@ -155,6 +157,7 @@ def test_searches() -> None:
 # ---------------------------------------------------------------- dense iteration
 
 
+@pytest.mark.slow
 def test_a_sparse_axis_is_iterated_densely() -> None:
     sch = schedule("csrmm")
     assert sch.to_dense("csrmm", "J") == "J_all"
@@ -167,6 +170,7 @@ def test_a_sparse_axis_is_iterated_densely() -> None:
     keeps_meaning(sch, "csrmm", ["random", "empty_rows", "zero_nnz", "no_rows"])
 
 
+@pytest.mark.slow
 def test_stores_over_the_axis_itself_reach_what_is_stored() -> None:
     sch = schedule("conditional")
     sch.to_dense("clip", "J")
@@ -332,6 +336,7 @@ def test_unsorted_coordinates_become_dense_where_their_order_does_not_count() ->
 # ---------------------------------------------------------------- padding
 
 
+@pytest.mark.slow
 def test_a_sum_is_padded_inside_one_store() -> None:
     sch = schedule("sddmm")
     assert sch.pad("sddmm", "K", 16) == "K_pad"

@@ -137,6 +137,7 @@ def test_the_loops_for_given_sizes_have_no_remainders(kernel: Any) -> None:
     assert "K = T.dense_fixed(128)" in kernel.script(feat=128)
 
 
+@pytest.mark.slow
 def test_the_script_of_a_decomposed_kernel_for_given_sizes() -> None:
     built = compiled(sparsetir.decompose_format(ops.spmm(), {"A": formats.bsr(2, 3)}))
     assert "feat" not in built.script(stage=3, outline=True, feat=8)

@@ -82,6 +82,7 @@ def test_spmm(name: str, family: str) -> None:
     close(kernel("spmm", name)(A=matrix(family), B=B), exact, scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["untuned", "one core", "carried", "slices", "buckets", "blocks"])
 @FAMILY
 def test_spmv(name: str, family: str) -> None:
@@ -89,6 +90,7 @@ def test_spmv(name: str, family: str) -> None:
     close(kernel("spmv", name)(A=matrix(family), x=x), exact, scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["untuned", "prefetched", "one core", "blocks"])
 @FAMILY
 def test_sddmm(name: str, family: str) -> None:
@@ -150,6 +152,7 @@ def layer_is_right(kernel: Any) -> None:
     assert np.allclose(kernel(A=A, X=X, W=W), np.maximum(A @ (X @ W), 0), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [DENSE_FIRST, SPARSE_FIRST])
 @pytest.mark.parametrize("choices", [None, Choices(tile=8, chunks=4, unroll=2, prefetch=4)])
 def test_layers_of_a_dense_and_a_sparse_product(body: str, choices: Choices | None) -> None:
@@ -183,6 +186,7 @@ def test_what_does_not_lower_is_dropped_piece_by_piece(
     assert kernel.script(stage=3).count("T.vectorized") > 4
 
 
+@pytest.mark.slow
 def test_a_program_without_a_sketch_that_lowers_has_plain_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARSETIR_STRICT", "")
     monkeypatch.setattr(schedules, "SKETCHES", [spoilt])

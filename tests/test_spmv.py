@@ -323,6 +323,7 @@ def test_only_sums_along_rows_want_lanes() -> None:
     assert usage.ragged_sums(decode(sparsetir.ops.sddmm())) == []
 
 
+@pytest.mark.slow
 def test_an_untuned_kernel_takes_them() -> None:
     matrix = of_lengths(np.random.default_rng(2).integers(5, 45, 20_000))
     built = sparsetir.build(sparsetir.ops.spmv())

@@ -26,6 +26,7 @@ def product(A: Any, B: Any) -> np.ndarray:
     return A.astype("float64") @ B.astype("float64")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", list(families()))
 def test_every_family(family: str) -> None:
     A = families()[family]("small")
@@ -66,6 +67,7 @@ def test_machine_code_bypasses_the_caches() -> None:
     assert "movntps" not in plain.source("asm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mcpu", "width"), [("x86-64-v3", 32), ("x86-64-v4", 64)])
 def test_lines_are_finished_one_after_the_other(mcpu: str, width: int) -> None:
     """Processors have buffers for a few unfinished lines only."""

@@ -415,6 +415,7 @@ def of_five_ways(cfg: Knobs, sch: s_tir.Schedule) -> s_tir.Schedule | None:
     return None
 
 
+@pytest.mark.slow
 def test_a_wrong_schedule_costs_only_itself() -> None:
     result = tune_sparse(
         ops.spmm(), arguments(), schedule=of_five_ways, strategy="exhaustive", isolate=False, progress=False
@@ -451,6 +452,7 @@ def test_a_template_over_formats() -> None:
     assert re.search(r"format +tile +wide +sizes +ms", result.report())
 
 
+@pytest.mark.slow
 def test_a_template_may_fit_a_format_only() -> None:
     how: dict[str, Any] = {"formats": [BLOCKS], "max_trials": 3, "progress": False}
 
@@ -467,6 +469,7 @@ def test_a_template_may_fit_a_format_only() -> None:
         tune_sparse(ops.spmm(), arguments(), schedule=sparsetir.template(twice), **how)
 
 
+@pytest.mark.slow
 def test_without_knobs_there_is_one_candidate() -> None:
     result = tune_sparse(
         ops.spmm(), arguments(), schedule=tiled.with_values(tile=(1, 16), chunks=0), isolate=False, progress=False
@@ -540,6 +543,7 @@ def test_a_search_that_begins_where_a_template_is_imported(monkeypatch: pytest.M
         tune_sparse(ops.spmm(), arguments(), schedule=tiled, max_trials=2)
 
 
+@pytest.mark.slow
 def test_without_trials(tmp_path: Path) -> None:
     how: dict[str, Any] = {"schedule": tiled, "max_trials": 0, "database": tmp_path / "tuning.jsonl"}
     result = tune_sparse(ops.spmm(), arguments(), **how)
@@ -674,6 +678,7 @@ def test_recorded_knobs_are_searched_without_running(recorded: Path) -> None:
     assert found["evolution"][1][0] > 0.9
 
 
+@pytest.mark.slow
 def test_a_recorded_search_of_one_format() -> None:
     blocks = [c for c in new_space() if c.format]
     case = Recording("blocks", {c: seconds_of(c) for c in blocks}, {c: np.zeros(1, np.float32) for c in blocks})

@@ -161,6 +161,7 @@ def test_layers_are_what_they_were(taken, name):
         same([call(X, *args)], expected[:1])
 
 
+@pytest.mark.slow
 def test_loops_in_one_program(taken):
     layer = conv.GCNConv(F, 4)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
@@ -294,6 +295,7 @@ def test_what_is_left_to_torch_is_named_once(taken, name):
     assert ours[0].startswith(f"torch runs {operator} as before: the kernels of sparsetir are")
 
 
+@pytest.mark.slow
 def test_dense_models_are_left_alone(taken):
     model = torch.nn.Sequential(torch.nn.Linear(F, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     with warnings.catch_warnings(record=True) as seen:
@@ -312,6 +314,7 @@ def sums(x: Any, index: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense", ["eager", "aot_eager"])
 def test_edges_of_any_number(taken, dense):
     call = compiled(sums, dense, dynamic=True)
@@ -321,6 +324,7 @@ def test_edges_of_any_number(taken, dense):
     assert taken == ["spmm", "spmm"]
 
 
+@pytest.mark.slow
 def test_edges_that_change():
     call, index = compiled(sums), INDEX.clone()
     for _ in range(3):
@@ -334,6 +338,7 @@ def test_edges_that_change():
         call(X, torch.stack([index[0], index[1] + 25 - index[1].max()]))
 
 
+@pytest.mark.slow
 def test_threads_and_two_models():
     calls = [compiled(sums), compiled(lambda x, index: sums(x, index) * 2)]
 

@@ -108,6 +108,7 @@ class Network(torch.nn.Module):
         return self.second(self.drop(self.graph.spmm(torch.relu(self.first(x)))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", COMPILERS)
 def test_layers_train_and_change_their_places(backend):
     torch.manual_seed(0)
@@ -125,6 +126,7 @@ def test_layers_train_and_change_their_places(backend):
     same([found], [model(x)])
 
 
+@pytest.mark.slow
 def test_another_graph_of_another_size():
     call = torch.compile(lambda graph, x: graph.spmm(x).relu(), backend="aot_eager", **WHOLE)
     for size in (N, 7, 9, 12):
@@ -136,6 +138,7 @@ def test_another_graph_of_another_size():
         same([call(graph, real(N, 3))], [graph.spmm(real(N, 3)).relu()])
 
 
+@pytest.mark.slow
 def test_a_structure_changed_in_place():
     index = INDEX.clone()
     graph, x = Graph(index, N), real(N, 3)
@@ -149,6 +152,7 @@ def test_a_structure_changed_in_place():
         graph = Graph(index, N)
 
 
+@pytest.mark.slow
 def test_threads():
     graph = Graph(INDEX, N)
     call = torch.compile(lambda x: graph.spmm(x, reduce="mean").square(), backend="aot_eager", **WHOLE)

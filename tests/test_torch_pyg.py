@@ -294,6 +294,7 @@ def test_bipartite_layers():
         same([layer((X, nodes), index)], [expected])
 
 
+@pytest.mark.slow
 def test_relations_are_two_products_together(products):
     layer, types = conv.RGCNConv((F, F), 4, 50), torch.randint(0, 50, (E,))
     x, index = torch.randn(N, F), INDEX.clone()
@@ -345,6 +346,7 @@ def test_edges_changed_in_place():
     same(found, [layer(X, index) for layer in layers])
 
 
+@pytest.mark.slow
 def test_indices_of_the_same_size():
     layer = conv.SAGEConv(F, 4)
     indices = [torch.randint(0, N, (2, E)) for _ in range(40)]

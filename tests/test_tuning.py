@@ -509,6 +509,7 @@ def test_a_wrong_candidate_never_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.best.error is None
 
 
+@pytest.mark.slow
 def test_a_candidate_that_raises_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arrays: Any) -> None:
         raise ValueError("first line\nno such luck")
@@ -521,6 +522,7 @@ def test_a_candidate_that_raises_costs_only_itself(monkeypatch: pytest.MonkeyPat
     assert "4 failed" in result.report()
 
 
+@pytest.mark.slow
 def test_a_search_begins_with_what_the_rules_choose_for_many_calls() -> None:
     A = sp.csr_array(np.kron(np.eye(12), np.ones((4, 4))), dtype="float32")
     inputs = {"A": A, "B": np.ones((48, 32), "float32")}
@@ -824,6 +826,7 @@ def test_formats_start_from_what_an_updated_array_held() -> None:
     assert [record.error for record in result.history] == [None] * len(result.history)
 
 
+@pytest.mark.slow
 def test_wrong_use() -> None:
     inputs = arguments()
     for wrong in (
@@ -901,6 +904,7 @@ def test_the_conversion_counts_where_calls_are_few() -> None:
     assert tune.full_cost(Record(Choices(), error="no")) == float("inf")
 
 
+@pytest.mark.slow
 def test_without_trials_the_untuned_kernel_comes_back() -> None:
     inputs = arguments()
     result = tune_sparse(ops.spmm(), inputs, max_trials=0, progress=False)
