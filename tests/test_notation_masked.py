@@ -107,3 +107,12 @@ def test_a_short_mask_is_searched() -> None:
     A = drawn("ij", 0)
     with pytest.raises(ArgumentError, match="dimension 0 of operand 2 has extent 40, expected 30"):
         einsum("ij,ik,kj->ij", A, A, A)
+
+
+@pytest.mark.parametrize("out", ["ij", ""])
+def test_what_is_not_finite_meets_stored_products_only(out: str) -> None:
+    mask = sp.csr_array(np.array([[np.inf, 2.0], [3.0, np.nan]]))
+    first, second = sp.csr_array(np.array([[0.0, 1.0], [1.0, 0.0]])), sp.csr_array(np.array([[5.0, 0.0], [0.0, 7.0]]))
+    found = einsum(f"ij,ik,kj->{out}", mask, first, second)  # of first @ second the diagonal is empty
+    expected = np.array([[0.0, 14.0], [15.0, 0.0]])
+    np.testing.assert_array_equal(found.toarray() if out else found, expected if out else expected.sum())

@@ -117,6 +117,10 @@ def test_classes_formats_and_dtypes() -> None:
     assert (2 * S).format == S.format
     assert S.astype("float32").dtype == np.float32
     assert S.sum().dtype == np.int64
+    for short in ("int8", "int16", "uint8", "uint16", "int32", "uint32", "uint64"):
+        few, dense = S.astype(short), (np.eye(4) * 3).astype(short)
+        assert few.sum().dtype == dense.sum().dtype, short
+        assert few.sum() == dense.sum(), short
     assert S.mean() == 0.75
     assert type(S @ torch.ones(4, dtype=torch.int32)) is torch.Tensor
     assert type(S @ sp.eye_array(4, format="csr")) is SparseTensor

@@ -282,7 +282,7 @@ def test_messages_kept_over_a_change_of_nodes():
     with patch_pyg():
         layer(x, INDEX)
     x += 1
-    with pytest.raises(StructureError, match="changed in place after edges selected it"):
+    with pytest.raises(StructureError, match="changed in place after they were made"):
         layer.kept.sum()
 
 
@@ -292,6 +292,32 @@ def test_bipartite_layers():
     expected = layer((X, nodes), index)
     with patch_pyg():
         same([layer((X, nodes), index)], [expected])
+
+
+def test_nodes_changed_before_their_messages_are_summed():
+    class Changing(conv.SAGEConv):
+        def message(self, x_j: Any) -> Any:
+            with torch.no_grad():
+                self.nodes.mul_(2.0)
+            return x_j
+
+    layer = Changing(F, 4)
+    layer.nodes = X.clone()
+    with patch_pyg(), pytest.raises(StructureError, match="changed in place after they were made"):
+        layer(layer.nodes, INDEX)
+
+
+def test_relations_of_short_floats_and_out_of_range():
+    layer = conv.RGCNConv(F, 4, 3).bfloat16()
+    expected = layer(X.bfloat16(), INDEX, TYPES)
+    beyond = INDEX.clone()
+    beyond[1, 0] = len(X)
+    with patch_pyg():
+        found = layer(X.bfloat16(), INDEX, TYPES)
+        with pytest.raises(StructureError, match="target 20, expected one of"):
+            layer(X.bfloat16(), beyond, TYPES)
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.slow

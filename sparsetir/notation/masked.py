@@ -104,7 +104,8 @@ class MaskedStep(Step):
             mask = sp.csr_array((np.ones(len(held.data), np.bool_), held.indices, held.indptr), shape=held.shape)
         wide = any(m.indices.dtype == np.int64 for m in (mask, *factors))
         found = _kernel(dtype_name(held.dtype), "int64" if wide else "int32")(A=factors[0], B=factors[1], M=mask).data
-        if len(found) != len(held.data):  # too wide for a table of columns
+        # Too wide for a table of columns; or infinity and NaN would be multiplied with products that there are none of.
+        if len(found) != len(held.data) or not np.isfinite(held.data.sum()):
             return self.nested(values)
         if not self.keeps:
             return np.dot(held.data, found)

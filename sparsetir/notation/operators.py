@@ -380,9 +380,9 @@ def _kept(tensor: SparseTensor, axis: Axis) -> str:
 
 
 def total(tensor: SparseTensor, axis: Axis) -> Any:
-    """The sum; of bools and short integers in int64, as numpy's."""
-    if tensor.dtype.kind in "bu" or tensor.dtype in (np.int8, np.int32):
-        tensor = astype(tensor, "int64")
+    """The sum; of bools and short integers in 64 bits, as numpy's."""
+    if tensor.dtype.kind in "biu" and tensor.dtype.itemsize < 8:
+        tensor = astype(tensor, "uint64" if tensor.dtype.kind == "u" else "int64")
     return einsum(f"{LETTERS[: tensor.ndim]}->{_kept(tensor, axis)}", tensor, result="dense")
 
 

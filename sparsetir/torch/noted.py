@@ -403,7 +403,7 @@ class Noted(Tensor):
         if self.made is None:
             if self.versions != _versions(self.tensors):
                 raise StructureError(
-                    "what the nodes have was changed in place after edges selected it, and is used only now: "
+                    "what messages are made of was changed in place after they were made, and they are used only now: "
                     "use the messages before the change, or change a copy"
                 )
             self.made = self.recipe(*self.tensors)
@@ -411,8 +411,10 @@ class Noted(Tensor):
 
     @property
     def is_usual(self) -> bool:
-        """Whether nothing was done to the values that the recipe does not say."""
+        """Whether nothing was done to the values, or to what they are computed from, that the recipe does not say."""
         made = self.made
+        if self.versions != _versions(self.tensors):
+            return False
         return made is None or not (made.is_inference() or made._version or made._backward_hooks or made.retains_grad)
 
     @classmethod

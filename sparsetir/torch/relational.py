@@ -76,6 +76,7 @@ def replaced(original: Callable[..., Any], pairs_of: Callable[..., Pairs]) -> Ca
             weight = (self.comp @ weight.flatten(1)).view(self.num_relations, *weight.shape[1:])
         sizes = (self.num_relations, sources.shape[0], targets.shape[0])
         out = pairs_of(edge_index, edge_type, *sizes).product(sources, weight, self.aggr)
+        out = out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))  # as the layer adds into such zeros
         out = out if self.root is None else out + targets @ self.root
         return out if self.bias is None else out + self.bias
 
@@ -99,12 +100,14 @@ def _is_usual(layer: Any, *given: Any) -> bool:
     indices = (edge_index, edge_type)
     if not all(type(i) is Tensor and i.dtype is torch.int64 and i.is_cpu for i in indices) or not nodes[0].is_cpu:
         return False
-    return bool(edge_type.dim() == 1 and edge_index.shape == (2, edge_type.shape[0]) and _is_inside(layer, edge_type))
+    if edge_type.dim() != 1 or edge_index.shape != (2, edge_type.shape[0]):
+        return False
+    return _are_below(edge_type, layer.num_relations) and _are_below(edge_index[1], nodes[1].shape[0])
 
 
-def _is_inside(layer: Any, edge_type: Tensor) -> bool:
-    """Whether all relations are ones of the layer; it says what is wrong with others."""
-    return not edge_type.numel() or (int(edge_type.min()) >= 0 and int(edge_type.max()) < layer.num_relations)
+def _are_below(numbers: Tensor, count: int) -> bool:
+    """Whether all relations, or all targets, are ones that there are; the layer says what is wrong with others."""
+    return not numbers.numel() or (int(numbers.min()) >= 0 and int(numbers.max()) < count)
 
 
 __all__ = ["Pairs", "replaced"]
