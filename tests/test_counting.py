@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.interpret import interpret
 
 
@@ -46,6 +46,35 @@ def test_symmetric_rows_as_they_come():
     path = sp.csr_array(sp.diags_array([1.0, 1, 1], offsets=[-1, 0, 1], shape=(9, 9)))
     for matrix in (A, unsorted, twice, path):
         assert sparsetir.triangles(matrix) == expected(matrix.tocoo())
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+def test_edges_stored_once(idtype):
+    """On one side of the diagonal, on both, and with entries on it; one row is long."""
+    A = graph(5, 200, 0.05).tocsr()
+    A = sp.csr_array(A + A.T).tolil()
+    A[7, :], A[:, 7] = 1, 1
+    A = A.tocsr()
+    wanted = expected(A.tocoo())
+    mixed = sp.csr_array(sp.tril(A[:, ::-1])[:, ::-1])
+    for matrix, count in (
+        *((part, wanted) for part in (A, sp.tril(A), sp.triu(A), sp.tril(A, -1), sp.triu(A, 1), sp.tril(A).T)),
+        (mixed, expected(mixed.tocoo())),
+    ):
+        rows = sp.csr_array(matrix)
+        rows.indptr, rows.indices = rows.indptr.astype(idtype), rows.indices.astype(idtype)
+        assert sparsetir.triangles(rows) == count
+
+
+@pytest.mark.parametrize("fault", ["index", "negative", "pointer", "end"])
+def test_unsound_rows(fault):
+    A = sp.csr_array(np.ones((5, 5)))
+    if fault in ("index", "negative"):
+        A.indices[7] = 5 if fault == "index" else -1
+    else:
+        A.indptr[2 if fault == "pointer" else 5] = 90
+    with pytest.raises(StructureError, match="rows or columns outside of the shape"):
+        sparsetir.triangles(A)
 
 
 def test_hubs_and_complete_graphs():
