@@ -216,3 +216,12 @@ def test_products_of_operators() -> None:
     np.testing.assert_allclose(L @ (1j * X[:, 0]), 1j * (B @ X[:, 0]), rtol=1e-6)
     assert linear_operator(sp.eye_array(3, dtype="int32", format="coo")).dtype == np.float64
     np.testing.assert_array_equal(linear_operator(sparsetir.SparseTensor.from_dense(np.eye(3), "csc")) @ np.ones(3), 1)
+
+
+def test_sums_of_short_integers() -> None:
+    for dtype in ("bool", "int8", "uint8", "int16", "uint16", "uint32"):
+        dense = np.full((3, 40), np.ones((), dtype) if dtype == "bool" else np.iinfo(dtype).max, dtype)
+        for axis in (None, 0, 1):
+            found, expected = SparseTensor.from_dense(dense).sum(axis=axis), dense.sum(axis=axis)
+            assert found.dtype == expected.dtype
+            assert np.array_equal(found, expected)

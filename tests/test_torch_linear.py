@@ -270,3 +270,30 @@ def tied():
     model = torch.nn.Sequential(torch.nn.Embedding(6, 4), torch.nn.Linear(4, 6))
     model[1].weight = model[0].weight
     return model
+
+
+def test_another_number_of_weights_while_a_loss_is_held() -> None:
+    layer, x = SparseLinear(6, 4, density=0.5), torch.ones(2, 6)
+    optimizer = torch.optim.Adam(layer.parameters())
+    loss = layer(x).sum()
+    loss.backward()
+    optimizer.step()
+    values = layer.values
+    for mask in (torch.ones(4, 6), torch.eye(4, 6)):
+        layer.regrow(mask, optimizer)
+        layer(x).sum().backward()
+        optimizer.step()
+        assert layer.values is values
+        assert values.grad.shape == values.shape == (int(mask.sum()),)
+
+
+def test_sizes_and_dtypes_that_are_none() -> None:
+    for options in ({"out_features": -1}, {"in_features": 2.5}, {"dtype": torch.int32}, {"density": "x"}):
+        with pytest.raises((ArgumentError, ArgumentTypeError), match="found"):
+            SparseLinear(**{"in_features": 3, "out_features": 3, **options})
+
+
+def test_export_with_any_batch() -> None:
+    layer, batch = SparseLinear(6, 4, density=0.5), torch.export.Dim("batch")
+    program = torch.export.export(layer, (torch.ones(3, 6),), dynamic_shapes=({0: batch},))
+    assert torch.equal(program.module()(torch.ones(5, 6)), layer(torch.ones(5, 6)))

@@ -435,3 +435,10 @@ def test_hooks_and_explanations_see_messages():
 def test_edges_out_of_range():
     with patch_pyg(), pytest.raises(StructureError, match=r"source 25, expected one of \[0, 20\)"):
         conv.SAGEConv(F, 4)(X, torch.tensor([[25], [1]]))
+
+
+def test_relations_refuse_targets_that_are_none():
+    layer, index = conv.RGCNConv(F, 4, 3), INDEX.clone()
+    index[1, 0] = N
+    with patch_pyg(), pytest.raises((RuntimeError, IndexError, ValueError)):
+        layer(X, index, TYPES)

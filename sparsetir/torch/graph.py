@@ -338,7 +338,7 @@ class Graph(functions.Graphs):
         if self.is_to_trace(x):
             return self._traced("linear", [values, x])
         self._check(values=values, x=x)
-        rows = x.reshape(x.shape[:-1].numel(), self.shape[1]).contiguous()
+        rows = x.reshape(math.prod(x.shape[:-1]), self.shape[1]).contiguous()  # numel() would fix sizes in an export
         return functions.Linear.apply(self, self.by_rows(values), rows).view(*x.shape[:-1], self.shape[0])
 
     # ------------------------------------------------------------------ programs that torch traces

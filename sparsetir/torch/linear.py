@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -87,9 +88,10 @@ class SparseLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        _check_layer(in_features, out_features, dtype)
         self.in_features, self.out_features = in_features, out_features
         self.graph = Graph(_drawn(self._shape, density) if mask is None else _places(mask, self._shape))
-        dtype = torch.get_default_dtype() if dtype is None else dtype
         self.values = nn.Parameter(torch.empty(self.graph.num_edges, dtype=dtype))
         self.register_parameter("bias", nn.Parameter(torch.empty(out_features, dtype=dtype)) if bias else None)
         self.reset_parameters()
@@ -243,6 +245,12 @@ class SparseLinear(nn.Module):
     def _replace(self, graph: Graph, values: Tensor) -> None:
         self.graph = graph
         self.values.grad = None
+        hooks = self.values._backward_hooks, getattr(self.values, "_post_accumulate_grad_hooks", None)
+        if values.shape != self.values.shape and not any(hooks):
+            # What torch kept of an earlier pass, whose loss somebody may hold, expects gradients of the size of then.
+            with suppress(RuntimeError):  # somebody else holds the tensor, as a compiled program does
+                fresh = nn.Parameter(torch.empty_like(values), requires_grad=self.values.requires_grad)
+                torch.utils.swap_tensors(self.values, fresh)
         self.values.data = values
 
     # ------------------------------------------------------------------ saving
@@ -310,6 +318,9 @@ def sparsify_(model: nn.Module, density: float, *, skip: Collection[str] = ()) -
     SparseLinear(in_features=100, out_features=50, density=0.2, bias=True)
     """
     _check_share("density", density)
+    if not isinstance(model, nn.Module) or isinstance(skip, str):
+        found = f"skip={skip!r}" if isinstance(skip, str) else type(model).__name__
+        raise ArgumentTypeError(f"sparsify_ takes a torch.nn.Module, and a list of names to skip; found {found}")
     layers = {name: m for name, m in model.named_modules() if type(m) in (nn.Linear, nn.LazyLinear)}
     unknown = sorted(set(skip) - set(layers))
     if unknown:
@@ -336,8 +347,16 @@ def _check_unshared(model: nn.Module, name: str, layer: nn.Linear) -> None:
 # ------------------------------------------------------------------ masks
 
 
-def _check_share(name: str, share: float) -> None:
-    if not 0 <= share <= 1:
+def _check_layer(inputs: Any, outputs: Any, dtype: Any) -> None:
+    for name, size in (("in_features", inputs), ("out_features", outputs)):
+        if not isinstance(size, (int, np.integer)) or size < 0:
+            raise ArgumentError(f"{name} is a number of features, found {size!r}")
+    if dtype not in NAMES:
+        raise ArgumentTypeError(f"the weights are of one of {', '.join(map(str, NAMES))}; found {dtype}")
+
+
+def _check_share(name: str, share: Any) -> None:
+    if not isinstance(share, (int, float, np.number)) or not 0 <= share <= 1:
         raise ArgumentError(f"{name} is a share in [0, 1], found {share!r}")
 
 
