@@ -20,7 +20,7 @@ with warnings.catch_warnings():
     from torch_geometric.nn import conv
     from torch_geometric.utils import softmax
 
-from sparsetir.torch import Graph, SparseLinear  # noqa: E402
+from sparsetir.torch import Graph, SparseLinear, patch_pyg  # noqa: E402
 from sparsetir.torch.messages import Messages  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -122,7 +122,7 @@ LAYERS: dict[str, tuple[Any, tuple[Any, ...], set[str]]] = {
     "gat, edges": (
         lambda: conv.GATConv(F, 4, heads=2, edge_dim=1, add_self_loops=False),
         (INDEX, WEIGHT[:, None]),
-        {"spmm", "softmax", "edge_sum"},
+        {"additive_attention"},
     ),
     "gat, weights": (lambda: Weights(), (INDEX,), {"spmm", "softmax", "edge_sum"}),
     "gin": (lambda: conv.GINConv(torch.nn.Linear(F, 4)), (INDEX,), {"spmm"}),
@@ -144,8 +144,51 @@ LAYERS: dict[str, tuple[Any, tuple[Any, ...], set[str]]] = {
 @pytest.mark.slow
 def test_weights_that_are_dropped(taken):
     layer = conv.GATConv(F, 4, heads=2, dropout=0.5, add_self_loops=False).train()
-    compiled(layer)(X, INDEX)
-    assert set(taken) == {"spmm", "softmax", "edge_sum"}
+    call, found = compiled(layer), []
+    for run in (call, call, patched(layer)):
+        torch.manual_seed(2)
+        found.append(passes(run, [X, INDEX], list(layer.parameters())))
+    assert set(taken) == {"additive_attention"}
+    same(found[0], found[1])
+    same(found[0], found[2])
+    assert not torch.allclose(call(X, INDEX), found[0][0])
+
+
+def patched(layer: Any) -> Any:
+    """A layer inside `patch_pyg`."""
+
+    def call(*given: Any) -> Any:
+        with patch_pyg():
+            return layer(*given)
+
+    return call
+
+
+@pytest.mark.slow
+def test_a_bias_and_relu_are_of_the_product(monkeypatch):
+    layer, seen, spmm = conv.GCNConv(F, 4, add_self_loops=False), [], Graph.spmm
+    record = lambda self, x, weight=None, **how: seen.append({*how}) or spmm(self, x, weight, **how)  # noqa: E731
+    monkeypatch.setattr(Graph, "spmm", record)
+    kept: list[Any] = []
+
+    def twice(x: Any) -> Any:  # something else needs the sums
+        kept[:] = [layer(x, INDEX)]
+        return kept[0].relu() + kept[0]
+
+    models = {
+        "relu": lambda x: layer(x, INDEX).relu(),
+        "in place": lambda x: torch.relu_(layer(x, INDEX)),
+        "functional": lambda x: torch.nn.functional.relu(layer(x, INDEX)),
+        "twice": twice,
+        "other": lambda x: layer(x, INDEX).sigmoid(),
+    }
+    for name, model in models.items():
+        parameters = list(layer.parameters())
+        expected = passes(model, [X], parameters)
+        seen.clear()
+        same(passes(compiled(model), [X], parameters), expected)
+        assert {"bias"} <= seen[-1]
+        assert ("activation" in seen[-1]) == (name in ("relu", "in place", "functional"))
 
 
 @pytest.mark.slow

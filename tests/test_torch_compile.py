@@ -55,12 +55,16 @@ def everything(graph: Graph) -> Callable[..., Any]:
         products = [graph.spmm(x.sin()), graph.spmm(xs, ws), graph.spmm(x, w, "mean"), graph.spmm(x[:, 0])]
         extremes = [graph.spmm(x, w, reduce="max"), graph.spmm(xs, ws, reduce="min")]
         scores = [graph.sddmm(q, k).relu(), graph.edge_sum(q, k), graph.softmax(ws * 2)]
+        products += [graph.spmm(x, w, "mean", bias=x[0], activation="relu"), graph.conv(x, v.t()[:2, :3])]
         mixed = [graph.attention(q, k, v, scale=0.3), graph.attention(qs, xs, xs)]
+        drops = {"dropout": 0.5, "seed": torch.tensor([3])}
         mixed += [
             graph.additive_attention(q[:, 0], k[:, 0], v, slope=0.3),
             graph.additive_attention(qs[..., 0], xs[..., 1], xs),
             graph.dynamic_attention(q, k, k[0], v, slope=0.3),
             graph.dynamic_attention(qs, xs, xs[0], xs, ws[..., None].expand(-1, -1, 3)),
+            graph.attention(q, k, v, **drops) + graph.additive_attention(q[:, 0], k[:, 0], v, edges=w, **drops),
+            graph.dynamic_attention(q, k, k[0], v, **drops),
         ]
         return (*products, *extremes, *scores, *mixed, graph.linear(w, v.t()))
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError
 
 torch = pytest.importorskip("torch")
-from sparsetir.torch import Graph  # noqa: E402
+from sparsetir.torch import Graph, kept, structure  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
@@ -85,6 +85,84 @@ def test_products(graph, reduce, inner, weights):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("reduce", "inner"), [("sum", (3,)), ("mean", (2, 3)), ("max", (3,))])
+def test_products_with_a_bias_and_an_activation(graph, reduce, inner):
+    made, index = graph
+    x, bias = wanting(real(N, *inner), torch.linspace(-1, 0.5, 3, dtype=torch.float64).expand(inner))
+    for activation in (None, "relu"):
+        expected = by_torch(index, x, None, reduce, M) + bias
+        expected = expected if activation is None else expected.relu()
+        assert activation is None or bool((expected == 0).any())
+        call = lambda *a, how=activation: made.spmm(a[0], None, reduce, bias=a[1], activation=how)  # noqa: E731
+        close(call(x, bias), expected)
+        assert torch.autograd.gradcheck(call, (x, bias))
+    alone = made.spmm(x.detach(), None, reduce, activation="relu")
+    close(alone, by_torch(index, x.detach(), None, reduce, M).relu())
+
+
+def test_what_is_no_number_stays_none():
+    made, x = Graph(INDEX, (N, M)), real(N, 3)
+    x[2, 0] = torch.nan
+    assert made.spmm(x, activation="relu").isnan().tolist() == made.spmm(x).isnan().tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("reduce", "outputs"), [("sum", 2), ("mean", 5), ("max", 2)])
+def test_a_convolution(graph, reduce, outputs):
+    made, index = graph
+    x, weight, bias = wanting(real(N, 3), real(outputs, 3), real(outputs))
+    expected = (by_torch(index, x, None, reduce, M) @ weight.t() + bias).relu()
+    call = lambda *a: made.conv(*a, reduce=reduce, activation="relu")  # noqa: E731
+    close(call(x, weight, bias), expected)
+    assert torch.autograd.gradcheck(call, (x, weight, bias))
+    constant = x.detach()
+    for _ in range(3):
+        found = call(constant, weight, bias)
+        close(found, expected.detach())
+        wanted = torch.autograd.grad(expected.sum(), (weight, bias), retain_graph=True)
+        close(torch.autograd.grad(found.sum(), (weight, bias)), wanted)
+
+
+def test_sums_of_constant_features_are_computed_once(monkeypatch):
+    made, calls = Graph(sp.coo_array(([1.0, 2.0, 3.0], ([2, 0, 1], [0, 1, 2])), shape=(3, 3))), []
+    run = structure.Compressed.run
+    monkeypatch.setattr(structure.Compressed, "run", lambda self, *a, **b: calls.append(a) or run(self, *a, **b))
+    x, (weight,) = real(3, 2), wanting(real(2, 2))
+
+    def check(expected: int) -> None:
+        calls.clear()
+        close(made.conv(x, weight), made.weight.new_tensor([[0, 2, 0], [0, 0, 3], [1, 0, 0]]) * factor @ x @ weight.t())
+        assert len(calls) == expected
+
+    factor = 1
+    for expected in (1, 1, 0, 0):
+        check(expected)
+    made.conv(x.clone(), weight)  # of others in between
+    check(0)
+    x[0] += 1
+    for expected in (1, 1, 0):
+        check(expected)
+    with torch.no_grad():
+        check(0)
+        made.weight.mul_(2)
+    factor = 2
+    for expected in (1, 1, 0):
+        check(expected)
+    assert len(made.rows.kept.found) == 1
+    close(pickle.loads(pickle.dumps(made)).conv(x, weight), made.conv(x, weight))
+    with torch.inference_mode():
+        close(made.conv(x, weight), made.conv(x.clone(), weight))
+    for size in range(9):
+        made.conv(real(3, size), real(2, size))
+    held = [real(3, size) for size in range(9)]
+    for features in (*held, *held):
+        made.conv(features, real(2, features.shape[1]))
+    assert len(made.rows.kept.found) == kept.MOST
+    del held, features, x
+    assert not made.rows.kept.found
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [(), (2,)])
 def test_what_is_made_of_edges(graph, heads):
     made, index = graph
@@ -128,6 +206,69 @@ def test_additive_attention(graph, heads, slope):
     assert torch.autograd.gradcheck(call, (targets, sources, v))
     (only,) = torch.autograd.grad(call(targets, sources.detach(), v.detach()).sum(), targets)
     assert only.shape == targets.shape
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("heads", [(), (2,)])
+def test_attention_drops_shares(graph, heads):
+    """And adds numbers of edges, in attention as in GAT."""
+    made, index = graph
+    seed, rate, count = torch.tensor([7]), 0.4, index.shape[1]
+    mask = made.dropout(torch.ones(count, *heads, dtype=torch.float64), rate, seed=seed)
+    assert set(mask.flatten().tolist()) == (set() if not count else {0.0, 1 / (1 - rate)})
+    q, k, v, weight = wanting(real(M, *heads, 3), real(N, *heads, 3), real(N, *heads, 4), real(*heads, 3))
+    targets, sources, edges = wanting(real(M, *heads), real(N, *heads), real(count, *heads))
+    bent = lambda t: torch.nn.functional.leaky_relu(t, 0.2)  # noqa: E731
+    cases = [
+        (made.attention, (q, k, v), lambda: (q[index[1]] * k[index[0]]).sum(-1) * 3**-0.5),
+        (made.additive_attention, (targets, sources, v), lambda: bent(targets[index[1]] + sources[index[0]])),
+        (
+            lambda t, s, v, e, **options: made.additive_attention(t, s, v, edges=e, **options),
+            (targets, sources, v, edges),
+            lambda: bent(targets[index[1]] + sources[index[0]] + edges),
+        ),
+        (made.dynamic_attention, (q, k, weight, v), lambda: (bent(q[index[1]] + k[index[0]]) * weight).sum(-1)),
+    ]
+    for call, inputs, scores in cases:
+        shares = softmax(scores(), index) * mask
+        expected = torch.zeros(M, *heads, 4, dtype=v.dtype).index_add(0, index[1], shares[..., None] * v[index[0]])
+        found, gradient = call(*inputs, dropout=rate, seed=seed), real(*expected.shape)
+        close(found, expected)
+        wanted = torch.autograd.grad(expected, inputs, gradient)
+        close(torch.autograd.grad(found, inputs, gradient), wanted)
+    call, inputs, _ = cases[2]
+    assert torch.autograd.gradcheck(lambda *a: call(*a, dropout=rate, seed=seed), inputs)
+    close(call(*(t.detach() for t in inputs), dropout=rate, seed=seed), call(*inputs, dropout=rate, seed=seed).detach())
+    close(call(*inputs, dropout=rate, training=False), call(*inputs))
+    (values,) = wanting(real(count, *heads))
+    assert torch.autograd.gradcheck(lambda x: made.dropout(x, rate, seed=seed), values)
+
+
+def test_what_dropout_drops():
+    nodes, edges, heads, rate = 50, 20_000, 2, 0.3
+    index = torch.randint(0, nodes, (2, edges), generator=torch.Generator().manual_seed(0))
+    made, ones = Graph(index, nodes), torch.ones(edges, heads)
+    torch.manual_seed(3)
+    first, second = made.dropout(ones, rate), made.dropout(ones, rate)
+    torch.manual_seed(3)
+    assert torch.equal(made.dropout(ones, rate), first)
+    is_kept, other = first != 0, second != 0
+    near = lambda found, expected: abs(found - expected) < 5 * (expected * (1 - expected) / edges) ** 0.5  # noqa: E731
+    kept = 1 - rate
+    for head in range(heads):
+        assert near(is_kept[:, head].float().mean().item(), kept)
+    both = (is_kept[:, 0] & is_kept[:, 1], is_kept[:, 0] & other[:, 0], is_kept[1:, 0] & is_kept[:-1, 0])
+    for pair in both:  # of heads, calls and neighbours, which know nothing of each other
+        assert near(pair.float().mean().item(), kept**2)
+    assert first[is_kept].unique().tolist() == pytest.approx([1 / kept])
+    assert not made.dropout(ones, 1.0).any()
+    assert made.dropout(ones, rate, training=False) is ones
+    again = Graph(made.edge_index, nodes)  # in the order of rows: places are those of rows
+    order = np.lexsort((index[0], index[1]))
+    assert torch.equal(
+        again.dropout(ones, rate, seed=torch.tensor(5)), made.dropout(ones, rate, seed=torch.tensor(5))[order]
+    )
 
 
 @pytest.mark.slow
@@ -362,6 +503,30 @@ def test_gradients_of_gradients_are_refused():
         (lambda g: g.spmm(real(5, 2), real(8, 3)), ArgumentError, r"3 heads: expected x of \[5, 3, features\]"),
         (lambda g: g.spmm(real(5, 2), reduce="mul"), ArgumentError, "reduce is one of .* found 'mul'"),
         (lambda g: g.sddmm(real(4, 2), real(5, 3)), ArgumentError, "q and k with the same after the first"),
+        (
+            lambda g: g.spmm(real(5, 2), bias=real(3)),
+            ArgumentError,
+            r"bias is \[3\] of float64, expected the shape and",
+        ),
+        (
+            lambda g: g.spmm(real(5, 2), activation="gelu"),
+            ArgumentError,
+            "activation is None or \"relu\"; found 'gelu'",
+        ),
+        (
+            lambda g: g.conv(real(5, 2), real(3)),
+            ArgumentError,
+            r"weight of \[outputs, inputs\]; found \[5, 2\] of float64",
+        ),
+        (lambda g: g.conv(real(5, 2), real(3, 2), activation=1), ArgumentError, "activation is None"),
+        (lambda g: g.dropout(real(8), 1.5), ArgumentError, "dropout is a probability, from 0 to 1; found 1.5"),
+        (lambda g: g.dropout(real(7)), ArgumentError, "values has one value for each edge"),
+        (lambda g: g.dropout(real(8), seed=7), ArgumentError, "seed is a tensor of one int64, .* found int"),
+        (
+            lambda g: g.additive_attention(real(4), real(5), real(5, 1), edges=real(8, 2)),
+            ArgumentError,
+            r"edges are \[8, 2\] of float64, expected heads and dtype of targets, \[4\]",
+        ),
         (lambda g: g.sddmm(real(5, 2), real(5, 2)), ArgumentError, r"4 rows \(targets\), and q is"),
         (lambda g: g.softmax(real(7)), ArgumentError, "scores has one value for each edge"),
         (lambda g: g.attention(real(4, 2), real(5, 2), real(5, 2, 1)), ArgumentError, "v is .* the heads of q"),

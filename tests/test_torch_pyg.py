@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from typing import Any
 
@@ -136,35 +135,54 @@ ATTENTIONS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], bool]] = {
     "no loops": (conv.GATConv, {"heads": 2, "add_self_loops": False}, {}, True),
     "residual, slope": (conv.GATConv, {"heads": 2, "residual": True, "negative_slope": 0.5}, {}, True),
     "steeper": (conv.GATConv, {"heads": 2, "negative_slope": 1.5}, {}, True),
-    "dropout": (conv.GATConv, {"heads": 2, "dropout": 0.5}, {}, False),
-    "edges": (conv.GATConv, {"heads": 8, "edge_dim": 1}, EDGED, False),
+    "dropout": (conv.GATConv, {"heads": 2, "dropout": 0.5}, {}, True),
+    "dropout, edges": (conv.GATConv, {"heads": 2, "edge_dim": 1, "dropout": 0.3}, EDGED, True),
+    "edges": (conv.GATConv, {"heads": 8, "edge_dim": 1}, EDGED, True),
+    "edges, 1 head": (conv.GATConv, {"edge_dim": 1, "add_self_loops": False}, EDGED, True),
     "v2, 1 head": (conv.GATv2Conv, {"negative_slope": 1.5}, {}, True),
     "v2, means of heads": (conv.GATv2Conv, {"heads": 8, "concat": False, "share_weights": True}, {}, True),
     "v2, edges": (conv.GATv2Conv, {"heads": 2, "edge_dim": 1, "add_self_loops": False}, EDGED, True),
-    "v2, dropout": (conv.GATv2Conv, {"heads": 2, "dropout": 0.5}, {}, False),
+    "v2, dropout": (conv.GATv2Conv, {"heads": 2, "dropout": 0.5}, {}, True),
     "v2, from target": (conv.GATv2Conv, {"heads": 2, "flow": "target_to_source"}, {}, True),
     "transformer": (conv.TransformerConv, {"heads": 2, "beta": True}, {}, True),
     "transformer, 1 head": (conv.TransformerConv, {"concat": False}, {}, True),
     "transformer, edges": (conv.TransformerConv, {"heads": 2, "edge_dim": 1}, EDGED, False),
-    "transformer, dropout": (conv.TransformerConv, {"heads": 2, "dropout": 0.5}, {}, False),
+    "transformer, dropout": (conv.TransformerConv, {"heads": 2, "dropout": 0.5}, {}, True),
 }
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_attention_is_one_kernel(attentions, name):
+def test_attention_is_one_kernel(attentions, name, monkeypatch):
     kind, options, given, is_one = ATTENTIONS[name]
     torch.manual_seed(1)
     layer = kind(F, 4, **options).train()
-    found = {}
-    for patch in (contextlib.nullcontext(), patch_pyg()):
-        torch.manual_seed(2)
-        with patch:
-            found[patch] = passes(lambda x: layer(x, INDEX, **given), parameters=layer)
-    same(*found.values())
+    call = lambda x: layer(x, INDEX, **given)  # noqa: E731
+    torch.manual_seed(2)
+    with patch_pyg():
+        found = passes(call, parameters=layer)
     assert len(attentions) == is_one
+    if options.get("dropout"):  # of the same shares
+        torch.manual_seed(2)
+        shares = torch.ones(attentions[0].num_edges, options["heads"])
+        mask = attentions[0].dropout(shares, options["dropout"])
+        assert 0 < int((mask == 0).sum()) < mask.numel()
+        monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, **_options: x * mask)
+    same(found, passes(call, parameters=layer))
+    monkeypatch.undo()
     layer.eval()
     same(passes(layer, INDEX, *given.values()), passes_patched(layer, INDEX, *given.values()))
-    assert len(attentions) == is_one + (is_one or "dropout" in options)
+
+
+def test_dropped_attention_weights_are_those_that_were_used(attentions):
+    torch.manual_seed(1)
+    layer = conv.GATConv(F, 4, heads=2, dropout=0.5, bias=False).train()
+    with patch_pyg():
+        y, (index, weights) = layer(X, INDEX, return_attention_weights=True)
+    assert attentions
+    assert 0 < int((weights == 0).sum()) < weights.numel()
+    h = layer.lin(X).view(N, 2, 4)
+    expected = torch.zeros(N, 2, 4).index_add(0, index[1], weights[..., None] * h[index[0]])
+    same([y], [expected.flatten(1)])
 
 
 def test_attention_weights(tmp_path):
@@ -345,10 +363,27 @@ def test_graphs_are_found_again(products):
     with patch_pyg():
         for _ in range(2):
             for layer in layers:
-                layer(X, INDEX)
-        layers[0](X, INDEX.clone())
-    sage, gcn = {id(g) for g in products[::3]}, {id(g) for g in products[1::3]}
-    assert (len(products), len(sage | {id(g) for g in products[2::3]}), len(gcn)) == (7, 1, 1)
+                layer(X.clone(), INDEX)
+        layers[0](X.clone(), INDEX.clone())
+    sage, gcn = {id(g.rows) for g in products[::3]}, {id(g.rows) for g in products[1::3]}
+    assert (len(products), len(sage | {id(g.rows) for g in products[2::3]}), len(gcn)) == (7, 1, 1)
+
+
+def test_sums_of_constant_features_are_kept(products):
+    layers = [conv.SAGEConv(F, F), conv.GCNConv(F, 2), conv.SAGEConv(F, 4, aggr="max")]
+    expected = []
+    for layer in layers:
+        layer.zero_grad()
+        layer(X, INDEX).square().sum().backward()
+        expected.append([p.grad.clone() for p in layer.parameters()])
+    with patch_pyg():
+        for count in (3, 3, 0, 0):
+            products.clear()
+            for layer, wanted in zip(layers, expected, strict=True):
+                layer.zero_grad()
+                layer(X, INDEX).square().sum().backward()
+                torch.testing.assert_close([p.grad for p in layer.parameters()], wanted, rtol=1e-5, atol=1e-4)
+            assert len(products) == count
 
 
 def test_a_patch_entered_again_keeps_its_graphs(products):
@@ -358,7 +393,7 @@ def test_a_patch_entered_again_keeps_its_graphs(products):
             layer(X, INDEX)
     with patch_pyg():
         layer(X, INDEX)
-    assert products[0] is products[1] is not products[2]
+    assert products[0].rows is products[1].rows is not products[2].rows
 
 
 def test_edges_changed_in_place():

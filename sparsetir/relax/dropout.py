@@ -43,16 +43,16 @@ def program(size: Any, dtype: str, rate: float, seed: int) -> Program:
     draft.scratch("key", ("ONE",), "int64")
     first = np.random.SeedSequence(seed).generate_state(1)[0]
     start = f"T.bitwise_and(COUNT[one] * T.int64({GOLDEN}) + T.int64({first}), T.int64({MASK}))"
-    key = _mixed(f'T.Cast("uint32", {start})')
+    key = mixed(f'T.Cast("uint32", {start})')
     draft.iterate(("ONE",), "S", "start", [f'key[one] = T.Cast("int64", {key})'])
-    bits = _mixed('T.bitwise_xor(T.Cast("uint32", i), T.Cast("uint32", key[0]))')
+    bits = mixed('T.bitwise_xor(T.Cast("uint32", i), T.Cast("uint32", key[0]))')
     kept = f"X[i] * T.{dtype}({1 / (1 - rate)!r})"
     line = f"Y[i] = T.if_then_else({bits} < T.uint32({min(int(rate * 2**32), MASK)}), T.{dtype}(0), {kept})"
     draft.iterate(("I",), "S", "dropout", [line])
     return draft.program()
 
 
-def _mixed(bits: str) -> str:
+def mixed(bits: str) -> str:
     """The text of 32 bits, each of which depends on all of those given."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         bits = f"(T.bitwise_xor({bits}, T.shift_right({bits}, T.uint32({shift}))) * T.uint32({factor}))"
@@ -106,4 +106,4 @@ def with_dropout(func: relax.Function, seed: int) -> relax.Function | None:
     return _Dropped(mod, count, seed).visit_expr(func)
 
 
-__all__ = ["program", "with_dropout"]
+__all__ = ["GOLDEN", "MASK", "mixed", "program", "with_dropout"]

@@ -87,7 +87,7 @@ def _is_batched(gradient: Any) -> bool:
 class _NoContext:
     """The context of a call that nothing is kept of."""
 
-    needs_input_grad = (False,) * 8
+    needs_input_grad = (False,) * 10
 
     def save_for_backward(self, *tensors: Any) -> None:
         """Nothing."""
@@ -125,29 +125,35 @@ class Graphs:
 
 
 class SpMM(KernelFunction):
-    """Sums and means of neighbours."""
+    """Sums and means of neighbours, perhaps with a bias and an activation."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, inner: Sizes, is_mean: bool, weight: Tensor | None, x: Tensor) -> Tensor:
+    def forward(ctx: Any, graph: Graphs, inner: Sizes, is_mean: bool, activation: str, *tensors: Any) -> Tensor:
+        weight, x, bias = tensors
         ctx.graph, ctx.inner, ctx.share = graph, inner, None
         if is_mean:
             ctx.share = graph.rows.share(x.dtype)
-        ctx.save_for_backward(weight, x if ctx.needs_input_grad[3] else None)
         options = (NAMES[x.dtype], inner, "sum", weight is not None, "row" if is_mean else "")
-        return graph.rows.run("spmm", *options, w_data=weight, S=ctx.share, X=x)
+        if bias is not None or activation:
+            options += (bias is not None, activation)
+        y = graph.rows.run("spmm", *options, w_data=weight, S=ctx.share, X=x, B=bias)
+        ctx.save_for_backward(weight, x if ctx.needs_input_grad[4] else None, y if activation else None)
+        return y
 
     @staticmethod
     @once
     def backward(ctx: Any, g: Tensor) -> Any:
         graph, inner, share = ctx.graph, ctx.inner, ctx.share
-        weight, x = ctx.saved_tensors
-        dtype, g, g_weight, g_x = NAMES[g.dtype], g.contiguous(), None, None
-        if ctx.needs_input_grad[4]:
+        _, _, _, _, needs_weight, needs_x, needs_bias = ctx.needs_input_grad
+        weight, x, y = ctx.saved_tensors
+        g = g.contiguous() if y is None else torch.ops.aten.threshold_backward(g.contiguous(), y, 0)
+        dtype, g_weight, g_x = NAMES[g.dtype], None, None
+        if needs_x:
             scaled = "" if share is None else "column"
             g_x = graph.columns.run("spmm", dtype, inner, "sum", weight is not None, scaled, W=weight, S=share, X=g)
-        if ctx.needs_input_grad[3]:
+        if needs_weight:
             g_weight = graph.rows.run("sddmm", dtype, inner, share is not None, X=g, S=share, Y=x)
-        return None, None, None, g_weight, g_x
+        return None, None, None, None, g_weight, g_x, g.sum(0) if needs_bias else None
 
 
 class Linear(KernelFunction):
@@ -255,14 +261,35 @@ class Softmax(KernelFunction):
         return None, None, rows.run("softmax_gradient", dtype, ctx.inner, p__data=p, g_data=g.contiguous())
 
 
-class Attention(KernelFunction):
-    """Attention along edges: one kernel forward, and backward one by rows and one by columns."""
+class Dropout(KernelFunction):
+    """Values of edges some of which are dropped; their gradients are dropped alike."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, inner: Sizes, scale: float, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        ctx.graph, ctx.inner, ctx.scale = graph, inner, scale
+    def forward(ctx: Any, graph: Graphs, inner: Sizes, rate: float, values: Tensor, seed: Tensor) -> Tensor:
+        ctx.graph, ctx.inner, ctx.rate = graph, inner, rate
+        ctx.save_for_backward(seed)
+        return graph.rows.run("dropout", NAMES[values.dtype], inner, rate, w_data=values, seed_data=seed)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (seed,), options = ctx.saved_tensors, (NAMES[g.dtype], ctx.inner, ctx.rate)
+        return None, None, None, ctx.graph.rows.run("dropout", *options, w_data=g.contiguous(), seed_data=seed), None
+
+
+class Attention(KernelFunction):
+    """Attention along edges: one kernel forward, and backward one by rows and one by columns.
+
+    Shares that are dropped are kept with a minus.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, graph: Graphs, inner: Sizes, options: tuple[float, float], *tensors: Any) -> Tensor:
+        q, k, v, seed = tensors
+        ctx.graph, ctx.inner, ctx.options = graph, inner, options
         keep = any(ctx.needs_input_grad)
-        found = graph.rows.run("attention", NAMES[q.dtype], inner, scale, keep, Q=q, KEYS=k, V=v)
+        given = {"Q": q, "KEYS": k, "V": v, "seed_data": seed}
+        found = graph.rows.run("attention", NAMES[q.dtype], inner, *options, keep, **given)
         if not keep:
             return found
         p, out = found
@@ -272,42 +299,45 @@ class Attention(KernelFunction):
     @staticmethod
     @once
     def backward(ctx: Any, g: Tensor) -> Any:
-        graph, inner = ctx.graph, ctx.inner
+        graph, inner, (_, rate) = ctx.graph, ctx.inner, ctx.options
         q, k, v, p = ctx.saved_tensors
         dtype, g = NAMES[g.dtype], g.contiguous()
-        s, g_q = graph.rows.run("attention_rows", dtype, inner, ctx.scale, p__data=p, G=g, V=v, KEYS=k)
+        s, g_q = graph.rows.run("attention_rows", dtype, inner, *ctx.options, p__data=p, G=g, V=v, KEYS=k)
         if not any(ctx.needs_input_grad[4:]):
-            return None, None, None, g_q, None, None
-        g_k, g_v = graph.columns.run("attention_columns", dtype, inner, P_=p, S=s, Q=q, G=g)
-        return None, None, None, g_q, g_k, g_v
+            return None, None, None, g_q, None, None, None
+        g_k, g_v = graph.columns.run("attention_columns", dtype, inner, rate, P_=p, S=s, Q=q, G=g)
+        return None, None, None, g_q, g_k, g_v, None
 
 
 class Additive(KernelFunction):
     """Attention whose scores are sums of what the ends of edges have: kernels as those of `Attention`."""
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, inner: Sizes, slope: float, t: Tensor, s: Tensor, v: Tensor) -> Tensor:
-        ctx.graph, ctx.inner, ctx.slope = graph, inner, slope
+    def forward(ctx: Any, graph: Graphs, inner: Sizes, options: tuple[float, float], *tensors: Any) -> Tensor:
+        t, s, v, e, seed = tensors
+        slope, rate = options
+        ctx.graph, ctx.inner, ctx.options = graph, inner, (slope, e is not None, rate)
         keep = any(ctx.needs_input_grad)
-        found = graph.rows.run("additive", NAMES[v.dtype], inner, slope, keep, TARGETS=t, SOURCES=s, V=v)
+        given = {"TARGETS": t, "SOURCES": s, "edges_data": e, "V": v, "seed_data": seed}
+        found = graph.rows.run("additive", NAMES[v.dtype], inner, *ctx.options, keep, **given)
         if not keep:
             return found
         p, out = found
-        ctx.save_for_backward(t, s, v, p)
+        ctx.save_for_backward(t, s, v, e, p)
         return out
 
     @staticmethod
     @once
     def backward(ctx: Any, g: Tensor) -> Any:
-        graph, inner = ctx.graph, ctx.inner
-        t, s, v, p = ctx.saved_tensors
+        graph, inner, (*_, rate) = ctx.graph, ctx.inner, ctx.options
+        t, s, v, e, p = ctx.saved_tensors
         dtype, g = NAMES[g.dtype], g.contiguous()
-        ends = {"TARGETS": t, "SOURCES": s}
-        scores, g_t = graph.rows.run("additive_rows", dtype, inner, ctx.slope, p__data=p, G=g, V=v, **ends)
-        if not any(ctx.needs_input_grad[4:]):
-            return None, None, None, g_t, None, None
-        g_s, g_v = graph.columns.run("additive_columns", dtype, inner, P_=p, S=scores, G=g)
-        return None, None, None, g_t, g_s, g_v
+        given = {"TARGETS": t, "SOURCES": s, "edges_data": e, "p__data": p, "G": g, "V": v}
+        scores, g_t = graph.rows.run("additive_rows", dtype, inner, *ctx.options, **given)
+        g_s = g_v = None
+        if any(ctx.needs_input_grad[4:6]):
+            g_s, g_v = graph.columns.run("additive_columns", dtype, inner, rate, P_=p, S=scores, G=g)
+        return None, None, None, g_t, g_s, g_v, scores if ctx.needs_input_grad[6] else None, None
 
 
 class Dynamic(KernelFunction):
@@ -318,12 +348,13 @@ class Dynamic(KernelFunction):
     """
 
     @staticmethod
-    def forward(ctx: Any, graph: Graphs, inner: Sizes, slope: float, *tensors: Any) -> Tensor:
-        t, s, a, v, e = tensors
-        ctx.graph, ctx.inner, ctx.options = graph, inner, (slope, e is not None)
+    def forward(ctx: Any, graph: Graphs, inner: Sizes, options: tuple[float, float], *tensors: Any) -> Tensor:
+        t, s, a, v, e, seed = tensors
+        slope, rate = options
+        ctx.graph, ctx.inner, ctx.options = graph, inner, (slope, e is not None, rate)
         keep = any(ctx.needs_input_grad)
-        ends = {"TARGETS": t, "SOURCES": s, "edges_data": e}
-        found = graph.rows.run("dynamic", NAMES[v.dtype], inner, *ctx.options, keep, **ends, A=a, V=v)
+        given = {"TARGETS": t, "SOURCES": s, "edges_data": e, "seed_data": seed}
+        found = graph.rows.run("dynamic", NAMES[v.dtype], inner, *ctx.options, keep, **given, A=a, V=v)
         if not keep:
             return found
         p, out = found
@@ -335,7 +366,7 @@ class Dynamic(KernelFunction):
     def backward(ctx: Any, g: Tensor) -> Any:
         graph, inner, options = ctx.graph, ctx.inner, ctx.options
         t, s, a, v, e, p = ctx.saved_tensors
-        _, _, _, needs_t, needs_s, needs_a, needs_v, needs_e = ctx.needs_input_grad
+        _, _, _, needs_t, needs_s, needs_a, needs_v, needs_e, _ = ctx.needs_input_grad
         dtype, g, ends = NAMES[g.dtype], g.contiguous(), {"TARGETS": t, "SOURCES": s}
         rows = {**ends, "edges_data": e, "p__data": p, "G": g, "V": v}
         scores, at_rows = graph.rows.run("dynamic_rows", dtype, inner, *options, **rows)
@@ -350,7 +381,7 @@ class Dynamic(KernelFunction):
             g_e = graph.rows.run("dynamic_edges", dtype, inner[:-1], options[0], **edges)
             g_a = g_a + (g_e * e).sum(0) if needs_a else None
             g_e = g_e.mul_(a) if needs_e else None
-        return None, None, None, at_rows.mul_(a) if needs_t else None, g_s, g_a, g_v, g_e
+        return None, None, None, at_rows.mul_(a) if needs_t else None, g_s, g_a, g_v, g_e, None
 
 
 class Reorder(KernelFunction):
@@ -372,6 +403,7 @@ __all__ = [
     "SDDMM",
     "Additive",
     "Attention",
+    "Dropout",
     "Dynamic",
     "EdgeSum",
     "Extreme",

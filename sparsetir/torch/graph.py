@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.torch import functions, structure
 from sparsetir.torch.programs import Sizes
 
 FEATURES: Sizes = (("K", None),)
+SEEDS = 1 << 32
 SUMS = {"sum": False, "add": False, "mean": True}  # is the sum divided by the count?
 EXTREMES = {"max": "max", "amax": "max", "min": "min", "amin": "min"}
 
@@ -121,7 +123,15 @@ class Graph(functions.Graphs):
 
     # ------------------------------------------------------------------ operators
 
-    def spmm(self, x: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
+    def spmm(
+        self,
+        x: Tensor,
+        weight: Tensor | None = None,
+        reduce: str = "sum",
+        *,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+    ) -> Tensor:
         """Reduce what the sources of each row have: ``y[i] = reduce_j weight[i, j] * x[j]``; 0 where there are none.
 
         Parameters
@@ -133,6 +143,10 @@ class Graph(functions.Graphs):
             or 1.
         reduce : {"sum", "mean", "max", "min"}
             Means divide by the number of edges. Equal maxima share a gradient evenly.
+        bias : Tensor, optional
+            Added to each row, also to those without edges; of the shape of a row of `x`.
+        activation : {"relu"}, optional
+            Of the result: sums and means, the bias and it are one kernel.
 
         Returns
         -------
@@ -145,21 +159,80 @@ class Graph(functions.Graphs):
             Tensors of other dtypes, devices or shapes.
         """
         weight = self.weight if weight is None else weight
-        x, weight = _alike(x, weight)
+        x, weight, bias = _alike(x, weight, bias)
+        if activation not in (None, "relu"):
+            raise ArgumentError(f'activation is None or "relu"; found {activation!r}')
         if self.is_to_trace(x):
-            return self._traced("spmm", [x, weight], reduce=reduce)
-        self._check(x=x, weight=weight)
+            return self._traced("spmm", [x, weight, bias], reduce=reduce, activation=activation or "")
+        self._check(x=x, weight=weight, bias=bias)
         self._check_nodes("x", x, self.shape[1])
+        if bias is not None and (bias.shape != x.shape[1:] or bias.dtype is not x.dtype):
+            raise ArgumentError(f"bias is {_shown(bias)}, expected the shape and dtype of a row of x, {_shown(x)}")
         edges = None if weight is None else self._own if weight is self.weight else self.by_rows(weight)
         if edges is not None and edges.dtype is not x.dtype:
             raise ArgumentTypeError(f"x and weight must have one dtype; x is {x.dtype} and weight is {edges.dtype}")
         x, inner, shape = self._product(x.contiguous(), edges)
         if (is_mean := SUMS.get(reduce)) is not None:
-            y = functions.SpMM.apply(self, inner, is_mean, edges, x)
+            flat = None if bias is None else bias.reshape(x.shape[1:])
+            y = functions.SpMM.apply(self, inner, is_mean, activation or "", edges, x, flat)
             return y if len(shape) == y.dim() else y.view(shape)
         if reduce not in EXTREMES:
             raise ArgumentError(f'reduce is one of "sum", "mean", "max" and "min"; found {reduce!r}')
-        return functions.Extreme.apply(self, inner, EXTREMES[reduce], edges, x).view(shape)
+        y = functions.Extreme.apply(self, inner, EXTREMES[reduce], edges, x).view(shape)
+        y = y if bias is None else y + bias
+        return y.relu() if activation else y
+
+    def conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        reduce: str = "sum",
+        activation: str | None = None,
+    ) -> Tensor:
+        """A layer ``activation(A @ x @ weight.T + bias)``, A the graph with its own weight; also of means and maxima.
+
+        Sums and means are multiplied by the weight before or after, whichever makes the sums narrower. Sums of features
+        that are constant are computed once: they are kept when the same ones come again, as long as these live, and
+        made anew where they or the weight of the graph were changed in place.
+
+        Parameters
+        ----------
+        x : Tensor
+            [n, inputs].
+        weight : Tensor
+            [outputs, inputs], as that of ``torch.nn.Linear``.
+        bias : Tensor, optional
+            [outputs].
+        reduce : {"sum", "mean", "max", "min"}
+        activation : {"relu"}, optional
+
+        Returns
+        -------
+        Tensor
+            [m, outputs].
+        """
+        if not isinstance(weight, Tensor) or not isinstance(x, Tensor) or x.dim() != 2 or weight.dim() != 2:
+            found = " and ".join(_shown(t) if isinstance(t, Tensor) else type(t).__name__ for t in (x, weight))
+            raise ArgumentError(f"expected x of [n, inputs] and weight of [outputs, inputs]; found {found}")
+        if activation not in (None, "relu"):
+            raise ArgumentError(f'activation is None or "relu"; found {activation!r}')
+        sums = self._sums_of_constant(x, reduce)
+        if sums is None and (reduce in EXTREMES or x.shape[1] < weight.shape[0]):
+            sums = self.spmm(x, reduce=reduce)
+        if sums is None:
+            return self.spmm(linear(x, weight), None, reduce, bias=bias, activation=activation)
+        y = linear(sums, weight, bias)
+        return y.relu_() if activation else y
+
+    def _sums_of_constant(self, x: Tensor, reduce: str) -> Tensor | None:
+        """The sums of features that came before as well and that nothing changes; None of others."""
+        given = (x,) if self.weight is None else (x, self.weight)
+        if self.is_to_trace(x) or torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"):
+            return None
+        if not all(type(t) is Tensor and not t.requires_grad and not t.is_inference() for t in given):
+            return None
+        return self.rows.kept.of(reduce, given, lambda: self.spmm(x, reduce=reduce))
 
     def sddmm(self, q: Tensor, k: Tensor) -> Tensor:
         """Dot products along edges: ``s[i, j] = sum_d q[i, d] * k[j, d]``.
@@ -222,7 +295,51 @@ class Graph(functions.Graphs):
         inner: Sizes = (("H", None),) if scores.dim() == 2 else ()
         return self.as_given(functions.Softmax.apply(self, inner, edges))
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
+    def dropout(
+        self, values: Tensor, dropout: float = 0.5, *, training: bool = True, seed: Tensor | None = None
+    ) -> Tensor:
+        """Values of edges of which some are dropped, and the others divided by ``1 - dropout``.
+
+        What is dropped is told by a seed and the place of the edge, so that gradients need no mask. It is what
+        attention drops of its shares with the same seed, or the same state of torch's generator.
+
+        Parameters
+        ----------
+        values : Tensor
+            [edges] or [edges, heads], in the order in which the graph was given.
+        dropout : float
+            The probability of each.
+        training : bool
+            Whether anything is dropped.
+        seed : Tensor, optional
+            One integer of 64 bits, of which 32 count. Default: from torch's generator, see ``torch.manual_seed``.
+
+        Returns
+        -------
+        Tensor
+            Of the same shape and order.
+        """
+        rate, seed = _dropping(dropout, training, seed)
+        if self.is_to_trace(values):
+            return self._traced("dropout", [values], dropout=rate, seed=seed)
+        self._check(values=values)
+        edges = self.by_rows(values, "values")
+        if not rate:
+            return values
+        inner: Sizes = (("H", None),) if values.dim() == 2 else ()
+        return self.as_given(functions.Dropout.apply(self, inner, rate, edges, seed))
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float | None = None,
+        *,
+        dropout: float = 0.0,
+        training: bool = True,
+        seed: Tensor | None = None,
+    ) -> Tensor:
         """Attention of each row over its sources: ``y[i] = sum_j softmax_j(scale * q[i] k[j]) * v[j]``.
 
         Parameters
@@ -231,6 +348,8 @@ class Graph(functions.Graphs):
             [m, features], [n, features] and [n, out], or each with heads, [m, heads, features].
         scale : float or Tensor, optional
             A number, which may be trained. Default: ``features ** -0.5``.
+        dropout, training, seed
+            Of the shares of edges, after the softmax; see `dropout`. Nothing as large as these is kept for it.
 
         Returns
         -------
@@ -239,8 +358,9 @@ class Graph(functions.Graphs):
         """
         q, k, v = _alike(q, k, v)
         q, scale = _scaled(q, scale)
+        rate, seed = _dropping(dropout, training, seed)
         if self.is_to_trace(q):
-            return self._traced("attention", [q, k, v], scale=scale)
+            return self._traced("attention", [q, k, v], scale=scale, dropout=rate, seed=seed)
         self._check(q=q, k=k, v=v)
         inner = self._pair("q", q, "k", k)
         self._check_nodes("v", v, self.shape[1])
@@ -248,10 +368,22 @@ class Graph(functions.Graphs):
             raise ArgumentError(f"v is {_shown(v)}, expected the dtype and the heads of q, {_shown(q)}")
         out: Sizes = (("D", v.shape[-1] if v.dim() == 3 else None),)
         scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
-        return functions.Attention.apply(self, inner + out, scale, q.contiguous(), k.contiguous(), v.contiguous())
+        operands = (q.contiguous(), k.contiguous(), v.contiguous())
+        return functions.Attention.apply(self, inner + out, (scale, rate), *operands, seed)
 
-    def additive_attention(self, targets: Tensor, sources: Tensor, v: Tensor, slope: float = 0.2) -> Tensor:
-        """Attention as in GAT: ``y[i] = sum_j softmax_j(leaky_relu(targets[i] + sources[j])) * v[j]``.
+    def additive_attention(
+        self,
+        targets: Tensor,
+        sources: Tensor,
+        v: Tensor,
+        slope: float = 0.2,
+        *,
+        edges: Tensor | None = None,
+        dropout: float = 0.0,
+        training: bool = True,
+        seed: Tensor | None = None,
+    ) -> Tensor:
+        """Attention as in GAT: ``y[i] = sum_j softmax_j(leaky_relu(targets[i] + sources[j] + edges[ij])) * v[j]``.
 
         Parameters
         ----------
@@ -261,6 +393,11 @@ class Graph(functions.Graphs):
             [n, out], or [n, heads, out].
         slope : float
             Of ``leaky_relu`` below zero.
+        edges : Tensor, optional
+            What edges add to the sum of both ends, [edges] or [edges, heads], in the order in which the graph was
+            given.
+        dropout, training, seed
+            Of the shares of edges, after the softmax; see `dropout`. Nothing as large as these is kept for it.
 
         Returns
         -------
@@ -268,18 +405,26 @@ class Graph(functions.Graphs):
             [m, out] or [m, heads, out]; 0 for rows without edges.
         """
         slope = _number("slope", slope)
-        targets, sources, v = _alike(targets, sources, v)
+        targets, sources, v, edges = _alike(targets, sources, v, edges)
+        rate, seed = _dropping(dropout, training, seed)
         if self.is_to_trace(v):
-            return self._traced("additive_attention", [targets, sources, v], scale=slope)
-        self._check(targets=targets, sources=sources, v=v)
+            tensors = [targets, sources, v, edges]
+            return self._traced("additive_attention", tensors, scale=slope, dropout=rate, seed=seed)
+        self._check(targets=targets, sources=sources, v=v, edges=edges)
         self._pair("targets", targets, "sources", sources, ranks=(1, 2))
         self._check_nodes("v", v, self.shape[1])
         if v.dim() != targets.dim() + 1 or v.dtype is not targets.dtype or v.shape[1:-1] != targets.shape[1:]:
             expected = f"[{self.shape[1]}, {'heads, ' if targets.dim() == 2 else ''}out]"
             raise ArgumentError(f"v is {_shown(v)}, expected {expected} with the dtype and heads of {_shown(targets)}")
+        if edges is not None:
+            if edges.shape[1:] != targets.shape[1:] or edges.dtype is not targets.dtype:
+                raise ArgumentError(
+                    f"edges are {_shown(edges)}, expected heads and dtype of targets, {_shown(targets)}"
+                )
+            edges = self.by_rows(edges, "edges")
         inner: Sizes = (("H", v.shape[1]), ("D", v.shape[2])) if v.dim() == 3 else (("D", None),)
-        operands = (targets.contiguous(), sources.contiguous(), v.contiguous())
-        return functions.Additive.apply(self, inner, slope, *operands)
+        operands = (targets.contiguous(), sources.contiguous(), v.contiguous(), edges, seed)
+        return functions.Additive.apply(self, inner, (slope, rate), *operands)
 
     def dynamic_attention(
         self,
@@ -289,6 +434,10 @@ class Graph(functions.Graphs):
         v: Tensor,
         edges: Tensor | None = None,
         slope: float = 0.2,
+        *,
+        dropout: float = 0.0,
+        training: bool = True,
+        seed: Tensor | None = None,
     ) -> Tensor:
         """Attention as in GATv2: ``y[i] = sum_j softmax_j(weight . leaky_relu(targets[i] + sources[j])) * v[j]``.
 
@@ -307,6 +456,8 @@ class Graph(functions.Graphs):
             the graph was given.
         slope : float
             Of ``leaky_relu`` below zero.
+        dropout, training, seed
+            Of the shares of edges, after the softmax; see `dropout`. Nothing as large as these is kept for it.
 
         Returns
         -------
@@ -315,8 +466,10 @@ class Graph(functions.Graphs):
         """
         slope = _number("slope", slope)
         targets, sources, weight, v, edges = _alike(targets, sources, weight, v, edges)
+        rate, seed = _dropping(dropout, training, seed)
         if self.is_to_trace(v):
-            return self._traced("dynamic_attention", [targets, sources, weight, v, edges], scale=slope)
+            tensors = [targets, sources, weight, v, edges]
+            return self._traced("dynamic_attention", tensors, scale=slope, dropout=rate, seed=seed)
         self._check(targets=targets, sources=sources, weight=weight, v=v, edges=edges)
         inner = self._pair("targets", targets, "sources", sources)
         self._check_nodes("v", v, self.shape[1])
@@ -329,8 +482,8 @@ class Graph(functions.Graphs):
                 raise ArgumentError(f"edges are {_shown(edges)}, expected rows as those of targets, {_shown(targets)}")
             edges = self.by_rows(edges, "edges", ranks=(2, 3))
         out: Sizes = (("D", v.shape[-1] if v.dim() == 3 else None),)
-        operands = (targets.contiguous(), sources.contiguous(), weight.contiguous(), v.contiguous(), edges)
-        return functions.Dynamic.apply(self, inner + out, slope, *operands)
+        operands = (targets.contiguous(), sources.contiguous(), weight.contiguous(), v.contiguous(), edges, seed)
+        return functions.Dynamic.apply(self, inner + out, (slope, rate), *operands)
 
     def linear(self, values: Tensor, x: Tensor) -> Tensor:
         """A layer ``x @ W.T`` for rows x [..., n], W the matrix with these values at the edges; [..., m]."""
@@ -349,9 +502,11 @@ class Graph(functions.Graphs):
             return True
         return torch.compiler.is_compiling() and type(tensor) not in (Tensor, torch.nn.Parameter)
 
-    def _traced(self, method: str, tensors: list[Any], **options: Any) -> Tensor:
+    def _traced(self, method: str, tensors: list[Any], *, seed: Tensor | None = None, **options: Any) -> Tensor:
         """A call of one operator, in which such a program sees no Python: `traced.py` has what it does."""
         structure = (*self.rows.tensors, *self.shape, self.there, self.back)
+        if seed is not None:
+            tensors = [*tensors, seed]
         return torch.ops.sparsetir.along_rows(*structure, method, tensors, **options)
 
     # ------------------------------------------------------------------ arguments
@@ -452,6 +607,20 @@ def _scaled(q: Any, scale: Any) -> tuple[Any, float | None]:
     return q * (scale.reshape(()).to(q.dtype) if isinstance(scale, Tensor) else scale), 1.0
 
 
+def _dropping(rate: Any, training: bool, seed: Any) -> tuple[float, Tensor | None]:
+    """The probability of dropout, and the number that tells what is dropped; 0 and None where nothing is."""
+    if isinstance(rate, Tensor) or not 0 <= rate <= 1:
+        raise ArgumentError(f"dropout is a probability, from 0 to 1; found {rate!r}")
+    if not rate or not training:
+        return 0.0, None
+    if seed is None:
+        return float(rate), torch.randint(SEEDS, (1,))
+    if not isinstance(seed, Tensor) or seed.dtype is not torch.int64 or seed.numel() != 1 or not seed.is_cpu:
+        found = f"{list(seed.shape)} of {seed.dtype}" if isinstance(seed, Tensor) else type(seed).__name__
+        raise ArgumentError(f"seed is a tensor of one int64, as torch.tensor([7]); found {found}")
+    return float(rate), seed.reshape(1)
+
+
 def _number(name: str, value: Any) -> float:
     if isinstance(value, Tensor) or not math.isfinite(value):
         raise ArgumentError(f"{name} is a finite number, found {value!r}")
@@ -471,4 +640,4 @@ def _shown(tensor: Tensor) -> str:
     return f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
 
 
-__all__ = ["Graph"]
+__all__ = ["SEEDS", "Graph"]

@@ -10,10 +10,12 @@ at the places of another. What is found here:
 ``exp(s - max(s)[i]) / (sum(exp(..))[i] + epsilon)``    ``softmax``
 ``a[i] + b[j]``                                         ``edge_sum``
 ``(q[i] * k[j]).sum(-1)``                               ``sddmm``
-``spmm(x, softmax(leaky_relu(edge_sum(a, b))))``        ``additive_attention``
+``spmm(x, softmax(leaky_relu(edge_sum(a, b) (+ e))))``  ``additive_attention``
 ``spmm(x, softmax(sddmm(q, k) / c))``                   ``attention``
 ``spmm(x, softmax((w * leaky_relu(..)).sum(-1)))``      ``dynamic_attention``, of ``a[i] + b[j] (+ e)``
 =====================================================  =============================================
+
+The softmax may have dropout; a product may be followed by a bias, and by ``relu``.
 
 An index that is expanded to the shape of messages is followed back to the one number for each edge that it holds. The
 structure is not known here: the calls find or make it by what the indices hold when the program runs.
@@ -32,6 +34,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.nn import functional
 
 from sparsetir.torch.functions import NAMES
+from sparsetir.torch.graph import SEEDS
 from sparsetir.torch.traced import along_edges
 
 # The names of arguments, by the name of a function of torch or a method of tensors.
@@ -57,6 +60,8 @@ ALIASES = {"truediv": "div", "divide": "div", "true_divide": "div", "multiply": 
 SCATTERS = ("scatter_add", "scatter_reduce", "index_add", "index_reduce")
 REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min"}
 VIEWS = ("view", "reshape", "unsqueeze", "expand", "expand_as", "broadcast_to", "getitem")
+FUSED = ("sum", "mean")  # reductions that a bias and an activation are one kernel with
+RELUS = {torch.relu, torch.relu_, functional.relu, functional.relu_, "relu", "relu_"}
 ZEROS = ("new_zeros", "zeros", "zeros_like")
 MADE = ("new_zeros", "new_ones", "new_full", "new_empty")
 CHANGES = {
@@ -191,6 +196,23 @@ def _is_plain_view(node: Node) -> bool:
     return node.target in ("squeeze", torch.squeeze) or name_of(node) in ("view", "reshape", "unsqueeze")
 
 
+def _is_relu(node: Any) -> bool:
+    """Whether a node is relu of one tensor, in place or not."""
+    if not isinstance(node, Node) or len(node.all_input_nodes) != 1 or "out" in node.kwargs:
+        return False
+    return node.target in RELUS if node.op == "call_function" else node.op == "call_method" and node.target in RELUS
+
+
+def _dropout(node: Any) -> float:
+    """The probability with which a node drops elements, 0 of anything else."""
+    if not isinstance(node, Node) or node.target is not functional.dropout or is_in_place(node):
+        return 0.0
+    given = {**dict(zip(("input", "p", "training"), node.args, strict=False)), **node.kwargs}
+    rate = given.get("p", 0.5)
+    is_fixed = isinstance(rate, (int, float)) and 0 <= rate <= 1 and given.get("training", True) is True
+    return float(rate) if is_fixed else 0.0
+
+
 def _slope(node: Any) -> float | None:
     """Of a leaky ReLU, None of anything else."""
     if not isinstance(node, Node) or node.target is not functional.leaky_relu or is_in_place(node):
@@ -269,9 +291,10 @@ class Messages:
                 found = None if node.op == "output" else find(node)
                 if found is not None:
                     self._put(node, found)
-        for node in list(self.graph.nodes):
-            if _method(node) == "spmm":
-                self._attention(node)
+        for find in (self._attention, self._bias, self._relu):
+            for node in list(self.graph.nodes):
+                if _method(node) == "spmm":
+                    find(node)
         return [method for node in self.graph.nodes if (method := _method(node))]
 
     def left(self) -> list[str]:
@@ -457,6 +480,9 @@ class Messages:
         """Put attention in the place of a product with the softmax of scores that nothing else needs."""
         x, weight = product.args[5]
         views = _plain_views(weight)
+        rate = _dropout(views[-1])
+        if rate:
+            views += _plain_views(views[-1].all_input_nodes[0])
         softmax = views[-1]
         if _method(softmax) != "softmax" or product.kwargs.get("reduce") != "sum":
             return
@@ -472,13 +498,11 @@ class Messages:
         if not is_fit or v.dim() != len(found.heads) + 2 or not is_alone or not is_quiet(found.first, product):
             return
         with self.graph.inserting_before(product):
-            tensors = found.tensors
-            if found.method == "dynamic_attention":
-                targets, sources, weight, edges = tensors
-                weight = self.graph.call_method("squeeze", (weight, 0)) if value(weight).shape[0] == 1 else weight
-                new = self._call(found.method, *product.args[:4], [targets, sources, weight, x, edges], **found.options)
-            else:
-                new = self._call(found.method, *product.args[:4], [*tensors, x], **found.options)
+            tensors, options = self._operands(found, x), found.options
+            if rate:
+                tensors.append(self.graph.call_function(torch.randint, (SEEDS, (1,))))
+                options = {**options, "dropout": rate}
+            new = self._call(found.method, *product.args[:4], tensors, **options)
         new.meta["example_value"] = product.meta["example_value"]
         product.replace_all_uses_with(new)
         for node in (product, *chain):
@@ -487,16 +511,60 @@ class Messages:
             if not end.at.users:
                 self._drop(end.at)
 
+    def _bias(self, product: Node) -> None:
+        """Let a product that only a row is added to add it itself."""
+        user: Any = next(iter(product.users), None)
+        if len(product.users) != 1 or not _is_plain_add(user) or product.kwargs.get("reduce") not in FUSED:
+            return
+        bias, row = next((other for other in user.args if other is not product), None), value(product)
+        if value(bias) is None or row.dim() < 2 or value(bias).shape != row.shape[1:]:
+            return
+        if value(bias).dtype is row.dtype and len(product.args[5]) == 2 and is_quiet(product, user):
+            self._fuse(product, user, user, [*product.args[5], bias], {})
+
+    def _relu(self, product: Node) -> None:
+        """The same of relu."""
+        user = next(iter(product.users), None)
+        if len(product.users) == 1 and _is_relu(user) and product.kwargs.get("reduce") in FUSED:
+            self._fuse(product, user, product, product.args[5], {"activation": "relu"})
+
+    def _fuse(self, product: Node, last: Any, at: Node, tensors: Any, options: dict[str, Any]) -> None:
+        """Put a product that does more in the place of what follows it."""
+        with self.graph.inserting_before(at):
+            new = self._call("spmm", *product.args[:4], tensors, **{**product.kwargs, **options})
+        new.meta["example_value"] = last.meta["example_value"]
+        last.replace_all_uses_with(new)
+        self.graph.erase_node(last)
+        self.graph.erase_node(product)
+
+    def _operands(self, found: _Scores, x: Node) -> list[Any]:
+        """The tensors that attention takes, `x` among them."""
+        if found.method == "attention":
+            return [*found.tensors, x]
+        if found.method == "additive_attention":
+            targets, sources, *edges = found.tensors
+            return [targets, sources, x, *edges]
+        targets, sources, weight, edges = found.tensors
+        weight = self.graph.call_method("squeeze", (weight, 0)) if value(weight).shape[0] == 1 else weight
+        return [targets, sources, weight, x, edges]
+
     def _additive(self, scores: Any, product: Node) -> _Scores | None:
-        """Rectified sums of a number of each end."""
+        """Rectified sums of a number of each end, and perhaps of one of the edge."""
         slope = _slope(scores)
         sums: Any = scores.args[0] if slope is not None else None
+        chain, edges = [scores, sums], []
+        if _is_plain_add(sums):
+            pairs = (sums.args, sums.args[::-1])
+            inside, own = next(((a, e) for a, e in pairs if _method(a) == "edge_sum"), (None, None))
+            if value(own) is None or value(own).shape != value(sums).shape or value(own).dtype is not value(sums).dtype:
+                return None
+            sums, edges = inside, [own]
+            chain.append(inside)
         if _method(sums) != "edge_sum" or sums.args[:2] != product.args[:2]:
             return None
-        tensors = sums.args[5]
-        return _Scores(
-            "additive_attention", [scores, sums], tensors, value(tensors[0]).shape[1:], sums, {"scale": slope}
-        )
+        tensors = [*sums.args[5], *edges]
+        heads = value(tensors[0]).shape[1:]
+        return _Scores("additive_attention", chain, tensors, heads, sums, {"scale": slope})
 
     def _dots(self, scores: Any, product: Node) -> _Scores | None:
         """Dot products of both ends, perhaps times a number."""

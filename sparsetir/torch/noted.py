@@ -3,19 +3,19 @@
 
 What is done with them along the way of a layer is noted, as a `Recipe` and the tensors it is computed from:
 
-==============================================  ==============
+==============================================  ============================
 ``x[j]``                                        `Rows`
 ``x[j] * weight``                               `Weighted`
-``a[i] + b[j]``                                 `Sums`
-``leaky_relu(a[i] + b[j])``                     `Additive`
+``a[i] + b[j]``, also ``+ e``                   `Sums`
+``leaky_relu`` of these                         `Additive`
 ``x[i] + y[j]``, also ``+ e``, of features      `Ends`
 ``leaky_relu`` of these, that times a weight    `Rectified`, `Weighed`
 the latter summed over features                 `Dynamic`
 ``q[i] * k[j]``                                 `Products`
 these summed over features, times a number      `Dots`
-the softmax of `Additive`, `Dynamic` or `Dots`  `Shares`
+the softmax of `Additive`, `Dynamic` or `Dots`  `Shares`, also with dropout
 ``x[j] * shares``                               `Mixed`
-==============================================  ==============
+==============================================  ============================
 
 Reducing one at targets is an operator of the graph. To all else they are tensors: they have values and gradients.
 """
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from sparsetir.errors import StructureError
-from sparsetir.torch.graph import Graph
+from sparsetir.torch.graph import SEEDS, Graph
 from sparsetir.torch.recent import Graphs
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -72,6 +72,10 @@ class Recipe:
 
     def scaled(self, _tensors: tuple[Tensor, ...], _factor: float) -> Tensor | None:
         """The product with a number."""
+        return None
+
+    def dropped(self, _tensors: tuple[Tensor, ...], _rate: float) -> Tensor | None:
+        """The values of which some are dropped."""
         return None
 
     def summed(self, _tensors: tuple[Tensor, ...]) -> Tensor | None:
@@ -168,18 +172,29 @@ class Weighted(Recipe):
 
 @dataclass(frozen=True, eq=False)
 class Sums(Recipe):
-    """What the ends of the edges of a graph have, added."""
+    """What the ends of the edges of a graph have, added, and perhaps what the edges have themselves."""
 
     graph: Graph
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        return self.graph.edge_sum(*tensors)
+        found = self.graph.edge_sum(*tensors[:2])
+        return found + tensors[2] if len(tensors) == 3 else found
 
     def shape(self, *tensors: Tensor) -> tuple[int, ...]:
         return (self.graph.num_edges, *tensors[0].shape[1:])
 
+    def plus(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
+        return _with_edges(self, tensors, other)
+
     def rectified(self, tensors: tuple[Tensor, ...], slope: float) -> Tensor | None:
         return note(Additive(self.graph, slope), *tensors)
+
+
+def _with_edges(how: Recipe, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
+    """The sum of what both ends have with what the edges have themselves."""
+    if len(tensors) == 3 or type(other) not in PLAIN or other.dtype is not tensors[0].dtype:
+        return None
+    return note(how, *tensors, other) if other.shape == how.shape(*tensors) else None
 
 
 class Scores(Recipe):
@@ -187,7 +202,7 @@ class Scores(Recipe):
 
     graph: Graph
 
-    def attended(self, x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
+    def attended(self, x: Tensor, tensors: tuple[Tensor, ...], **dropping: Any) -> Tensor:
         """Sums of the rows of x by the softmax of the scores; without heads x and the tensors have no axis for them."""
         raise NotImplementedError
 
@@ -207,7 +222,7 @@ class Additive(Scores):
     slope: float
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        return functional.leaky_relu(self.graph.edge_sum(*tensors), self.slope)
+        return functional.leaky_relu(Sums(self.graph)(*tensors), self.slope)
 
     def shape(self, *tensors: Tensor) -> tuple[int, ...]:
         return (self.graph.num_edges, *tensors[0].shape[1:])
@@ -215,9 +230,10 @@ class Additive(Scores):
     def without_heads(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(t.flatten() for t in tensors)
 
-    def attended(self, x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
-        targets, sources = tensors
-        return self.graph.additive_attention(targets, sources, x, self.slope)
+    def attended(self, x: Tensor, tensors: tuple[Tensor, ...], **dropping: Any) -> Tensor:
+        targets, sources, *edges = tensors
+        own = edges[0] if edges else None
+        return self.graph.additive_attention(targets, sources, x, self.slope, edges=own, **dropping)
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,10 +252,7 @@ class Ends(Recipe):
         return self.to.shape(*tensors)
 
     def plus(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
-        """The sum with features of the edges."""
-        if len(tensors) == 3 or type(other) not in PLAIN or other.dtype is not tensors[0].dtype:
-            return None
-        return note(self, *tensors, other) if other.shape == self.shape(*tensors) else None
+        return _with_edges(self, tensors, other)
 
     def rectified(self, tensors: tuple[Tensor, ...], slope: float) -> Tensor | None:
         return note(Rectified(self, slope), *tensors)
@@ -295,10 +308,11 @@ class Dynamic(Scores):
     def shape(self, *tensors: Tensor) -> tuple[int, ...]:
         return self.weighed.shape(*tensors)[:-1]
 
-    def attended(self, x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
+    def attended(self, x: Tensor, tensors: tuple[Tensor, ...], **dropping: Any) -> Tensor:
         targets, sources, *edges, weight = tensors
         slope, weight = self.weighed.rectified_.slope, weight.view(targets.shape[1:])
-        return self.graph.dynamic_attention(targets, sources, weight, x, edges[0] if edges else None, slope)
+        own = edges[0] if edges else None
+        return self.graph.dynamic_attention(targets, sources, weight, x, own, slope, **dropping)
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,28 +350,50 @@ class Dots(Scores):
     def scaled(self, tensors: tuple[Tensor, ...], factor: float) -> Tensor | None:
         return note(Dots(self.graph, self.factor * factor), *tensors)
 
-    def attended(self, x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
+    def attended(self, x: Tensor, tensors: tuple[Tensor, ...], **dropping: Any) -> Tensor:
         is_usual = math.isclose(self.factor, max(tensors[0].shape[-1], 1) ** -0.5)
         q, k = tensors
-        return self.graph.attention(q, k, x, None if is_usual else self.factor)
+        return self.graph.attention(q, k, x, None if is_usual else self.factor, **dropping)
 
 
 @dataclass(frozen=True, eq=False)
 class Shares(Recipe):
-    """The softmax of scores, perhaps with an axis of length 1 at the end."""
+    """The softmax of scores, perhaps with an axis of length 1 at the end.
+
+    Parameters
+    ----------
+    scores : Scores
+    is_column : bool
+    rate : float
+        The probability with which each is dropped.
+    seed : Tensor or None
+        What tells which are.
+    """
 
     scores: Scores
     is_column: bool = False
+    rate: float = 0.0
+    seed: Tensor | None = None
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        found = self.scores.graph.softmax(self.scores(*tensors))
+        graph = self.scores.graph
+        found = graph.softmax(self.scores(*tensors))
+        found = graph.dropout(found, **self.dropping) if self.rate else found
         return found.unsqueeze(-1) if self.is_column else found
+
+    @property
+    def dropping(self) -> dict[str, Any]:
+        """What operators of graphs are told of it."""
+        return {"dropout": self.rate, "seed": self.seed}
 
     def shape(self, *tensors: Tensor) -> tuple[int, ...]:
         return (*self.scores.shape(*tensors), *[1] * self.is_column)
 
     def as_column(self, tensors: tuple[Tensor, ...]) -> Tensor | None:
-        return None if self.is_column else note(Shares(self.scores, True), *tensors)
+        return None if self.is_column else note(replace(self, is_column=True), *tensors)
+
+    def dropped(self, tensors: tuple[Tensor, ...], rate: float) -> Tensor | None:
+        return None if self.rate else note(replace(self, rate=rate, seed=torch.randint(SEEDS, (1,))), *tensors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,10 +417,11 @@ class Mixed(Recipe):
         if graph is not scores.graph or reduce not in ("sum", "add"):
             weight = self.weight(*rest)
             return graph.spmm(x, weight.flatten() if is_flat else weight.squeeze(-1), reduce)
+        dropping = self.weight.dropping
         if not is_flat:
-            return scores.attended(x, tuple(rest))
+            return scores.attended(x, tuple(rest), **dropping)
         alone = scores.without_heads(tuple(rest)) if heads else tuple(rest)
-        return scores.attended(x.flatten(1), alone).view(-1, *x.shape[1:])
+        return scores.attended(x.flatten(1), alone, **dropping).view(-1, *x.shape[1:])
 
 
 # ------------------------------------------------------------------ what is noted, as a tensor
@@ -518,7 +555,10 @@ def _leaky_relu(input: Any, negative_slope: Any = 0.01, inplace: bool = False) -
 
 
 def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    return input if p == 0 or (not training and 0 <= p <= 1) else None
+    if p == 0 or (not training and 0 <= p <= 1):
+        return input
+    how = recipe(input)
+    return None if how is None or inplace or not 0 < p <= 1 else how.dropped(input.tensors, float(p))
 
 
 def _unsqueeze(input: Any, dim: int) -> Any:

@@ -17,6 +17,7 @@ from tvm import tirx
 
 from sparsetir.build import build
 from sparsetir.call.kernel import Kernel
+from sparsetir.relax.dropout import GOLDEN, MASK, mixed
 from sparsetir.relax.programs import Axes, Draft
 
 Sizes = tuple[tuple[str, int | None], ...]  # axes of heads (H) and features (K, D), with the sizes that are known
@@ -106,6 +107,19 @@ class EdgeDraft(Draft):
         self.scratch(name, ("I", "J", *self.heads), self.dtype)
         return f"{name}[{', '.join(['i', 'j', *_lower(self.heads)])}]"
 
+    def dropped(self, rate: float) -> str:
+        """Whether dropout takes the element of edges at hand: 32 bits that its place and a number of the call tell."""
+        self.dense("ONE", 1, self.idtype)
+        self.array("SEED", ("ONE",), "int64")
+        self.array("PLACE", ("I", "J"), self.idtype)
+        self.scratch("key", ("ONE",), "int64")
+        key = mixed('T.Cast("uint32", SEED[one])')
+        self.iterate(("ONE",), "S", "start", [f'key[one] = T.Cast("int64", {key})'])
+        place = 'T.Cast("uint32", PLACE[i, j])'
+        place += f' + T.Cast("uint32", h) * T.uint32({GOLDEN})' if self.heads else ""
+        bits = mixed(f'T.bitwise_xor({place}, T.Cast("uint32", key[0]))')
+        return f"{bits} < T.uint32({min(int(rate * 2**32), MASK)})"
+
     def held(self, name: str, axes: Axes) -> str:
         """Declare scratch; the element at hand."""
         self.scratch(name, axes, self.wide)
@@ -132,20 +146,35 @@ def _lower(axes: Axes) -> list[str]:
 # ------------------------------------------------------------------ products
 
 
-def spmm(draft: EdgeDraft, reduce: str, weighted: bool, scaled: str) -> None:
-    """``Y[i] = reduce_j W[i, j] * X[j]``; `scaled`: by a number of each row, or column, or neither."""
+def spmm(
+    draft: EdgeDraft, reduce: str, weighted: bool, scaled: str, biased: bool = False, activation: str = ""
+) -> None:
+    """``Y[i] = reduce_j W[i, j] * X[j]``; `scaled`: by a number of each row, or column, or neither.
+
+    A bias may be added, and what is below zero be set to zero (relu).
+    """
     factors = [draft.edges("W")] if weighted else []
     factors += [draft.rows("S", ()) if scaled == "row" else draft.columns("S", ())] if scaled else []
     value = " * ".join([*factors, draft.columns("X", draft.all)])
     y, axes = draft.rows("Y", draft.all, result=True), ("I", "J", *draft.all)
     if reduce == "sum":
-        return draft.reduce("spmm", axes, f"{y} = {y} + {value}", f"{y} = 0")
+        draft.reduce("spmm", axes, f"{y} = {y} + {value}", f"{y} = 0")
+        return _epilogue(draft, y, biased, activation)
     draft.scratch("count", ("I",), "int32")
     draft.reduce("count", ("I", "J"), "count[i] = count[i] + 1", "count[i] = 0")
     worst = f'T.Cast("{draft.dtype}", {"-" if reduce == "max" else ""}T.infinity("{draft.wide}"))'
     draft.reduce("spmm", axes, f"{y} = T.{reduce}({y}, {value})", f"{y} = {worst}")
     empty = f"{y} = T.if_then_else(count[i] > 0, {y}, T.{draft.dtype}(0))"
     return draft.spread("empty", ("I", *draft.all), empty)
+
+
+def _epilogue(draft: EdgeDraft, y: str, biased: bool, activation: str) -> None:
+    if biased:
+        draft.array("B", draft.all, draft.dtype)
+        draft.spread("bias", ("I", *draft.all), f"{y} = {y} + B[{', '.join(_lower(draft.all))}]")
+    if activation:
+        zero = f"T.{draft.dtype}(0)"
+        draft.spread("relu", ("I", *draft.all), f"{y} = T.if_then_else({y} < {zero}, {zero}, {y})")  # nan stays
 
 
 def linear(draft: EdgeDraft) -> None:
@@ -221,13 +250,38 @@ def softmax(draft: EdgeDraft) -> None:
     _softmax(draft, value, draft.edges("O", result=True), heads)
 
 
-def _softmax(draft: EdgeDraft, value: str, o: str, heads: Axes) -> None:
+def _softmax(draft: EdgeDraft, value: str, o: str, heads: Axes, rate: float = 0.0) -> str:
+    """Write the shares of edges; those that are dropped with a minus. What to multiply values with is returned."""
     top, total = draft.held("top", ("I", *heads)), draft.held("total", ("I", *heads))
     power, edges = draft.in_place(o, "power"), ("I", "J", *heads)
     draft.reduce("row_max", edges, f"{top} = T.max({top}, {value})", f'{top} = -T.infinity("{draft.wide}")')
     draft.spread("exponent", edges, f"{power} = T.exp({value} - {top})")
     draft.reduce("row_sum", edges, f"{total} = {total} + {power}", f"{total} = 0")
-    draft.spread("share", edges, f'{o} = T.Cast("{draft.dtype}", {power} / {total})')
+    share = f"{power} / {total}"
+    if rate:
+        share = f"T.if_then_else({draft.dropped(rate)}, -({share}), {share})"
+    draft.spread("share", edges, f'{o} = T.Cast("{draft.dtype}", {share})')
+    return _kept(o, draft.dtype, rate)
+
+
+def _kept(p: str, dtype: str, rate: float) -> str:
+    """A share, larger by what others lose; 0 if it is dropped, which its sign tells."""
+    if not rate:
+        return p
+    return f"T.max({p}, T.{dtype}(0)) * T.{dtype}({1 / (1 - rate) if rate < 1 else 0.0!r})"
+
+
+def _whole(p: str, rate: float) -> str:
+    """A share, whether it is dropped or not."""
+    return f"T.max({p}, -{p})" if rate else p
+
+
+def dropout(draft: EdgeDraft, rate: float) -> None:
+    """``O[i, j] = W[i, j] / (1 - rate)``, or 0 if it is dropped."""
+    w, o = draft.edges("W"), draft.edges("O", result=True)
+    kept = f"{w} * T.{draft.dtype}({1 / (1 - rate) if rate < 1 else 0.0!r})"
+    line = f"{o} = T.if_then_else({draft.dropped(rate)}, T.{draft.dtype}(0), {kept})"
+    draft.spread("dropout", ("I", "J", *draft.heads), line)
 
 
 def softmax_gradient(draft: EdgeDraft) -> None:
@@ -239,83 +293,92 @@ def softmax_gradient(draft: EdgeDraft) -> None:
     draft.spread("gradient", edges, f'{o} = T.Cast("{draft.dtype}", {p_wide} * ({g_wide} - {total}))')
 
 
-def attention(draft: EdgeDraft, scale: float, keep: bool) -> None:
-    """``O[i] = sum_j P[i, j] * V[j]``, P the softmax of ``scale * Q[i] K[j]``, a result if it is to be kept."""
+def attention(draft: EdgeDraft, scale: float, rate: float, keep: bool) -> None:
+    """``O[i] = sum_j P[i, j] * V[j]``, P the softmax of ``scale * Q[i] K[j]``, a result if it is to be kept.
+
+    Of P some may be dropped, with probability `rate`: these have a minus, as gradients see.
+    """
     q, k, v = draft.rows("Q", draft.all), draft.columns("KEYS", draft.all), draft.columns("V", draft.mixed)
     p = draft.edges("P_", result=True) if keep else draft.edge_scratch("P_")
     score = draft.in_place(p, "score")
     o = draft.rows("O", draft.mixed, result=True)
     line = f'{score} = {score} + T.Cast("{draft.wide}", {q}) * T.Cast("{draft.wide}", {k}) * T.{draft.wide}({scale})'
     draft.reduce("scores", draft.dots, line, f"{score} = 0", over="K")
-    _softmax(draft, score, p, draft.heads)
-    draft.reduce("mix", ("I", "J", *draft.mixed), f"{o} = {o} + {p} * {v}", f"{o} = 0")
+    share = _softmax(draft, score, p, draft.heads, rate)
+    draft.reduce("mix", ("I", "J", *draft.mixed), f"{o} = {o} + {share} * {v}", f"{o} = 0")
 
 
-def attention_rows(draft: EdgeDraft, scale: float) -> None:
+def _score_gradients(draft: EdgeDraft, s: str, operands: tuple[str, str, str], factor: str, rate: float) -> None:
+    """``S[i, j] = P[i, j] * (G[i] V[j] - sum_j P[i, j] * G[i] V[j])``, times a factor."""
+    part, total = draft.in_place(s, "part"), draft.held("total", ("I", *draft.heads))
+    p, g, v = (f'T.Cast("{draft.wide}", {value})' for value in operands)
+    edges, kept = ("I", "J", *draft.heads), _kept(p, draft.wide, rate)
+    draft.reduce("part", draft.mixed_dots, f"{part} = {part} + {g} * {v}", f"{part} = 0", over="D")
+    draft.reduce("total", edges, f"{total} = {total} + {kept} * {part}", f"{total} = 0")
+    value = f"({kept} * {part} - {_whole(p, rate)} * {total})" if rate else f"{p} * ({part} - {total})"
+    draft.spread("scores", edges, f'{s} = T.Cast("{draft.dtype}", {value}{factor})')
+
+
+def attention_rows(draft: EdgeDraft, scale: float, rate: float) -> None:
     """The gradients of scores and of Q, from that of the result."""
     p, g = draft.edges("P_"), draft.rows("G", draft.mixed)
     v, k = draft.columns("V", draft.mixed), draft.columns("KEYS", draft.all)
-    edges = ("I", "J", *draft.heads)
     s, o = draft.edges("S", result=True), draft.rows("O", draft.all, result=True)
-    part, total = draft.in_place(s, "part"), draft.held("total", ("I", *draft.heads))
-    g_wide, v_wide, p_wide = (f'T.Cast("{draft.wide}", {value})' for value in (g, v, p))
-    draft.reduce("part", draft.mixed_dots, f"{part} = {part} + {g_wide} * {v_wide}", f"{part} = 0", over="D")
-    draft.reduce("total", edges, f"{total} = {total} + {p_wide} * {part}", f"{total} = 0")
-    value = f"{p_wide} * ({part} - {total}) * T.{draft.wide}({scale})"
-    draft.spread("scores", edges, f'{s} = T.Cast("{draft.dtype}", {value})')
+    _score_gradients(draft, s, (p, g, v), f" * T.{draft.wide}({scale})", rate)
     draft.reduce("rows", ("I", "J", *draft.all), f"{o} = {o} + {s} * {k}", f"{o} = 0")
 
 
-def attention_columns(draft: EdgeDraft) -> None:
+def attention_columns(draft: EdgeDraft, rate: float) -> None:
     """The gradients of K and V from those of scores and of the result: I are the columns of the graph."""
     p, s = draft.edges("P_"), draft.edges("S")
     q, g = draft.columns("Q", draft.all), draft.columns("G", draft.mixed)
     k, v = draft.rows("KEYS", draft.all, result=True), draft.rows("V", draft.mixed, result=True)
     draft.reduce("keys", ("I", "J", *draft.all), f"{k} = {k} + {s} * {q}", f"{k} = 0")
-    draft.reduce("values", ("I", "J", *draft.mixed), f"{v} = {v} + {p} * {g}", f"{v} = 0")
+    _value_gradients(draft, v, p, g, rate)
 
 
-def _rectified(draft: EdgeDraft, slope: float) -> tuple[str, str]:
-    """``leaky_relu(TARGETS[i] + SOURCES[j])``, and what it is multiplied with in the gradient."""
-    ends = (draft.rows("TARGETS", draft.heads), draft.columns("SOURCES", draft.heads))
-    value = " + ".join(f'T.Cast("{draft.wide}", {end})' for end in ends)
+def _value_gradients(draft: EdgeDraft, v: str, p: str, g: str, rate: float) -> None:
+    line = f"{v} = {v} + {_kept(p, draft.dtype, rate)} * {g}"
+    draft.reduce("values", ("I", "J", *draft.mixed), line, f"{v} = 0")
+
+
+def _rectified(draft: EdgeDraft, slope: float, edged: bool) -> tuple[str, str]:
+    """``leaky_relu(TARGETS[i] + SOURCES[j] + EDGES[i, j])``, and what it is multiplied with in the gradient."""
+    parts = [draft.rows("TARGETS", draft.heads), draft.columns("SOURCES", draft.heads)]
+    parts += [draft.edges("EDGES")] if edged else []
+    value = " + ".join(f'T.Cast("{draft.wide}", {part})' for part in parts)
     scaled, one = f"({value}) * T.{draft.wide}({slope})", f"T.{draft.wide}(1)"
     steeper = f"T.if_then_else({value} > T.{draft.wide}(0), {one}, T.{draft.wide}({slope}))"
     return f"T.{'max' if slope <= 1 else 'min'}({value}, {scaled})", steeper
 
 
-def additive(draft: EdgeDraft, slope: float, keep: bool) -> None:
-    """``O[i] = sum_j P[i, j] * V[j]``, P the softmax of ``leaky_relu(TARGETS[i] + SOURCES[j])``."""
-    value, _ = _rectified(draft, slope)
+def additive(draft: EdgeDraft, slope: float, edged: bool, rate: float, keep: bool) -> None:
+    """``O[i] = sum_j P[i, j] * V[j]``, P the softmax of ``leaky_relu(TARGETS[i] + SOURCES[j] + EDGES[i, j])``."""
+    value, _ = _rectified(draft, slope, edged)
     v, edges = draft.columns("V", draft.mixed), ("I", "J", *draft.heads)
     p = draft.edges("P_", result=True) if keep else draft.edge_scratch("P_")
     score = draft.in_place(p, "score")
     o = draft.rows("O", draft.mixed, result=True)
     draft.spread("scores", edges, f"{score} = {value}")
-    _softmax(draft, score, p, draft.heads)
-    draft.reduce("mix", ("I", "J", *draft.mixed), f"{o} = {o} + {p} * {v}", f"{o} = 0")
+    share = _softmax(draft, score, p, draft.heads, rate)
+    draft.reduce("mix", ("I", "J", *draft.mixed), f"{o} = {o} + {share} * {v}", f"{o} = 0")
 
 
-def additive_rows(draft: EdgeDraft, slope: float) -> None:
-    """The gradients of scores and of TARGETS, from that of the result."""
-    _, factor = _rectified(draft, slope)
+def additive_rows(draft: EdgeDraft, slope: float, edged: bool, rate: float) -> None:
+    """The gradients of scores (which are those of EDGES) and of TARGETS, from that of the result."""
+    _, factor = _rectified(draft, slope, edged)
     p, g, v = draft.edges("P_"), draft.rows("G", draft.mixed), draft.columns("V", draft.mixed)
-    edges = ("I", "J", *draft.heads)
     s, o = draft.edges("S", result=True), draft.rows("O", draft.heads, result=True)
-    part, total = draft.in_place(s, "part"), draft.held("total", ("I", *draft.heads))
-    g_wide, v_wide, p_wide = (f'T.Cast("{draft.wide}", {value})' for value in (g, v, p))
-    draft.reduce("part", draft.mixed_dots, f"{part} = {part} + {g_wide} * {v_wide}", f"{part} = 0", over="D")
-    draft.reduce("total", edges, f"{total} = {total} + {p_wide} * {part}", f"{total} = 0")
-    draft.spread("scores", edges, f'{s} = T.Cast("{draft.dtype}", {p_wide} * ({part} - {total}) * {factor})')
-    draft.reduce("rows", edges, f"{o} = {o} + {s}", f"{o} = 0")
+    _score_gradients(draft, s, (p, g, v), f" * {factor}", rate)
+    draft.reduce("rows", ("I", "J", *draft.heads), f"{o} = {o} + {s}", f"{o} = 0")
 
 
-def additive_columns(draft: EdgeDraft) -> None:
+def additive_columns(draft: EdgeDraft, rate: float) -> None:
     """The gradients of SOURCES and V from those of scores and of the result: I are the columns of the graph."""
     p, s, g = draft.edges("P_"), draft.edges("S"), draft.columns("G", draft.mixed)
     o, v = draft.rows("O", draft.heads, result=True), draft.rows("V", draft.mixed, result=True)
     draft.reduce("sources", ("I", "J", *draft.heads), f"{o} = {o} + {s}", f"{o} = 0")
-    draft.reduce("values", ("I", "J", *draft.mixed), f"{v} = {v} + {p} * {g}", f"{v} = 0")
+    _value_gradients(draft, v, p, g, rate)
 
 
 def _between(draft: EdgeDraft, edged: bool) -> str:
@@ -330,7 +393,7 @@ def _kink(draft: EdgeDraft, value: str, slope: float) -> str:
     return f"T.if_then_else({value} > T.{draft.wide}(0), T.{draft.wide}(1), T.{draft.wide}({slope}))"
 
 
-def dynamic(draft: EdgeDraft, slope: float, edged: bool, keep: bool) -> None:
+def dynamic(draft: EdgeDraft, slope: float, edged: bool, rate: float, keep: bool) -> None:
     """``O[i] = sum_j P[i, j] * V[j]``, P the softmax of ``A . leaky_relu(TARGETS[i] + SOURCES[j])``."""
     value = _between(draft, edged)
     draft.array("A", draft.all, draft.dtype)
@@ -341,31 +404,26 @@ def dynamic(draft: EdgeDraft, slope: float, edged: bool, keep: bool) -> None:
     o = draft.rows("O", draft.mixed, result=True)
     rectified = f"T.{'max' if slope <= 1 else 'min'}({value}, ({value}) * T.{draft.wide}({slope}))"
     draft.reduce("scores", draft.dots, f"{score} = {score} + {a} * {rectified}", f"{score} = 0", over="K")
-    _softmax(draft, score, p, draft.heads)
-    draft.reduce("mix", ("I", "J", *draft.mixed), f"{o} = {o} + {p} * {v}", f"{o} = 0")
+    share = _softmax(draft, score, p, draft.heads, rate)
+    draft.reduce("mix", ("I", "J", *draft.mixed), f"{o} = {o} + {share} * {v}", f"{o} = 0")
 
 
-def dynamic_rows(draft: EdgeDraft, slope: float, edged: bool) -> None:
+def dynamic_rows(draft: EdgeDraft, slope: float, edged: bool, rate: float) -> None:
     """The gradients of scores, and of TARGETS but for the factor A, from that of the result."""
     value = _between(draft, edged)
     p, g, v = draft.edges("P_"), draft.rows("G", draft.mixed), draft.columns("V", draft.mixed)
-    edges = ("I", "J", *draft.heads)
     s, o = draft.edges("S", result=True), draft.rows("O", draft.all, result=True)
-    part, total = draft.in_place(s, "part"), draft.held("total", ("I", *draft.heads))
-    g_wide, v_wide, p_wide = (f'T.Cast("{draft.wide}", {value})' for value in (g, v, p))
-    draft.reduce("part", draft.mixed_dots, f"{part} = {part} + {g_wide} * {v_wide}", f"{part} = 0", over="D")
-    draft.reduce("total", edges, f"{total} = {total} + {p_wide} * {part}", f"{total} = 0")
-    draft.spread("scores", edges, f'{s} = T.Cast("{draft.dtype}", {p_wide} * ({part} - {total}))')
+    _score_gradients(draft, s, (p, g, v), "", rate)
     _kinks(draft, s, o, value, slope)
 
 
-def dynamic_columns(draft: EdgeDraft, slope: float, edged: bool) -> None:
+def dynamic_columns(draft: EdgeDraft, slope: float, edged: bool, rate: float) -> None:
     """The gradients of SOURCES, but for the factor A, and of V: I are the columns of the graph."""
     value = _between(draft, edged)
     p, s, g = draft.edges("P_"), draft.edges("S"), draft.columns("G", draft.mixed)
     o, v = draft.rows("O", draft.all, result=True), draft.rows("V", draft.mixed, result=True)
     _kinks(draft, s, o, value, slope)
-    draft.reduce("values", ("I", "J", *draft.mixed), f"{v} = {v} + {p} * {g}", f"{v} = 0")
+    _value_gradients(draft, v, p, g, rate)
 
 
 def _kinks(draft: EdgeDraft, s: str, o: str, value: str, slope: float) -> None:
@@ -387,7 +445,7 @@ def dynamic_edges(draft: EdgeDraft, slope: float) -> None:
 PROGRAMS: dict[str, Callable[..., None]] = {
     made.__name__: made
     for made in (
-        *(spmm, linear, row_sum, sddmm, edge_sum, ties, picked, picked_edges, softmax, softmax_gradient),
+        *(spmm, linear, row_sum, sddmm, edge_sum, ties, picked, picked_edges, dropout, softmax, softmax_gradient),
         *(attention, attention_rows, attention_columns, additive, additive_rows, additive_columns),
         *(dynamic, dynamic_rows, dynamic_columns, dynamic_edges),
     )

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from sparsetir.harness.optional import require
-from sparsetir.torch import relational
+from sparsetir.torch import layers, relational
 from sparsetir.torch.functions import NAMES
 from sparsetir.torch.noted import PLAIN, Rows, note, recipe, values
 from sparsetir.torch.recent import Graphs, Recent
@@ -140,14 +140,15 @@ class Patch:
 
     def _replace(self) -> None:
         """Put our functions in the places of torch_geometric's."""
-        from torch_geometric.nn import RGCNConv
+        from torch_geometric.nn import GCNConv, RGCNConv, SAGEConv
         from torch_geometric.nn.aggr import base
         from torch_geometric.nn.conv.message_passing import MessagePassing
 
         ours = self._ours = self._ours or _replacements(self._graphs)
         _put(MessagePassing, "_index_select", ours[MessagePassing._index_select])
         _put(base, "scatter", ours[base.scatter])
-        _put(RGCNConv, "forward", ours[RGCNConv.forward])
+        for layer in (GCNConv, RGCNConv, SAGEConv):
+            _put(layer, "forward", ours[layer.forward])
         for name, module in list(sys.modules.items()):
             if not name.startswith("torch_geometric.nn.conv."):
                 continue
@@ -159,18 +160,21 @@ class Patch:
 def _replacements(graphs: Graphs) -> dict[Any, Any]:
     """Our functions by torch_geometric's."""
     from torch_geometric import utils
-    from torch_geometric.nn import RGCNConv
+    from torch_geometric.nn import GCNConv, RGCNConv, SAGEConv
     from torch_geometric.nn.aggr import base
     from torch_geometric.nn.conv import gcn_conv
     from torch_geometric.nn.conv.message_passing import MessagePassing
 
-    remembered = (gcn_conv.gcn_norm, utils.remove_self_loops, utils.add_self_loops)
+    functions = (gcn_conv.gcn_norm, utils.remove_self_loops, utils.add_self_loops)
+    remembered = {function: _remembering(function) for function in functions}
     return {
         MessagePassing._index_select: _selecting(MessagePassing._index_select, graphs),
         base.scatter: _scattering(base.scatter),
         RGCNConv.forward: relational.replaced(RGCNConv.forward, _remembering(relational.Pairs.of)),
+        GCNConv.forward: layers.gcn(GCNConv.forward, graphs, remembered[gcn_conv.gcn_norm]),
+        SAGEConv.forward: layers.sage(SAGEConv.forward, graphs),
         utils.softmax: _normalizing(utils.softmax, graphs),
-        **{function: _remembering(function) for function in remembered},
+        **remembered,
     }
 
 

@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetir.torch.functions import NAMES
 from sparsetir.torch.graph import Graph
+from sparsetir.torch.layers import is_usual
 
-PLAIN = (Tensor, torch.nn.Parameter)
-HOOKS = [f"_{step}_forward{when}_hooks" for step in ("propagate", "message", "aggregate") for when in ("_pre", "")]
+REDUCTIONS = ("sum", "add", "mean", "max", "min")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +68,7 @@ def replaced(original: Callable[..., Any], pairs_of: Callable[..., Pairs]) -> Ca
     @wraps(original)
     def forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
         sources, targets = x if isinstance(x, tuple) else (x, x)
-        if not _is_usual(self, sources, targets, edge_index, edge_type):
+        if not _is_fit(self, sources, targets, edge_index, edge_type):
             return original(self, x, edge_index, edge_type)
         weight = self.weight
         if self.num_bases is not None:
@@ -83,26 +82,18 @@ def replaced(original: Callable[..., Any], pairs_of: Callable[..., Pairs]) -> Ca
     return forward
 
 
-def _is_usual(layer: Any, *given: Any) -> bool:
-    """Whether a layer is what torch_geometric made it, and its operands are plain floats and edges."""
+def _is_fit(layer: Any, sources: Any, targets: Any, edge_index: Any, edge_type: Any) -> bool:
+    """Whether nothing but the layer itself is to be run, over edges that have one of its relations each."""
     from torch_geometric import typing
     from torch_geometric.nn import RGCNConv
 
-    *nodes, edge_index, edge_type = given
-    if torch.compiler.is_compiling() or type(layer) is not RGCNConv or typing.WITH_SEGMM or layer.explain:
+    if typing.WITH_SEGMM or not is_usual(layer, RGCNConv, REDUCTIONS, edge_index, sources, targets):
         return False
-    if layer.flow != "source_to_target" or layer.aggr not in ("sum", "add", "mean", "max", "min"):
+    if sources.dtype is not layer.weight.dtype or type(edge_type) is not Tensor or edge_type.dtype is not torch.int64:
         return False
-    if any(getattr(layer, name) for name in HOOKS):
+    if not edge_type.is_cpu or edge_type.shape != edge_index.shape[1:]:
         return False
-    if not all(type(x) in PLAIN and x.dim() == 2 and x.dtype is layer.weight.dtype in NAMES for x in nodes):
-        return False
-    indices = (edge_index, edge_type)
-    if not all(type(i) is Tensor and i.dtype is torch.int64 and i.is_cpu for i in indices) or not nodes[0].is_cpu:
-        return False
-    if edge_type.dim() != 1 or edge_index.shape != (2, edge_type.shape[0]):
-        return False
-    return _are_below(edge_type, layer.num_relations) and _are_below(edge_index[1], nodes[1].shape[0])
+    return _are_below(edge_type, layer.num_relations) and _are_below(edge_index[1], targets.shape[0])
 
 
 def _are_below(numbers: Tensor, count: int) -> bool:

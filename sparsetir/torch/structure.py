@@ -15,6 +15,7 @@ import torch
 from sparsetir import interop
 from sparsetir.call.bound import BoundKernel
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
+from sparsetir.torch.kept import Kept
 from sparsetir.torch.programs import Sizes, kernel
 
 Array = np.ndarray
@@ -45,6 +46,7 @@ class Compressed:
     watched: tuple[tuple[torch.Tensor, int], ...] = ()
     bound: dict[Any, BoundKernel] = field(default_factory=dict)
     shares: dict[Any, torch.Tensor] = field(default_factory=dict)
+    kept: Kept = field(default_factory=Kept)
     tensors: tuple[torch.Tensor, torch.Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +65,8 @@ class Compressed:
         if found is None:
             made = kernel(name, dtype, str(self.indptr.dtype), inner, self.order is not None, *options)
             order = {} if self.order is None else {"p_data": self.order}
+            if "place_data" in made.signature.by_name:
+                order["place_data"] = self.places
             found = self.bound[key] = made.bind(indptr=self.indptr, indices=self.indices, n=self.columns, **order)
         return found
 
@@ -87,6 +91,11 @@ class Compressed:
         return found
 
     @cached_property
+    def places(self) -> Array:
+        """The number of each entry."""
+        return np.arange(self.indices.size, dtype=self.indices.dtype)
+
+    @cached_property
     def transposed(self) -> Compressed:
         """The columns, by counting; their values are found in the order of these rows."""
         indptr, order = _counted(self.indices, self.columns)
@@ -105,11 +114,12 @@ class Compressed:
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**vars(self), "bound": {}, "shares": {}, "watched": ()}
-        del state["tensors"]
+        del state["tensors"], state["kept"]
+        state.pop("places", None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        vars(self).update(state, kept=Kept())
         self.__post_init__()
 
 

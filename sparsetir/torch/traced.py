@@ -27,7 +27,8 @@ from sparsetir.torch.structure import known
 GRAPHS = Graphs()  # of targets and sources
 PLAIN = (Tensor, torch.nn.Parameter)
 STRUCTURE = "Tensor first, Tensor? second, SymInt rows, SymInt columns"
-CALL = 'str method, Tensor?[] tensors, *, str reduce="", float? scale=None) -> Tensor'
+OPTIONS = 'str reduce="", float? scale=None, float dropout=0.0, str activation=""'
+CALL = f"str method, Tensor?[] tensors, *, {OPTIONS}) -> Tensor"
 
 
 # ------------------------------------------------------------------ while torch traces
@@ -124,10 +125,25 @@ def _is_plain(tensors: list[Tensor | None], structure: Tensor) -> bool:
 
 
 def _called(
-    graph: Graph, method: str, tensors: list[Tensor | None], reduce: str = "", scale: float | None = None
+    graph: Graph,
+    method: str,
+    tensors: list[Tensor | None],
+    reduce: str = "",
+    scale: float | None = None,
+    dropout: float = 0.0,
+    activation: str = "",
 ) -> Tensor:
     number = "scale" if method == "attention" else "slope"
-    options = {"reduce": reduce} if reduce else {} if scale is None else {number: scale}
+    options: dict[str, Any] = {"reduce": reduce} if reduce else {} if scale is None else {number: scale}
+    if dropout:
+        *tensors, seed = tensors
+        options |= {"dropout": dropout, "seed": seed}
+    if method == "additive_attention" and len(tensors) == 4:
+        *tensors, options["edges"] = tensors
+    if method == "spmm" and len(tensors) == 3:
+        *tensors, options["bias"] = tensors
+    if activation:
+        options["activation"] = activation
     return getattr(graph, method)(*tensors, **options)
 
 
@@ -142,13 +158,15 @@ def along_rows(
     tensors: list[Tensor | None],
     reduce: str = "",
     scale: float | None = None,
+    dropout: float = 0.0,
+    activation: str = "",
 ) -> Tensor:
     """A method of the graph with these index arrays; `there` and `back` lead from and to the order it was given in."""
     if _is_plain(tensors, first):
         graph = Graph.of_rows(known(first, second, columns), there, back)
     else:
         graph = TracedGraph(first, second, rows, columns, by_edges=False, there=there, back=back)
-    return _called(graph, method, tensors, reduce, scale)
+    return _called(graph, method, tensors, reduce, scale, dropout, activation)
 
 
 def along_edges(
@@ -160,13 +178,15 @@ def along_edges(
     tensors: list[Tensor | None],
     reduce: str = "",
     scale: float | None = None,
+    dropout: float = 0.0,
+    activation: str = "",
 ) -> Tensor:
     """A method of the graph with these targets and sources; without sources each edge has a column of its own."""
     if _is_plain(tensors, first):
         graph = GRAPHS.of(first, second, rows, columns)
     else:
         graph = TracedGraph(first, second, rows, columns, by_edges=True)
-    return _called(graph, method, tensors, reduce, scale)
+    return _called(graph, method, tensors, reduce, scale, dropout, activation)
 
 
 def along_index(index: Tensor, at: tuple[int, int], rows: int, columns: int, *call: Any, **options: Any) -> Tensor:

@@ -7,6 +7,7 @@ Their parameters have the names and shapes of those of torch_geometric, so that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +18,21 @@ from sparsetir.torch import Graph
 
 Product = Callable[[Tensor], Tensor]  # sums, means or maxima of what the sources of each node have
 Inputs: TypeAlias = Tensor | Product  # features of nodes; sparse ones as the product with them
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Sums, means or maxima of what the sources of each node of a graph have."""
+
+    graph: Graph
+    reduce: str = "sum"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.graph.spmm(x, reduce=self.reduce)
+
+    def conv(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """These of x, times ``weight.T``, and a bias."""
+        return self.graph.conv(x, weight, bias, self.reduce)
 
 
 def times(x: Inputs, weight: Tensor) -> Tensor:
@@ -36,6 +52,8 @@ class GCN(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: Inputs, product: Product) -> Tensor:
+        if isinstance(product, Neighbours) and isinstance(x, Tensor):
+            return product.conv(x, self.lin.weight, self.bias)
         return product(times(x, self.lin.weight)) + self.bias
 
 
@@ -51,6 +69,8 @@ class SAGE(nn.Module):
         self.lin_r = nn.Linear(inputs, outputs, bias=False)
 
     def forward(self, x: Inputs, product: Product) -> Tensor:
+        if isinstance(product, Neighbours) and isinstance(x, Tensor):
+            return product.conv(x, self.lin_l.weight, self.lin_l.bias) + self.lin_r(x)
         if isinstance(x, Tensor):
             return self.lin_l(product(x)) + self.lin_r(x)
         return product(times(x, self.lin_l.weight)) + self.lin_l.bias + times(x, self.lin_r.weight)  # of means only
@@ -147,4 +167,4 @@ def initialise(network: nn.Module, seed: int) -> None:
             parameter.copy_((2 * torch.rand(parameter.shape, generator=generator) - 1) * bound)
 
 
-__all__ = ["GAT", "GCN", "RGCN", "SAGE", "GATv2", "Network", "initialise"]
+__all__ = ["GAT", "GCN", "RGCN", "SAGE", "GATv2", "Neighbours", "Network", "initialise"]

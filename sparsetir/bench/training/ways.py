@@ -18,7 +18,7 @@ import scipy.sparse as sp
 import torch
 from torch import nn
 
-from sparsetir.bench.training.networks import GAT, GCN, RGCN, SAGE, GATv2, Inputs, Network
+from sparsetir.bench.training.networks import GAT, GCN, RGCN, SAGE, GATv2, Inputs, Neighbours, Network
 from sparsetir.bench.training.problems import Problem
 from sparsetir.errors import ArgumentError
 from sparsetir.torch import Graph, patch_pyg
@@ -121,10 +121,7 @@ Structure = Callable[[sp.csr_array, str], Callable[[Any], Any]]
 
 def _graph(matrix: sp.csr_array, reduce: str) -> Callable[[Any], Any]:
     graph = Graph(matrix)
-    if reduce == "sum":
-        return graph.spmm
-    plain = graph.weighted(None)
-    return lambda x: plain.spmm(x, reduce=reduce)
+    return Neighbours(graph if reduce == "sum" else graph.weighted(None), reduce)
 
 
 def _matrix(matrix: sp.csr_array, reduce: str) -> Callable[[Any], Any]:
