@@ -109,6 +109,7 @@ def test_generated_graphs(problem: Any) -> None:
 def test_real_graphs_need_their_files(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("SPARSETIR_DATA", str(tmp_path))
     assert problems.available() == []
+    assert [problems.usual(relations=known) for known in (False, True)] == ["communities", "communities"]
     with pytest.raises(ArgumentError, match=r"cora is read from graphs/cora.npz in the folder that SPARSETIR_DATA"):
         problems.load("cora")
     (tmp_path / "graphs").mkdir()
@@ -122,6 +123,7 @@ def test_triples_are_relations_of_edges(monkeypatch: Any, tmp_path: Path) -> Non
     (tmp_path / "relational").mkdir()
     triples = np.array([[1, 0, 1], [0, 2, 3], [2, 1, 2]])  # relations, subjects, objects
     np.savez(tmp_path / "relational" / "fb15k237.npz", coords=triples, shape=np.array([2, 4, 4]))
+    assert [problems.usual(relations=known) for known in (False, True)] == ["communities", "fb15k237"]
     problem = problems.load("fb15k237", classes=2)
     assert problem.edge_index.tolist() == [[2, 0, 3], [1, 2, 2]]
     assert problem.relations.tolist() == [0, 1, 1]

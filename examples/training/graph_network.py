@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a graph network: ours beside torch's sparse matrices and torch_geometric, and the losses of all in one picture.
 
-``python examples/training/graph_network.py --model gat --graph cora --epochs 50 --out pictures``
+``python examples/training/graph_network.py --model gat --graph cora --epochs 50 --out pictures``, or gcn, sage-mean,
+sage-max, gatv2, and rgcn, which learns from the relations of a knowledge graph.
 
 The networks themselves are in `sparsetir.bench.training.networks`. Real graphs are read from the folder that
 SPARSETIR_DATA names; without one, or as ``--graph rmat:1e5``, they are generated. The classes that are learned are made
@@ -21,7 +22,7 @@ from sparsetir.bench import MissingPackageError
 from sparsetir.bench.training import measure
 from sparsetir.bench.training.command import trained, with_memory
 from sparsetir.bench.training.measure import Run
-from sparsetir.bench.training.problems import available, load
+from sparsetir.bench.training.problems import load, usual
 from sparsetir.bench.training.ways import KINDS, OURS, Spec, ways
 from sparsetir.harness.plot import losses
 from sparsetir.harness.tables import aligned
@@ -31,7 +32,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", default="gcn", help=f"{', '.join(KINDS)}, with features between the layers: gcn:16, gat:8x8")
-    add("--graph", default=next(iter(available()), "communities"), help="cora, pubmed, ..., rmat:1e5, communities:1e5")
+    add("--graph", help="cora, pubmed, fb15k237, ..., rmat:1e5, communities:1e5; by default a real one if there is one")
     add("--epochs", type=int, default=50)
     add("--threads", type=int, default=2, help="of torch and of kernels (default: 2)")
     add("--out", type=Path, help="folder for a picture of the losses")
@@ -45,12 +46,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Run]:
     measure.quietly()
     torch.set_num_threads(args.threads)
     sparsetir.set_num_threads(args.threads)
-    spec, problem = Spec.parse(args.model), load(args.graph)
+    spec = Spec.parse(args.model)
+    name = args.graph or usual(relations=spec.kind == "rgcn")
+    problem = load(name)
     print(f"{problem}; {spec}, {args.epochs} epochs, {args.threads} threads\n")
 
     runs = trained(problem, spec, ways(spec.kind), args.epochs)
     if not args.no_memory:
-        runs = with_memory(runs, args.graph, spec, args.threads)
+        runs = with_memory(runs, name, spec, args.threads)
     print("\n".join(aligned([["", *measure.HEAD], *measure.cells(runs, OURS)])))
 
     off = measure.difference(runs)

@@ -133,9 +133,8 @@ class SpMM(KernelFunction):
         ctx.graph, ctx.inner, ctx.share = graph, inner, None
         if is_mean:
             ctx.share = graph.rows.share(x.dtype)
-        options = (NAMES[x.dtype], inner, "sum", weight is not None, "row" if is_mean else "")
-        if bias is not None or activation:
-            options += (bias is not None, activation)
+        more = (bias is not None, activation) if bias is not None or activation else ()
+        options = (NAMES[x.dtype], inner, "sum", weight is not None, "row" if is_mean else "", *more)
         y = graph.rows.run("spmm", *options, w_data=weight, S=ctx.share, X=x, B=bias)
         ctx.save_for_backward(weight, x if ctx.needs_input_grad[4] else None, y if activation else None)
         return y

@@ -23,7 +23,7 @@ STEPS = {"propagate", "message", "aggregate", "update"}  # that one layer may ha
 INNER = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def is_usual(layer: Any, kind: type, reductions: tuple[str, ...], edge_index: Any, *nodes: Any) -> bool:
+def is_usual(layer: Any, kind: Any, reductions: tuple[str, ...], edge_index: Any, *nodes: Any) -> bool:
     """Whether a layer is what torch_geometric made it, and its operands are plain floats and edges."""
     if torch.compiler.is_compiling() or type(layer) is not kind or layer.explain:
         return False

@@ -291,10 +291,10 @@ class Messages:
                 found = None if node.op == "output" else find(node)
                 if found is not None:
                     self._put(node, found)
-        for find in (self._attention, self._bias, self._relu):
+        for extend in (self._attention, self._bias, self._relu):
             for node in list(self.graph.nodes):
                 if _method(node) == "spmm":
-                    find(node)
+                    extend(node)
         return [method for node in self.graph.nodes if (method := _method(node))]
 
     def left(self) -> list[str]:

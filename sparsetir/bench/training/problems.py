@@ -22,6 +22,7 @@ FILES = {
     "tolokers": "graphs/tolokers.npz",
     "fb15k237": "relational/fb15k237.npz",
 }
+RELATIONAL = ("fb15k237",)  # the relations of all others are drawn
 FEATURES = {"cora": "graphs/cora_features.npz"}
 FAMILIES = ("rmat", "communities")  # of generated graphs
 EDGES, RELATIONS = 20_000, 4
@@ -118,6 +119,12 @@ def available() -> list[str]:
     return [name for name in FILES if _path(FILES[name]).is_file()]
 
 
+def usual(*, relations: bool) -> str:
+    """The name of a small graph, whose edges have relations where those matter: a real one, or else a generated one."""
+    found = [name for name in available() if (name in RELATIONAL) == relations]
+    return next(iter(found), FAMILIES[-1])
+
+
 def _path(file: str) -> Path:
     return Path(os.environ.get("SPARSETIR_DATA", "/nowhere"), file)
 
@@ -140,7 +147,7 @@ def _read(name: str, rng: np.random.Generator) -> tuple[sp.csr_array, Array]:
             f"{name} is read from {FILES[name]} in the folder that SPARSETIR_DATA names, where there is none; "
             f"generated graphs need no files: {FAMILIES[0]}"
         )
-    if name != "fb15k237":
+    if name not in RELATIONAL:
         adjacency = sp.csr_array(sp.load_npz(path)).astype(np.float32)
         return adjacency, rng.integers(0, RELATIONS, adjacency.nnz)
     with np.load(path) as held:
@@ -181,4 +188,4 @@ def _classes(adjacency: sp.csr_array, x: Array, classes: int, rng: np.random.Gen
     return np.asarray(scores.argmax(axis=1), np.int64)
 
 
-__all__ = ["FAMILIES", "FILES", "Problem", "available", "load"]
+__all__ = ["FAMILIES", "FILES", "Problem", "available", "load", "usual"]
