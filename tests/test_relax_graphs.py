@@ -338,6 +338,12 @@ def test_refusals():
     model = conv.GCNConv(F, 4).eval()
     with pytest.raises(LoweringError, match=r"selects by a mask, .* pass static=\[\"edge_index\"\]"):
         srelax.from_torch(model, (X, INDEX))
+    layer = conv.MFConv(F, 4, max_degree=3).eval()
+    with pytest.raises(
+        LoweringError, match=r"nonzero asks where a mask is true, .* MFConv; pass static=\[\"edge_index\"\]"
+    ):
+        srelax.from_torch(layer, (X, INDEX))
+    close(srelax.from_torch(layer, (X, INDEX), static=["edge_index"])(X), layer(X, INDEX))
     with pytest.raises(ArgumentError, match=r"static has 'edges', expected some of \[x, edge_index\]"):
         srelax.from_torch(model, (X, INDEX), static=["edges"])
     with pytest.raises(LoweringError, match=r"sort.stable.*; replace these .* torch.compile\(model, backend=\"spars"):

@@ -245,6 +245,25 @@ def test_attention_drops_shares(graph, heads):
     assert torch.autograd.gradcheck(lambda x: made.dropout(x, rate, seed=seed), values)
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("heads", [(), (2,)])
+def test_attention_to_features_of_edges(graph, heads):
+    made, index = graph
+    inputs = q, k, v, e = wanting(*(real(n, *heads, 3) for n in (M, N, N, index.shape[1])))
+    call = lambda q, k, v, e, **options: made.attention(q, k, v, 0.3, edges=e, **options)  # noqa: E731
+    shares = softmax((q[index[1]] * (k[index[0]] + e)).sum(-1) * 0.3, index)
+    for options in ({}, {"dropout": 0.5, "seed": torch.tensor([1])}):
+        weight = shares * made.dropout(torch.ones_like(shares), **options) if options else shares
+        expected = torch.zeros(M, *heads, 3, dtype=v.dtype).index_add(
+            0, index[1], weight[..., None] * (v[index[0]] + e)
+        )
+        close(call(*inputs, **options), expected)
+        assert torch.autograd.gradcheck(lambda *a, more=options: call(*a, **more), inputs)
+    with pytest.raises(ArgumentError, match="expected edges and v with rows as those of q"):
+        made.attention(q, k, v[..., :2], edges=e)
+
+
 def test_what_dropout_drops():
     nodes, edges, heads, rate = 50, 20_000, 2, 0.3
     index = torch.randint(0, nodes, (2, edges), generator=torch.Generator().manual_seed(0))

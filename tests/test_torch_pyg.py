@@ -146,7 +146,9 @@ ATTENTIONS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], bool]] = {
     "v2, from target": (conv.GATv2Conv, {"heads": 2, "flow": "target_to_source"}, {}, True),
     "transformer": (conv.TransformerConv, {"heads": 2, "beta": True}, {}, True),
     "transformer, 1 head": (conv.TransformerConv, {"concat": False}, {}, True),
-    "transformer, edges": (conv.TransformerConv, {"heads": 2, "edge_dim": 1}, EDGED, False),
+    "transformer, edges": (conv.TransformerConv, {"heads": 2, "edge_dim": 1}, EDGED, True),
+    "transformer, edges, 1 head": (conv.TransformerConv, {"edge_dim": 1, "beta": True}, EDGED, True),
+    "transformer, all": (conv.TransformerConv, {"heads": 2, "edge_dim": 1, "dropout": 0.5}, EDGED, True),
     "transformer, dropout": (conv.TransformerConv, {"heads": 2, "dropout": 0.5}, {}, True),
 }
 

@@ -40,6 +40,11 @@ def with_sparse_products(program: Any) -> None:
 def _refuse_masks(program: Any, constants: Constants) -> None:
     """Raise where rows are selected by a mask that is not known: how many is not known either."""
     for node in program.graph.nodes:
+        if node.op == "call_function" and str(node.target) == "aten.nonzero.default" and node not in constants.known:
+            fault = f"{node.name} asks where a mask is true, so that its size is known only when the model is called"
+            advice = 'layers that go by the degrees of nodes do, such as MFConv; pass static=["edge_index"]'
+            left = 'or leave the model to torch: torch.compile(model, backend="sparsetir")'
+            raise LoweringError(f"{fault}: {advice}, {left}")
         is_index = node.op == "call_function" and str(node.target) == "aten.index.Tensor"
         for index in node.args[1] if is_index and node not in constants.known else ():
             if index is not None and str(index.meta["val"].dtype) == "torch.bool":

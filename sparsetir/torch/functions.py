@@ -284,28 +284,31 @@ class Attention(KernelFunction):
 
     @staticmethod
     def forward(ctx: Any, graph: Graphs, inner: Sizes, options: tuple[float, float], *tensors: Any) -> Tensor:
-        q, k, v, seed = tensors
-        ctx.graph, ctx.inner, ctx.options = graph, inner, options
+        q, k, v, e, seed = tensors
+        scale, rate = options
+        ctx.graph, ctx.inner, ctx.options = graph, inner, (scale, e is not None, rate)
         keep = any(ctx.needs_input_grad)
-        given = {"Q": q, "KEYS": k, "V": v, "seed_data": seed}
-        found = graph.rows.run("attention", NAMES[q.dtype], inner, *options, keep, **given)
+        given = {"Q": q, "KEYS": k, "V": v, "edges_data": e, "edges_v_data": e, "seed_data": seed}
+        found = graph.rows.run("attention", NAMES[q.dtype], inner, *ctx.options, keep, **given)
         if not keep:
             return found
         p, out = found
-        ctx.save_for_backward(q, k, v, p)
+        ctx.save_for_backward(q, k, v, e, p)
         return out
 
     @staticmethod
     @once
     def backward(ctx: Any, g: Tensor) -> Any:
-        graph, inner, (_, rate) = ctx.graph, ctx.inner, ctx.options
-        q, k, v, p = ctx.saved_tensors
-        dtype, g = NAMES[g.dtype], g.contiguous()
-        s, g_q = graph.rows.run("attention_rows", dtype, inner, *ctx.options, p__data=p, G=g, V=v, KEYS=k)
-        if not any(ctx.needs_input_grad[4:]):
-            return None, None, None, g_q, None, None, None
-        g_k, g_v = graph.columns.run("attention_columns", dtype, inner, rate, P_=p, S=s, Q=q, G=g)
-        return None, None, None, g_q, g_k, g_v, None
+        graph, inner, (*_, rate) = ctx.graph, ctx.inner, ctx.options
+        q, k, v, e, p = ctx.saved_tensors
+        dtype, g, g_k, g_v, g_e = NAMES[g.dtype], g.contiguous(), None, None, None
+        given = {"p__data": p, "G": g, "V": v, "KEYS": k, "edges_data": e, "edges_v_data": e}
+        s, g_q = graph.rows.run("attention_rows", dtype, inner, *ctx.options, **given)
+        if any(ctx.needs_input_grad[4:6]):
+            g_k, g_v = graph.columns.run("attention_columns", dtype, inner, rate, P_=p, S=s, Q=q, G=g)
+        if ctx.needs_input_grad[6]:
+            g_e = graph.rows.run("attention_edges", dtype, inner[:-1], rate, p__data=p, s_data=s, Q=q, G=g)
+        return None, None, None, g_q, g_k, g_v, g_e, None
 
 
 class Additive(KernelFunction):

@@ -336,6 +336,7 @@ class Graph(functions.Graphs):
         v: Tensor,
         scale: float | None = None,
         *,
+        edges: Tensor | None = None,
         dropout: float = 0.0,
         training: bool = True,
         seed: Tensor | None = None,
@@ -348,6 +349,9 @@ class Graph(functions.Graphs):
             [m, features], [n, features] and [n, out], or each with heads, [m, heads, features].
         scale : float or Tensor, optional
             A number, which may be trained. Default: ``features ** -0.5``.
+        edges : Tensor, optional
+            What edges add to ``k[j]`` and to ``v[j]``, whose features are as many then, as in TransformerConv: [edges,
+            features] or [edges, heads, features], in the order in which the graph was given.
         dropout, training, seed
             Of the shares of edges, after the softmax; see `dropout`. Nothing as large as these is kept for it.
 
@@ -356,20 +360,25 @@ class Graph(functions.Graphs):
         Tensor
             [m, out] or [m, heads, out]; 0 for rows without edges.
         """
-        q, k, v = _alike(q, k, v)
+        q, k, v, edges = _alike(q, k, v, edges)
         q, scale = _scaled(q, scale)
         rate, seed = _dropping(dropout, training, seed)
         if self.is_to_trace(q):
-            return self._traced("attention", [q, k, v], scale=scale, dropout=rate, seed=seed)
-        self._check(q=q, k=k, v=v)
+            return self._traced("attention", [q, k, v, edges], scale=scale, dropout=rate, seed=seed)
+        self._check(q=q, k=k, v=v, edges=edges)
         inner = self._pair("q", q, "k", k)
         self._check_nodes("v", v, self.shape[1])
         if v.dim() != q.dim() or v.dtype is not q.dtype or v.shape[1:-1] != q.shape[1:-1]:
             raise ArgumentError(f"v is {_shown(v)}, expected the dtype and the heads of q, {_shown(q)}")
+        if edges is not None:
+            if edges.shape[1:] != q.shape[1:] or v.shape[1:] != q.shape[1:] or edges.dtype is not q.dtype:
+                found = f"edges of {_shown(edges)} and v of {_shown(v)}"
+                raise ArgumentError(f"expected edges and v with rows as those of q, {_shown(q)}; found {found}")
+            edges = self.by_rows(edges, "edges", ranks=(2, 3))
         out: Sizes = (("D", v.shape[-1] if v.dim() == 3 else None),)
         scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
-        operands = (q.contiguous(), k.contiguous(), v.contiguous())
-        return functions.Attention.apply(self, inner + out, (scale, rate), *operands, seed)
+        operands = (q.contiguous(), k.contiguous(), v.contiguous(), edges, seed)
+        return functions.Attention.apply(self, inner + out, (scale, rate), *operands)
 
     def additive_attention(
         self,

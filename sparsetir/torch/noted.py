@@ -5,16 +5,17 @@ What is done with them along the way of a layer is noted, as a `Recipe` and the 
 
 ==============================================  ============================
 ``x[j]``                                        `Rows`
+``x[j] + e``                                    `Edged`
 ``x[j] * weight``                               `Weighted`
 ``a[i] + b[j]``, also ``+ e``                   `Sums`
 ``leaky_relu`` of these                         `Additive`
 ``x[i] + y[j]``, also ``+ e``, of features      `Ends`
 ``leaky_relu`` of these, that times a weight    `Rectified`, `Weighed`
 the latter summed over features                 `Dynamic`
-``q[i] * k[j]``                                 `Products`
+``q[i] * k[j]``, also ``q[i] * (k[j] + e)``     `Products`
 these summed over features, times a number      `Dots`
 the softmax of `Additive`, `Dynamic` or `Dots`  `Shares`, also with dropout
-``x[j] * shares``                               `Mixed`
+``x[j] * shares``, also ``(x[j] + e) * shares`` `Mixed`
 ==============================================  ============================
 
 Reducing one at targets is an operator of the graph. To all else they are tensors: they have values and gradients.
@@ -131,8 +132,10 @@ class Rows(Recipe):
         return note(Weighted(self), x, other.flatten() if 1 in given[1:-1] or x.dim() == 2 else other.squeeze(-1))
 
     def plus(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
-        """The sum with the values of the other ends."""
+        """The sum with the values of the other ends, or of sources with features of the edges."""
         ends = self._ends(tensors, other)
+        if ends is None and self.is_target is False and tensors[0].dim() == 3:
+            return _with_edges(Edged(self), tensors, other, most=2)
         if ends is None or ends[3].dim() > 3:
             return None
         return note(Ends(*ends[:3]) if ends[3].dim() == 3 else Sums(ends[0]), *ends[3:])
@@ -151,6 +154,30 @@ class Rows(Recipe):
 
     def reduced(self, graph: Graph, tensors: tuple[Tensor, ...], reduce: str) -> Tensor | None:
         return graph.spmm(tensors[0], None, reduce)
+
+
+@dataclass(frozen=True, eq=False)
+class Edged(Recipe):
+    """Rows of sources, with features of the edges added."""
+
+    rows: Rows
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        return self.rows(tensors[0]) + tensors[1]
+
+    def shape(self, *tensors: Tensor) -> tuple[int, ...]:
+        return self.rows.shape(tensors[0])
+
+    def times(self, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
+        """The product with the values of the targets, or with shares that go by the same features of edges."""
+        (x, edges), found = tensors, recipe(other)
+        ends = self.rows._ends((x,), other)
+        if ends is not None:
+            return note(Products(*ends[:3]), *ends[3:], edges)
+        is_usual = isinstance(found, Shares) and found.is_column and isinstance(found.scores, Dots)
+        if not is_usual or len(other.tensors) != 3 or other.tensors[2] is not edges or other.dtype is not x.dtype:
+            return None
+        return note(Mixed(self.rows, found, True), x, *other.tensors) if x.shape[1:] == edges.shape[1:] else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,9 +217,9 @@ class Sums(Recipe):
         return note(Additive(self.graph, slope), *tensors)
 
 
-def _with_edges(how: Recipe, tensors: tuple[Tensor, ...], other: Any) -> Tensor | None:
-    """The sum of what both ends have with what the edges have themselves."""
-    if len(tensors) == 3 or type(other) not in PLAIN or other.dtype is not tensors[0].dtype:
+def _with_edges(how: Recipe, tensors: tuple[Tensor, ...], other: Any, most: int = 3) -> Tensor | None:
+    """The sum of what the ends have with what the edges have themselves, at most once."""
+    if len(tensors) == most or type(other) not in PLAIN or other.dtype is not tensors[0].dtype:
         return None
     return note(how, *tensors, other) if other.shape == how.shape(*tensors) else None
 
@@ -317,20 +344,21 @@ class Dynamic(Scores):
 
 @dataclass(frozen=True, eq=False)
 class Products(Recipe):
-    """Features of both ends of the edges of a graph, multiplied."""
+    """Features of both ends of the edges of a graph, multiplied; those of the edges may be added to the sources."""
 
     graph: Graph
     to: Rows
     at: Rows
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        return self.to(tensors[0]) * self.at(tensors[1])
+        sources = self.at(tensors[1])
+        return self.to(tensors[0]) * (sources + tensors[2] if len(tensors) == 3 else sources)
 
     def shape(self, *tensors: Tensor) -> tuple[int, ...]:
         return self.to.shape(*tensors)
 
     def summed(self, tensors: tuple[Tensor, ...]) -> Tensor | None:
-        return note(Dots(self.graph), *tensors)
+        return note(Dots(self.graph, self.to), *tensors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,22 +366,26 @@ class Dots(Scores):
     """Dot products along the edges of a graph, times a number."""
 
     graph: Graph
+    to: Rows
     factor: float = 1.0
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        found = self.graph.sddmm(*tensors)
+        found = self.graph.sddmm(*tensors[:2])
+        found = found + (self.to(tensors[0]) * tensors[2]).sum(-1) if len(tensors) == 3 else found
         return found if self.factor == 1 else found * self.factor
 
     def shape(self, *tensors: Tensor) -> tuple[int, ...]:
         return (self.graph.num_edges, *tensors[0].shape[1:-1])
 
     def scaled(self, tensors: tuple[Tensor, ...], factor: float) -> Tensor | None:
-        return note(Dots(self.graph, self.factor * factor), *tensors)
+        return note(replace(self, factor=self.factor * factor), *tensors)
 
     def attended(self, x: Tensor, tensors: tuple[Tensor, ...], **dropping: Any) -> Tensor:
+        """With features of edges these are added to x as well."""
         is_usual = math.isclose(self.factor, max(tensors[0].shape[-1], 1) ** -0.5)
-        q, k = tensors
-        return self.graph.attention(q, k, x, None if is_usual else self.factor, **dropping)
+        q, k, *edges = tensors
+        own = edges[0] if edges else None
+        return self.graph.attention(q, k, x, None if is_usual else self.factor, edges=own, **dropping)
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,13 +430,16 @@ class Shares(Recipe):
 
 @dataclass(frozen=True, eq=False)
 class Mixed(Recipe):
-    """Rows times such shares."""
+    """Rows times such shares; `is_edged`: of which the features of edges are added to the rows."""
 
     rows: Rows
     weight: Shares
+    is_edged: bool = False
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        return self.rows(tensors[0]) * self.weight(*tensors[1:])
+        x, *rest = tensors
+        found = self.rows(x)
+        return (found + rest[2] if self.is_edged else found) * self.weight(*rest)
 
     def shape(self, *tensors: Tensor) -> tuple[int, ...]:
         return self.rows.shape(tensors[0])
@@ -414,7 +449,11 @@ class Mixed(Recipe):
         (x, *rest), scores = tensors, self.weight.scores
         heads = scores.shape(*rest)[1:]
         is_flat = x.dim() == 2 or heads == (1,)
-        if graph is not scores.graph or reduce not in ("sum", "add"):
+        is_same = graph is scores.graph and reduce in ("sum", "add")
+        if self.is_edged and not is_same:
+            return None
+        is_fit = self.is_edged or not isinstance(scores, Dots) or len(rest) == 2
+        if not is_same or not is_fit:
             weight = self.weight(*rest)
             return graph.spmm(x, weight.flatten() if is_flat else weight.squeeze(-1), reduce)
         dropping = self.weight.dropping

@@ -85,12 +85,13 @@ class EdgeDraft(Draft):
         self.array(name, (*outer, *self.heads), self.dtype, result=result)
         return f"{name}[{', '.join([*place, *_lower(self.heads)])}]"
 
-    def edge_rows(self, name: str, *, result: bool = False) -> str:
+    def edge_rows(self, name: str, inner: Axes | None = None, *, result: bool = False) -> str:
         """Declare features of edges; the one at hand."""
+        inner = self.all if inner is None else inner
         is_via = self.is_via and not result
         outer, place = (("E",), ["P[i, j]"]) if is_via else (("I", "J"), ["i", "j"])
-        self.array(name, (*outer, *self.all), self.dtype, result=result)
-        return f"{name}[{', '.join([*place, *_lower(self.all)])}]"
+        self.array(name, (*outer, *inner), self.dtype, result=result)
+        return f"{name}[{', '.join([*place, *_lower(inner)])}]"
 
     def rows(self, name: str, inner: Axes, *, result: bool = False) -> str:  # type: ignore[override]
         """Declare values of rows; the one at hand."""
@@ -293,12 +294,20 @@ def softmax_gradient(draft: EdgeDraft) -> None:
     draft.spread("gradient", edges, f'{o} = T.Cast("{draft.dtype}", {p_wide} * ({g_wide} - {total}))')
 
 
-def attention(draft: EdgeDraft, scale: float, rate: float, keep: bool) -> None:
+def _of_edges(draft: EdgeDraft, edged: bool) -> tuple[str, str]:
+    """A key and a value; what the edge has is added to both."""
+    k, v = draft.columns("KEYS", draft.all), draft.columns("V", draft.mixed)
+    if not edged:
+        return k, v
+    return f"({k} + {draft.edge_rows('EDGES')})", f"({v} + {draft.edge_rows('EDGES_V', draft.mixed)})"
+
+
+def attention(draft: EdgeDraft, scale: float, edged: bool, rate: float, keep: bool) -> None:
     """``O[i] = sum_j P[i, j] * V[j]``, P the softmax of ``scale * Q[i] K[j]``, a result if it is to be kept.
 
     Of P some may be dropped, with probability `rate`: these have a minus, as gradients see.
     """
-    q, k, v = draft.rows("Q", draft.all), draft.columns("KEYS", draft.all), draft.columns("V", draft.mixed)
+    q, (k, v) = draft.rows("Q", draft.all), _of_edges(draft, edged)
     p = draft.edges("P_", result=True) if keep else draft.edge_scratch("P_")
     score = draft.in_place(p, "score")
     o = draft.rows("O", draft.mixed, result=True)
@@ -319,10 +328,10 @@ def _score_gradients(draft: EdgeDraft, s: str, operands: tuple[str, str, str], f
     draft.spread("scores", edges, f'{s} = T.Cast("{draft.dtype}", {value}{factor})')
 
 
-def attention_rows(draft: EdgeDraft, scale: float, rate: float) -> None:
+def attention_rows(draft: EdgeDraft, scale: float, edged: bool, rate: float) -> None:
     """The gradients of scores and of Q, from that of the result."""
     p, g = draft.edges("P_"), draft.rows("G", draft.mixed)
-    v, k = draft.columns("V", draft.mixed), draft.columns("KEYS", draft.all)
+    k, v = _of_edges(draft, edged)
     s, o = draft.edges("S", result=True), draft.rows("O", draft.all, result=True)
     _score_gradients(draft, s, (p, g, v), f" * T.{draft.wide}({scale})", rate)
     draft.reduce("rows", ("I", "J", *draft.all), f"{o} = {o} + {s} * {k}", f"{o} = 0")
@@ -335,6 +344,14 @@ def attention_columns(draft: EdgeDraft, rate: float) -> None:
     k, v = draft.rows("KEYS", draft.all, result=True), draft.rows("V", draft.mixed, result=True)
     draft.reduce("keys", ("I", "J", *draft.all), f"{k} = {k} + {s} * {q}", f"{k} = 0")
     _value_gradients(draft, v, p, g, rate)
+
+
+def attention_edges(draft: EdgeDraft, rate: float) -> None:
+    """The gradients of what edges add to keys and values, which are as long as each other."""
+    p, s = draft.edges("P_"), draft.edges("S")
+    q, g = draft.rows("Q", draft.all), draft.rows("G", draft.all)
+    line = f"{draft.edge_rows('O', result=True)} = {s} * {q} + {_kept(p, draft.dtype, rate)} * {g}"
+    draft.spread("edges", ("I", "J", *draft.all), line)
 
 
 def _value_gradients(draft: EdgeDraft, v: str, p: str, g: str, rate: float) -> None:
@@ -446,7 +463,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     made.__name__: made
     for made in (
         *(spmm, linear, row_sum, sddmm, edge_sum, ties, picked, picked_edges, dropout, softmax, softmax_gradient),
-        *(attention, attention_rows, attention_columns, additive, additive_rows, additive_columns),
+        *(attention, attention_rows, attention_columns, attention_edges, additive, additive_rows, additive_columns),
         *(dynamic, dynamic_rows, dynamic_columns, dynamic_edges),
     )
 }

@@ -61,7 +61,8 @@ def _scattering(original: Callable[..., Any]) -> Callable[..., Any]:
         if dim not in (0, -src.dim()) or index.shape != rows.index.shape:
             return original(values(src), index, dim, dim_size, reduce)
         graph = rows.graphs.of(index, rows.index, size, src.tensors[0].shape[0])
-        return how.reduced(graph, src.tensors, reduce)
+        found = how.reduced(graph, src.tensors, reduce)
+        return original(values(src), index, dim, dim_size, reduce) if found is None else found
 
     return scatter
 

@@ -138,7 +138,7 @@ def _called(
     if dropout:
         *tensors, seed = tensors
         options |= {"dropout": dropout, "seed": seed}
-    if method == "additive_attention" and len(tensors) == 4:
+    if method in ("attention", "additive_attention") and len(tensors) == 4:
         *tensors, options["edges"] = tensors
     if method == "spmm" and len(tensors) == 3:
         *tensors, options["bias"] = tensors
@@ -271,6 +271,7 @@ def _shapes(name: str, rows: Any, edges: Any, options: Any, given: dict[str, Ten
         "softmax_gradient": lambda: tuple(shape["p__data"]),
         "share": lambda: (rows,),
         "dynamic_edges": lambda: tuple(shape["edges_data"]),
+        "attention_edges": lambda: (edges, *shape["Q"][1:]),
     }
     return [found.get(name, lambda: tuple(values))()]
 

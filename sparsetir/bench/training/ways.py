@@ -228,4 +228,4 @@ def _edge_index(index: Any, nodes: int) -> Any:
     return made.fill_cache_()
 
 
-__all__ = ["KINDS", "OURS", "WAYS", "Contender", "Spec", "make", "ways"]
+__all__ = ["BACKENDS", "KINDS", "OURS", "WAYS", "Contender", "Spec", "make", "ways"]
