@@ -174,8 +174,9 @@ class Edged(Recipe):
         ends = self.rows._ends((x,), other)
         if ends is not None:
             return note(Products(*ends[:3]), *ends[3:], edges)
-        is_usual = isinstance(found, Shares) and found.is_column and isinstance(found.scores, Dots)
-        if not is_usual or len(other.tensors) != 3 or other.tensors[2] is not edges or other.dtype is not x.dtype:
+        if not isinstance(found, Shares) or not found.is_column or not isinstance(found.scores, Dots):
+            return None
+        if len(other.tensors) != 3 or other.tensors[2] is not edges or other.dtype is not x.dtype:
             return None
         return note(Mixed(self.rows, found, True), x, *other.tensors) if x.shape[1:] == edges.shape[1:] else None
 
