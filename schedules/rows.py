@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 SPATIAL, REDUCE = 0, 2
 MOST_ROWS = 128
+HEADS = 8  # registers that rows side by side fill which share nothing but the loop over entries
 PAIR = 2  # registers of a row at least, where it is long enough: one broadcast factor then serves two products
 TILES = (8, 16, 32, 64, 128)
 CHUNKS_PER_THREAD = (1, 2, 4, 8, 16, 32)
@@ -164,9 +165,12 @@ def tile_loop(sch: s_tir.Schedule, block: Any, at: int, choices: Choices, regist
     reduced = [lp for lp, k in zip(own, kinds, strict=True) if k == REDUCE]
     lane = node.iter_vars[at].var
     shared = [lp for lp, iv in zip(own, node.iter_vars, strict=True) if _is_shared(node, lane, iv.var)]
+    bits = _width(node.body)
+    if any(collect(sch.get(lp).extent, ir.TensorLoad) for lp in reduced):
+        narrow = [lp for lp in spatial if _is_narrow(sch.get(lp), sch.get(vector), registers.bits // bits)]
+        shared += narrow if not _has_gathered_factor(node, lane) else []
     rows = [lp for lp in spatial if lp in shared and _is_short(sch.get(lp)) and CHUNKS not in sch.get(lp).annotations]
     others = [lp for lp in spatial if lp not in rows]
-    bits = _width(node.body)
     is_long = tile_of(sch.get(vector).extent, choices.tile) * bits >= PAIR * registers.bits
     groups, rows = _grouped(sch, rows, registers.most_rows(PAIR if is_long else 1))
     held = math.prod(int(sch.get(lp).extent) for lp in rows)
@@ -204,6 +208,28 @@ def _cache_result(sch: s_tir.Schedule, block: Any, outer: Any) -> None:
 def _is_short(loop: tirx.For) -> bool:
     """Whether the rows of a block fit into registers together."""
     return isinstance(loop.extent, tirx.IntImm) and 1 <= int(loop.extent) <= MOST_ROWS
+
+
+def _is_narrow(loop: tirx.For, vector: tirx.For, lanes: int) -> bool:
+    """Whether the rows of a loop, as those of a few heads, fill a few registers together.
+
+    Side by side they go over entries whose number varies once: where they are few, most of the time goes into the ends
+    of such loops, which the processor mispredicts.
+    """
+    if not all(isinstance(each.extent, tirx.IntImm) for each in (loop, vector)):
+        return False
+    return int(loop.extent) * int(vector.extent) <= HEADS * lanes
+
+
+def _has_gathered_factor(block: s_tir.SBlock, lane: Any) -> bool:
+    """Whether a factor that is one number for all lanes comes through an index array.
+
+    Rows one after the other have more such loads on their way at a time: the steps of a loop are shorter.
+    """
+    entries = [iv.var for iv in block.iter_vars if int(iv.iter_type) == REDUCE]
+    factors = [x for x in collect(block.body, ir.TensorLoad) if not mentions(x, [lane])]
+    inner = [x for factor in factors for index in factor.indices for x in collect(index, ir.TensorLoad)]
+    return any(mentions(x, entries) for x in inner)
 
 
 def _is_shared(block: s_tir.SBlock, lane: Any, row: Any) -> bool:

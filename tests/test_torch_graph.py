@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError
 
 torch = pytest.importorskip("torch")
-from sparsetir.torch import Graph, kept, structure  # noqa: E402
+from sparsetir.torch import Graph, kept, programs, structure  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
@@ -82,6 +82,17 @@ def test_products(graph, reduce, inner, weights):
     found, expected = made.spmm(*inputs, reduce=reduce), by_torch(index, x, weight, reduce, M)
     close(found, expected)
     assert torch.autograd.gradcheck(lambda *a: made.spmm(*a, reduce=reduce), inputs)
+
+
+@pytest.mark.parametrize(("heads", "is_via", "is_once"), [(4, False, True), (4, True, False), (64, False, False)])
+def test_a_few_heads_go_over_the_edges_of_a_row_once(heads, is_via, is_once):
+    """Unless their weights are gathered, where more of these are on their way when one head goes after the other."""
+    inner = (("H", heads), ("K", 8))
+    text = programs.kernel("spmm", "float32", "int32", inner, is_via, "sum", True, "").script(stage=3)
+    lines = [line.strip() for line in text.splitlines()]
+    after = lines[next(n for n, line in enumerate(lines) if line.startswith("for j in range(indptr")) + 1]
+    assert after.startswith(f"for h in T.unroll({heads})") == is_once
+    assert is_once or after.startswith("for k_1 in T.vectorized(8)")
 
 
 @pytest.mark.slow
