@@ -133,6 +133,17 @@ def test_a_convolution(graph, reduce, outputs):
         close(torch.autograd.grad(found.sum(), (weight, bias)), wanted)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_fingerprints_tell_changes(dtype):
+    for shape in ((3,), (0, 5), (70, 64), (31, 7)):
+        x = real(*shape).to(getattr(torch, dtype))
+        before = kept.fingerprint(x)
+        assert all(map(torch.equal, before, kept.fingerprint(x.t().contiguous().t() if x.dim() == 2 else x)))
+        if x.numel():
+            for other in (x.flip(0), x.flip(-1), torch.where(x == x.max(), x - 1e-3, x)):
+                assert not all(map(torch.equal, before, kept.fingerprint(other)))
+
+
 def test_sums_of_constant_features_are_computed_once(monkeypatch):
     made, calls = Graph(sp.coo_array(([1.0, 2.0, 3.0], ([2, 0, 1], [0, 1, 2])), shape=(3, 3))), []
     run = structure.Compressed.run
@@ -156,6 +167,9 @@ def test_sums_of_constant_features_are_computed_once(monkeypatch):
         check(0)
         made.weight.mul_(2)
     factor = 2
+    for expected in (1, 1, 0):
+        check(expected)
+    x.numpy()[:] = x.numpy()[[2, 0, 1]]  # which torch does not see
     for expected in (1, 1, 0):
         check(expected)
     assert len(made.rows.kept.found) == 1
