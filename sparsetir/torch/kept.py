@@ -62,7 +62,7 @@ class Kept:
         if entry.result is not None:
             return entry.result
         result = compute()
-        self.found[key] = entry._replace(result=result)
+        self.found[key] = _Entry(entry.owners, entry.versions, entry.prints, result)
         return result
 
     def _put(self, key: Hashable, tensors: tuple[Tensor, ...]) -> None:
