@@ -195,10 +195,11 @@ def _direct_pairs(idtype: str) -> tirx.PrimFunc:
             for i in range(n):
                 begin[i] = filled[0]
                 for p in range(T.Cast("int64", first[i + 1] - first[i])):
-                    j: T.let[T.int64] = T.Cast("int64", to[first[i] + p])
-                    to[filled[0]] = T.Cast(idtype, j)
-                    more: T.let[T.int64] = T.Cast("int64", first[j + 1] - first[j] - (first[i + 1] - first[i]))
-                    filled[0] = filled[0] + T.Cast("int64", more > 0 or (more == 0 and j < i))
+                    to_row: T.let[T.int64] = T.Cast("int64", to[first[i] + p])
+                    to[filled[0]] = T.Cast(idtype, to_row)
+                    length: T.let[T.int64] = T.Cast("int64", first[to_row + 1] - first[to_row])
+                    more: T.let[T.int64] = length - T.Cast("int64", first[i + 1] - first[i])
+                    filled[0] = filled[0] + T.Cast("int64", more > 0 or (more == 0 and to_row < i))
             begin[n] = filled[0]
 
     return direct_pairs
@@ -234,10 +235,10 @@ def _direct_singles(idtype: str) -> tirx.PrimFunc:
             begin[i + 1] = begin[i + 1] + begin[i]
         for i in range(n):
             for p in range(T.Cast("int64", first[i + 1] - first[i])):
-                j: T.let[T.int64] = T.Cast("int64", to[first[i] + p])
-                owner: T.let[T.int64] = T.Select(count[j] > count[i], i, j)
-                moved[begin[owner]] = T.Cast(idtype, i + j - owner)
-                begin[owner] = begin[owner] + T.int64(1)
+                to_row: T.let[T.int64] = T.Cast("int64", to[first[i] + p])
+                holder: T.let[T.int64] = T.Select(count[to_row] > count[i], i, to_row)
+                moved[begin[holder]] = T.Cast(idtype, i + to_row - holder)
+                begin[holder] = begin[holder] + T.int64(1)
 
     return direct_singles
 
