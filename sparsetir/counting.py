@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -63,7 +63,7 @@ def triangles(A: Any) -> int:
     """
     graph = _rows(A)
     found = _counted(graph)
-    return _counted(_both_ways(graph)) if found is None else found
+    return cast("int", _counted(_both_ways(graph)) if found is None else found)
 
 
 def _rows(A: Any) -> Any:
