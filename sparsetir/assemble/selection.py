@@ -12,6 +12,9 @@ from sparsetir.lower.nests import serial
 from sparsetir.lower.rewriting import alloc, cell, get, put, seq
 
 
+RARE = 8  # times as many entries as are kept: their branches are foreseen
+
+
 def ordered(dtype: str) -> str:
     """The dtype in which values of a dtype are compared."""
     return {"bool": "uint8", "float16": "float32", "bfloat16": "float32"}.get(dtype, dtype)
@@ -34,24 +37,37 @@ class Selection:
     def __init__(self, out: Output, chunk: Var, top: Var, least: Var, heap: Var) -> None:
         self.out, self.chunk, self.top, self.least, self.heap = out, chunk, top, least, heap
         self.kept, self.ties = cell("kept", LONG), cell("ties", LONG)
-        self.node, self.child = cell("node", LONG), cell("child", LONG)
+        self.node, self.child, self.taken = (cell(name, LONG) for name in ("node", "child", "taken"))
         self.step = Var("step", ir.PrimType(LONG))
 
     def stmts(self) -> list[tirx.Stmt]:
         """Select from the entries of the row, and count what is left."""
-        cells = alloc(self.kept, self.ties, self.node, self.child)
-        some = self.pass_of(self.value(get(self.out.pos) + self.step) >= self.least)
-        return [*cells, *some, tirx.IfThenElse(get(self.out.count) > self.top, seq(*self.largest()), None)]
+        cells = alloc(self.kept, self.ties, self.node, self.child, self.taken)
+        high = self.value(get(self.out.pos) + self.step) >= self.least
+        some = [put(self.kept, long(0)), serial(self.step, get(self.out.count), add(self.kept, cast(high, LONG)))]
+        less = tirx.IfThenElse(get(self.kept) < get(self.out.count), seq(*self.branching(high)), None)
+        return [*cells, *some, less, tirx.IfThenElse(get(self.out.count) > self.top, seq(*self.largest()), None)]
 
     def value(self, at: ir.Expr) -> ir.Expr:
         return cast(tirx.BufferLoad(self.out.values[0], [at]), str(self.heap.ty.dtype))
 
-    def pass_of(self, condition: ir.Expr, *also: tirx.Stmt) -> list[tirx.Stmt]:
+    def branching(self, condition: ir.Expr, *also: tirx.Stmt) -> list[tirx.Stmt]:
         """Keep the entries for which a condition holds, in order."""
+        return self.pass_of(tirx.IfThenElse(condition, seq(*self.moved(), add(self.kept, 1), *also), None))
+
+    def branchless(self, condition: ir.Expr, *also: tirx.Stmt) -> list[tirx.Stmt]:
+        """The same where nobody can tell which ones those are: what is not kept is written over."""
+        taken = put(self.taken, cast(condition, LONG))
+        return self.pass_of(seq(taken, *also, *self.moved(), add(self.kept, get(self.taken))))
+
+    def moved(self) -> list[tirx.Stmt]:
+        """Put an entry behind those that are kept."""
         assert self.out.keys is not None
         source, target = [get(self.out.pos) + self.step], [get(self.out.pos) + get(self.kept)]
-        moved = [tirx.BufferStore(a, tirx.BufferLoad(a, source), target) for a in (self.out.keys, self.out.values[0])]
-        body = tirx.IfThenElse(condition, seq(*moved, add(self.kept, 1), *also), None)
+        return [tirx.BufferStore(a, tirx.BufferLoad(a, source), target) for a in (self.out.keys, self.out.values[0])]
+
+    def pass_of(self, body: tirx.Stmt) -> list[tirx.Stmt]:
+        """Go over the entries of the row."""
         return [
             put(self.kept, long(0)),
             serial(self.step, get(self.out.count), body),
@@ -65,12 +81,17 @@ class Selection:
         fill = serial(rest, self.top, self.filled(rest))
         after = tirx.IfThenElse(tirx.And(self.step >= self.top, here > root), self.sunk(here), None)
         found = serial(self.step, get(self.out.count), after)
-        tie = tirx.IfThenElse(here > root, add(self.ties, -1), None)
-        ties = [put(self.ties, self.top), serial(self.step, get(self.out.count), tie)]
+        # All that is larger than the root is in the heap.
+        other = Var("node", ir.PrimType(LONG))
+        ties = [put(self.ties, long(0)), serial(other, self.top, add(self.ties, cast(self.held(other).equal(root), LONG)))]
         is_tie = tirx.And(here.equal(root), get(self.ties) > long(0))
+        is_kept = tirx.Or(here > root, is_tie)
         last = self.value(get(self.out.pos) + get(self.kept) - long(1))
-        taken = tirx.IfThenElse(last.equal(root), add(self.ties, -1), None)
-        return [fill, found, *ties, *self.pass_of(tirx.Or(here > root, is_tie), taken)]
+        rare = self.branching(is_kept, tirx.IfThenElse(last.equal(root), add(self.ties, -1), None))
+        fewer = add(self.ties, tirx.Mul(long(-1), tirx.Mul(get(self.taken), cast(here.equal(root), LONG))))
+        often = self.branchless(is_kept, fewer)
+        are_rare = get(self.out.count) > self.top * long(RARE)
+        return [fill, found, *ties, tirx.IfThenElse(are_rare, seq(*rare), seq(*often))]
 
     def held(self, node: ir.Expr) -> ir.Expr:
         return tirx.BufferLoad(self.heap, [self.chunk, node])
