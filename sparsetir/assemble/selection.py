@@ -11,7 +11,6 @@ from sparsetir.ir import cast
 from sparsetir.lower.nests import serial
 from sparsetir.lower.rewriting import alloc, cell, get, put, seq
 
-
 RARE = 8  # times as many entries as are kept: their branches are foreseen
 
 
