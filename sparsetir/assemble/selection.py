@@ -82,7 +82,8 @@ class Selection:
         found = serial(self.step, get(self.out.count), after)
         # All that is larger than the root is in the heap.
         other = Var("node", ir.PrimType(LONG))
-        ties = [put(self.ties, long(0)), serial(other, self.top, add(self.ties, cast(self.held(other).equal(root), LONG)))]
+        is_root = cast(self.held(other).equal(root), LONG)
+        ties = [put(self.ties, long(0)), serial(other, self.top, add(self.ties, is_root))]
         is_tie = tirx.And(here.equal(root), get(self.ties) > long(0))
         is_kept = tirx.Or(here > root, is_tie)
         last = self.value(get(self.out.pos) + get(self.kept) - long(1))
