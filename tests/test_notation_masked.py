@@ -111,8 +111,9 @@ def test_a_short_mask_is_searched() -> None:
 
 @pytest.mark.parametrize("out", ["ij", ""])
 def test_what_is_not_finite_meets_stored_products_only(out: str) -> None:
-    mask = sp.csr_array(np.array([[np.inf, 2.0], [3.0, np.nan]]))
-    first, second = sp.csr_array(np.array([[0.0, 1.0], [1.0, 0.0]])), sp.csr_array(np.array([[5.0, 0.0], [0.0, 7.0]]))
-    found = einsum(f"ij,ik,kj->{out}", mask, first, second)  # of first @ second the diagonal is empty
-    expected = np.array([[0.0, 14.0], [15.0, 0.0]])
+    """A row without entries has nothing that infinity could be multiplied with."""
+    mask = sp.csr_array(np.array([[np.inf, np.nan], [3.0, 4.0]]))
+    first, second = sp.csr_array(np.array([[0.0, 0.0], [1.0, 0.0]])), sp.csr_array(np.array([[5.0, 7.0], [0.0, 7.0]]))
+    found = einsum(f"ij,ik,kj->{out}", mask, first, second)
+    expected = np.array([[0.0, 0.0], [15.0, 28.0]])
     np.testing.assert_array_equal(found.toarray() if out else found, expected if out else expected.sum())

@@ -17,6 +17,7 @@ from sparsetir.tuning.space import Space
 
 MARGIN = 1.2  # of models that do not say how far they can be believed
 LOOKED_AT = 512  # candidates of the outline, besides the portfolio
+DISPATCH = 2e-6  # seconds by which a call of a tuned kernel takes longer
 FORMATS = 3  # that are converted at most before the untuned kernel is kept
 
 
@@ -76,7 +77,7 @@ def guess(
         gain = float(np.exp(model.predict(session.encoding.rows([settled])) - usual)[0])
         share = session.conversion(settled.format) / amortize_over if amortize_over is not None else 0.0
         tried.add(settled.format)
-        if margin * (seconds / gain + share) <= seconds:
+        if margin * (seconds / gain + share + DISPATCH) <= seconds:
             return Guess(settled, gain, gain / margin)
     return None
 
