@@ -105,7 +105,7 @@ class MaskedStep(Step):
         wide = any(m.indices.dtype == np.int64 for m in (mask, *factors))
         found = _kernel(dtype_name(held.dtype), "int64" if wide else "int32")(A=factors[0], B=factors[1], M=mask).data
         # Too wide for a table of columns; or infinity and NaN would be multiplied with products that there are none of.
-        if len(found) != len(held.data) or not np.isfinite(held.data.sum()):
+        if len(found) != len(held.data) or not np.isfinite(held.data).all():
             return self.nested(values)
         if not self.keeps:
             return np.dot(held.data, found)

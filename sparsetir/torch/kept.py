@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from functools import cache
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -17,10 +18,24 @@ BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def fingerprint(tensor: Tensor) -> list[Tensor]:
-    """Sums of the bits of elements, along two axes: they tell also what numpy changed in the memory of a tensor."""
-    bits = tensor.detach().contiguous().view(BITS[tensor.element_size()]).flatten()
-    whole = bits[: bits.numel() // WIDTH * WIDTH].view(-1, WIDTH)
-    return [whole.sum(1, dtype=bits.dtype), whole.sum(0, dtype=bits.dtype), bits[whole.numel() :].clone()]
+    """Numbers that tell also what numpy changed in the memory of a tensor.
+
+    Sums of the bits of elements, one in `WIDTH` of them, see any one change, and weighted sums of as many neighbours
+    that elements were exchanged.
+    """
+    flat = tensor.detach().contiguous().flatten()
+    count = flat.numel() // WIDTH * WIDTH
+    rows, bits = flat[:count].view(-1, WIDTH), flat.view(BITS[flat.element_size()])
+    whole = bits[:count].view(-1, WIDTH)
+    wide = rows if rows.dtype is torch.float64 else rows.float()
+    weighted = torch.mv(wide, _weights(wide.dtype))
+    sums = whole.sum(0, dtype=bits.dtype)
+    return [sums, weighted.view(BITS[weighted.element_size()]), bits[count:].clone()]
+
+
+@cache
+def _weights(dtype: torch.dtype) -> Tensor:
+    return torch.rand(WIDTH, dtype=dtype, generator=torch.Generator().manual_seed(0))
 
 
 class _Entry(NamedTuple):
