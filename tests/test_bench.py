@@ -23,6 +23,7 @@ from sparsetir.harness import inputs, optional, peers, products, suite, timing
 from sparsetir.harness.operands import Case, make_case
 from sparsetir.harness.plot import best_so_far
 from sparsetir.interop import CooTensor
+from sparsetir.tuning.tuned import TunedKernel
 
 pytestmark = pytest.mark.usefixtures("quick_ceilings")
 
@@ -532,6 +533,20 @@ def test_kernels_over_other_formats_are_called_alike(op: str) -> None:
     case = case_of(op)
     parts = sparsetir.decompose_format(case.program, {next(iter(case.inputs)): sparsetir.formats.bsr(2, 2)})
     products.check(op, kernels.our_call(sparsetir.build(parts), case), case)
+
+
+def test_kernels_that_are_compared_hand_out_results_alike() -> None:
+    """Writing where one is told to takes less time than making a sparse array: one of both for all of them."""
+    case = case_of("sddmm")
+    plain = sparsetir.build(case.program)
+    tuned = TunedKernel(plain, [])
+    for call in kernels.our_calls({"plain": plain, "tuned": tuned}, case).values():
+        assert call() is call()
+    parts = sparsetir.decompose_format(case.program, {next(iter(case.inputs)): sparsetir.formats.bsr(2, 2)})
+    compared = {"plain": plain, "tuned": tuned, "blocks": sparsetir.build(parts)}
+    for call in kernels.our_calls(compared, case).values():
+        assert call() is not call()
+        products.check("sddmm", call, case)
 
 
 # --- rows -------------------------------------------------------------------------------------------------

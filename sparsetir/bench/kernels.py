@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,15 +109,27 @@ def kernels(case: Case, plan: Plan, failures: list[str]) -> dict[str, Any]:
     return found
 
 
-def our_call(kernel: Any, case: Case) -> Callable[[], np.ndarray]:
+def our_calls(kernels: Mapping[str, Any], case: Case) -> dict[str, Callable[[], np.ndarray]]:
+    """Calls of several kernels, all in the same way: see `our_call`."""
+    returns = not all(_takes_result(kernel, case) for kernel in kernels.values())
+    return {name: our_call(kernel, case, returns=returns) for name, kernel in kernels.items()}
+
+
+def _takes_result(kernel: Any, case: Case) -> bool:
+    """Whether a kernel writes where it is told to: of those that store the values of O otherwise no array is theirs."""
+    return case.op != "sddmm" or isinstance(getattr(kernel, "best", kernel), Kernel)
+
+
+def our_call(kernel: Any, case: Case, *, returns: bool = False) -> Callable[[], np.ndarray]:
     """A call as a user makes it in a loop: the sparse operand bound, the memory of the result used again.
 
     It returns the result, for sddmm the values of O. Until the first call the memory holds NaN. For sddmm a kernel over
-    another format than CSR returns a new sparse array, as it has no other way to hand out its values.
+    another format than CSR returns a new sparse array, as it has no other way to hand out its values; others do so if
+    `returns`.
     """
     (name, sparse), *rest = case.inputs.items()
     bound, dense = kernel.bind(**{name: sparse}), dict(rest)
-    if case.op == "sddmm" and not isinstance(kernel, Kernel):
+    if case.op == "sddmm" and (returns or not _takes_result(kernel, case)):
         return lambda: bound(**dense).data
     out = aligned(np.full(output_shape(case), np.nan, np.float32))
     arguments = {**dense, kernel.signature.outputs[0] if case.op == "sddmm" else OUTPUTS[case.op]: out}
@@ -137,4 +149,4 @@ def output_shape(case: Case) -> tuple[int, ...]:
     return (case.sparse.shape[0], *last.shape[1:])
 
 
-__all__ = ["KINDS", "RATED", "Kind", "Plan", "kernels", "our_call"]
+__all__ = ["KINDS", "RATED", "Kind", "Plan", "kernels", "our_call", "our_calls"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.bench.kernels import CALLS, our_call
+from sparsetir.bench.kernels import CALLS, our_calls
 from sparsetir.bench.measure import Product
 from sparsetir.bench.search import ROUNDS, add_sources, by_case, in_rounds, reached, sources_of
 from sparsetir.build import build
@@ -92,7 +92,7 @@ def measure(name: str, case: Case, **how: Any) -> Pace:
     result = tune_sparse(case.program, case.inputs, progress=False, **how)
     took = time.perf_counter() - began
     kernels = {"tuned": result.kernel, "default": build(case.program), "called": build(case.program, calls=CALLS)}
-    turns = [in_rounds({n: our_call(k, case) for n, k in kernels.items()}, ROUNDS // BINDINGS) for _ in range(BINDINGS)]
+    turns = [in_rounds(our_calls(kernels, case), ROUNDS // BINDINGS) for _ in range(BINDINGS)]
     times = {name: np.concatenate([found[name] for found in turns]) for name in kernels}
     over = {name: float(np.median(times[name] / times["tuned"])) for name in kernels}
     return Pace(name, result, took, over["default"], over["called"])

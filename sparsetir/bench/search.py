@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from sparsetir.bench.kernels import CALLS, MANY_TRIALS, our_call
+from sparsetir.bench.kernels import CALLS, MANY_TRIALS, our_calls
 from sparsetir.bench.measure import Product, parse_products, suits
 from sparsetir.bench.sweep import best_of
 from sparsetir.build import build
@@ -110,7 +110,7 @@ def measure(name: str, case: Case, *, seconds: float, seeds: int, sweep: bool) -
     if swept is not None:
         kernels["sweep"] = swept[0]
         say(f"{name}: sweep {swept[1]}; tuned {results[0].best.candidate}")
-    return Row(name, in_rounds({n: our_call(kernel, case) for n, kernel in kernels.items()}), results)
+    return Row(name, in_rounds(our_calls(kernels, case)), results)
 
 
 def in_rounds(calls: Mapping[str, Callable[[], object]], turns: int = ROUNDS) -> dict[str, np.ndarray]:
