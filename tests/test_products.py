@@ -293,3 +293,43 @@ def test_other_sums_and_products(name: str) -> None:
                     if k == l:
                         expected[i, j] = step(expected.get((i, j), first), a, b)
             check(kernel(A=A, B=B), expected, magnitudes(expected), (m, n), "int32")
+
+
+# --- memory -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("select", [{}, {"top": 4}, {"mask": True}], ids=["whole", "top", "mask"])
+@pytest.mark.parametrize("density", [0.004, 0.03], ids=["few sums", "many sums"])
+def test_memory_of_results_is_written_again_once_nobody_has_it(density: float, select: dict[str, Any]) -> None:
+    rng = np.random.default_rng(5)
+    matrices = [sp.random_array((n, n), density=density, format="csr", rng=rng) for n in (900, 1000, 1000, 700)]
+    masks = {n: sp.random_array((n, n), density=0.5, format="csr", rng=rng) for n in (700, 900, 1000)}
+
+    def product(A: Any) -> Any:
+        return sparsetir.matmul(A, A, **(select | ({"mask": masks[A.shape[0]]} if "mask" in select else {})))
+
+    expected = [product(A).copy() for A in matrices]
+    held: list[tuple[int, str, np.ndarray]] = []
+    for _ in range(60):
+        at, part = int(rng.integers(4)), str(rng.choice(["data", "indices", "indptr", "data[5:]", "none"]))
+        result = product(matrices[at])
+        assert (result != expected[at]).nnz == 0
+        assert result.nnz == expected[at].nnz
+        name, _, cut = part.partition("[")
+        if name != "none":
+            array = getattr(result, name)
+            held.append((at, part, array[5:] if cut else array))
+        if len(held) > 5:
+            held.pop(int(rng.integers(len(held))))
+        for number, of, array in held:
+            name, _, cut = of.partition("[")
+            whole = getattr(expected[number], name)
+            assert np.array_equal(array, whole[5:] if cut else whole)
+
+
+def test_results_hold_little_more_than_their_entries() -> None:
+    A = sp.random_array((1000, 1000), density=0.02, format="csr", rng=np.random.default_rng(6))
+    for _ in range(3):
+        result = sparsetir.matmul(A, A)
+        entries = result.nnz
+        assert all(len(a if a.base is None else a.base) <= 1.5 * entries for a in (result.data, result.indices))

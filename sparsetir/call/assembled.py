@@ -41,13 +41,14 @@ from sparsetir.call.workspace import (
     Work,
     closed,
     full,
-    gathered,
+    gather,
     kept,
     merged_places,
     merged_ranges,
     passed,
     running,
     shared_out,
+    without_gaps,
 )
 from sparsetir.compile.cache import compile_cached, write_one
 from sparsetir.compile.compiled import Compiled
@@ -57,12 +58,14 @@ from sparsetir.ir import decode
 from sparsetir.script.printer import script
 from sparsetir.shown import shown_signature
 from sparsetir.sizes import Size
+from sparsetir.spare import LEAST_ROOM, MOST_ROOM, Rooms
 from sparsetir.threads import get_num_threads
 
 WORD, BYTES = 64, 8  # coordinates in a word of a bitmap, words that are looked at together
 KEPT_BYTES = 1 << 26  # of accumulators that wait for the next call
 WIDE_BYTES = 1 << 28  # of accumulators with an element for every coordinate
 ROOMY_BYTES = 1 << 28  # of a result that is written before its size is known
+MOST_WASTE = 1.5  # times as much memory as its entries that a result may hold
 
 
 class AssembledKernel(Saved):
@@ -104,6 +107,8 @@ class AssembledKernel(Saved):
         self._spare: list[Work] = []
         self._stamps: list[Stamps] = []
         self._rooms: list[list[np.ndarray]] = []
+        dtypes = self._key_dtype(), *(np.dtype(numpy_dtype(r.dtype)) for r in self.assembly.results)
+        self._earlier = None if any(r.inner for r in self.assembly.results) else Rooms(dtypes)
 
     def _kept_of_products(self) -> list[np.dtype[Any]] | None:
         """The dtypes of what is kept of each product of a long row; None where such rows are not cut."""
@@ -374,13 +379,28 @@ class AssembledKernel(Saved):
         room = self.room(total, call.sizes)
         self.numeric(call, work, indptr[1:], first, room[0], room[1:], *self.selected(call, top, above))
         self._give_back(work)
-        parts = self.parts(call, indptr, first)
-        if sum(a.nbytes for a in room) <= KEPT_BYTES:
-            keys, *values = (gathered(array, parts) for array in room)
-            self._rooms.append(room)
-        else:
-            keys, *values = (closed(array, parts) for array in room)
+        keys, *values = self.together(room, self.parts(call, indptr, first))
         return Pattern(self._held_shape(call), indptr, keys, values)
+
+    def together(self, room: list[np.ndarray], parts: list[tuple[int, int, int]]) -> list[np.ndarray]:
+        """The parts of a room without gaps: in the room itself if they are most of it or it is large, else elsewhere."""
+        count, nbytes = sum(count for _, _, count in parts), sum(a.nbytes for a in room)
+        written = nbytes * count // max(len(room[0]), 1)  # the rest has never become memory
+        if nbytes > KEPT_BYTES and written > MOST_ROOM:
+            return [closed(array, parts) for array in room]
+        if self._earlier is None or nbytes < LEAST_ROOM:
+            made = [np.empty((count, *a.shape[1:]), a.dtype) for a in room]
+        elif count * MOST_WASTE >= len(room[0]) and nbytes <= MOST_ROOM:
+            self._earlier.keep(tuple(room))
+            return [without_gaps(array, parts)[:count] for array in room]
+        else:
+            found = self._earlier.take(count)
+            self._earlier.keep(found)
+            made = [array[:count] for array in found]
+        self._rooms.append(room)
+        for source, target in zip(room, made, strict=True):
+            gather(source, parts, target)
+        return made
 
     def parts(self, call: Call, indptr: np.ndarray, first: np.ndarray) -> list[tuple[int, int, int]]:
         """Of each chunk where its entries stand, where they belong and how many there are; mends the row pointers."""
@@ -401,6 +421,8 @@ class AssembledKernel(Saved):
             is_like = all(a.shape[1:] == _flat(b) for a, b in zip(room[1:], blocks, strict=True))
             if is_like and count <= len(room[0]) <= 2 * count + SERIAL_WORK:
                 return room
+        if self._earlier is not None:
+            return list(self._earlier.take(count))
         keys, values = self.entries(count, sizes)
         return [keys, *values]
 

@@ -201,20 +201,23 @@ def full(shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> np.ndarray
     return array
 
 
-def gathered(array: np.ndarray, parts: list[tuple[int, int, int]]) -> np.ndarray:
-    """A copy of the parts of an array, each given by where it stands, where it belongs, and its length."""
-    made = np.empty((sum(count for _, _, count in parts), *array.shape[1:]), array.dtype)
+def gather(array: np.ndarray, parts: list[tuple[int, int, int]], into: np.ndarray) -> None:
+    """Copy parts of an array, each given by where it stands, where it belongs, and its length."""
     for source, target, count in parts:
-        made[target : target + count] = array[source : source + count]
-    return made
+        into[target : target + count] = array[source : source + count]
+
+
+def without_gaps(array: np.ndarray, parts: list[tuple[int, int, int]]) -> np.ndarray:
+    """The array, with its parts moved together."""
+    for source, target, count in parts:
+        if source != target:
+            moved(array, source, target, count)
+    return array
 
 
 def closed(array: np.ndarray, parts: list[tuple[int, int, int]]) -> np.ndarray:
     """The parts of an array moved together in its own memory, and the rest given back."""
-    for source, target, count in parts:
-        if source != target:
-            moved(array, source, target, count)
-    array.resize((sum(count for _, _, count in parts), *array.shape[1:]), refcheck=False)
+    without_gaps(array, parts).resize((sum(count for _, _, count in parts), *array.shape[1:]), refcheck=False)
     return array
 
 
@@ -242,7 +245,7 @@ __all__ = [
     "Work",
     "closed",
     "full",
-    "gathered",
+    "gather",
     "kept",
     "merged_places",
     "merged_ranges",
@@ -250,4 +253,5 @@ __all__ = [
     "passed",
     "running",
     "shared_out",
+    "without_gaps",
 ]
