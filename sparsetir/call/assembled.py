@@ -383,7 +383,7 @@ class AssembledKernel(Saved):
         return Pattern(self._held_shape(call), indptr, keys, values)
 
     def together(self, room: list[np.ndarray], parts: list[tuple[int, int, int]]) -> list[np.ndarray]:
-        """The parts of a room without gaps: in the room itself if they are most of it or it is large, else elsewhere."""
+        """The parts of a room without gaps: in the room if they are most of it or it is large, else elsewhere."""
         count, nbytes = sum(count for _, _, count in parts), sum(a.nbytes for a in room)
         written = nbytes * count // max(len(room[0]), 1)  # the rest has never become memory
         if nbytes > KEPT_BYTES and written > MOST_ROOM:
