@@ -65,6 +65,7 @@ def test_results_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(row.times) == {"einsum", "bound", "program", "scipy"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("sparse") is None, reason="pydata/sparse is not installed")
 def test_pydata_sparse_agrees() -> None:
     case = BY_NAME["tensor hadamard"]

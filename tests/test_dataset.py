@@ -174,6 +174,7 @@ def test_parquet(tmp_path: Path) -> None:
     assert held.num_rows == sum(len(line["points"]) for line in dataset.lines(path))
 
 
+@pytest.mark.slow
 def test_times_among_the_features_go_by_the_rates_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def test_every_type(op: str, name: str, dtype: str, idtype: str) -> None:
         check_call(kernel, op, MATRICES[kind], dtype, 33)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
 def test_index_arrays_have_the_type_of_the_program(idtype: str) -> None:
     parts, kernel = ready("sddmm", "rows", "float32", idtype)

@@ -160,6 +160,7 @@ def test_large_operands_are_shared_out(name: str, exported: Callable[[str], Expo
         agrees(library, operands(name, 70, 0.5))
 
 
+@pytest.mark.slow
 def test_arguments_that_disagree_get_a_message(exported: Callable[[str], Exported]) -> None:
     library = exported("spgemm")
     args = library.kernel.prepare((), operands("spgemm", 10, 0.3))
@@ -171,6 +172,7 @@ def test_arguments_that_disagree_get_a_message(exported: Callable[[str], Exporte
         assert "sizes must not be negative" in library.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["add", "multiply"])
 def test_merged_rows_that_are_not_sorted_get_a_message(name: str, exported: Callable[[str], Exported]) -> None:
     made = exported(name)

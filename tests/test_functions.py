@@ -64,6 +64,7 @@ def test_a_sine_over_a_cosine() -> None:
     agrees("(T.sin(B[j, k]) / T.cos(B[j, k]))", "float32", np.tan)
 
 
+@pytest.mark.slow
 def test_hyperbolic_functions_of_any_size() -> None:
     for dtype, largest in (("float32", 89.0), ("float64", 710.0)):
         x = np.concatenate([np.logspace(-30, 0, 200), np.linspace(0.5, largest, 200)]).astype(dtype)

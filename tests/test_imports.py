@@ -120,6 +120,7 @@ def test_there_are_no_circles(edges):
     assert " -> ".join(circle(edges())) == ""
 
 
+@pytest.mark.slow
 def test_packages_import_what_is_below_them():
     edges = between_packages()
     assert sorted(ORDER) == sorted(edges)

@@ -153,6 +153,7 @@ class Stopped(Database):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_has_all_kernels(tmp_path: Path) -> None:
     tasks = [task(40), task(20)]
     found = tune_many(tasks, seconds=60, database=Stopped(tmp_path / "tuning.jsonl"), isolate=False)

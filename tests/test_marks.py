@@ -92,6 +92,7 @@ def test_every_mark_stands_in_the_table_once_and_has_a_meaning() -> None:
     assert [mark.name for mark in TABLE if not mark.readers] == [marks.DROPPED]  # for people
 
 
+@pytest.mark.slow
 def test_names_are_written_down_nowhere_else() -> None:
     own = {name for name in NAMES if name.startswith("sparse")}
     for path, nodes in sources():

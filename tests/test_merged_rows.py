@@ -124,6 +124,7 @@ def test_rows_out_of_order_are_seen_wherever_they_are(change: Callable[[Any, int
                 np.testing.assert_allclose(call(X, Y).toarray(), expected(X.toarray(), Y.toarray()))
 
 
+@pytest.mark.slow
 def test_operands_may_change_between_calls() -> None:
     """What a call found out about an operand is not believed by the next one."""
     rng = np.random.default_rng(2)
@@ -175,6 +176,7 @@ def test_memory_of_large_results_is_written_again_once_nobody_has_it() -> None:
         assert abs(x - (A + B * step)).max() < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "at", "value"),
     [

@@ -91,6 +91,7 @@ def test_kernels_stay_what_they_are(name: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(again(B=B), want, err_msg=way)
 
 
+@pytest.mark.slow
 def test_a_search_survives() -> None:
     found = tuned()
     again = pickle.loads(pickle.dumps(found))

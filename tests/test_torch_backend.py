@@ -295,6 +295,7 @@ def _changed_later(x: Any) -> Any:
     return out + x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TAKEN)
 def test_programs(taken, name):
     call, inputs = TAKEN[name]

@@ -396,6 +396,7 @@ def test_other_dtypes(dtype):
         close(one.double(), other, tolerance)
 
 
+@pytest.mark.slow
 @settings(max_examples=int(os.environ.get("SPARSETIR_EXAMPLES", "40")), deadline=None)
 @given(st.data())
 def test_drawn_graphs(data):
@@ -682,6 +683,7 @@ def test_the_weight_of_a_graph_that_changes(is_trained):
     close(made.weighted(torch.ones(3, dtype=torch.float64)).spmm(x), x[[1, 2, 0]])
 
 
+@pytest.mark.slow
 def test_scales_of_any_kind_are_operands():
     made, (q, k, v, scale) = Graph(INDEX, (N, M)), wanting(real(M, 3), real(N, 3), real(N, 2), torch.tensor(0.3))
     for number in (scale, 0.3, -2.0):

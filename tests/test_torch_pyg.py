@@ -153,6 +153,7 @@ ATTENTIONS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], bool]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention_is_one_kernel(attentions, name, monkeypatch):
     kind, options, given, is_one = ATTENTIONS[name]
@@ -175,6 +176,7 @@ def test_attention_is_one_kernel(attentions, name, monkeypatch):
     same(passes(layer, INDEX, *given.values()), passes_patched(layer, INDEX, *given.values()))
 
 
+@pytest.mark.slow
 def test_dropped_attention_weights_are_those_that_were_used(attentions):
     torch.manual_seed(1)
     layer = conv.GATConv(F, 4, heads=2, dropout=0.5, bias=False).train()
@@ -187,6 +189,7 @@ def test_dropped_attention_weights_are_those_that_were_used(attentions):
     same([y], [expected.flatten(1)])
 
 
+@pytest.mark.slow
 def test_attention_weights(tmp_path):
     layer = conv.GATConv(F, 4, heads=2)
 
@@ -371,6 +374,7 @@ def test_graphs_are_found_again(products):
     assert (len(products), len(sage | {id(g.rows) for g in products[2::3]}), len(gcn)) == (7, 1, 1)
 
 
+@pytest.mark.slow
 def test_sums_of_constant_features_are_kept(products):
     layers = [conv.SAGEConv(F, F), conv.GCNConv(F, 2), conv.SAGEConv(F, 4, aggr="max")]
     expected = []

@@ -441,6 +441,7 @@ def test_the_result_is_right_and_not_slower(tuned: TuneResult) -> None:
     assert tuned.flops == 2 * inputs["A"].nnz * FEAT
 
 
+@pytest.mark.slow
 def test_the_report(tuned: TuneResult) -> None:
     text = tuned.report()
     assert f"feat = {FEAT}" in text
@@ -450,6 +451,7 @@ def test_the_report(tuned: TuneResult) -> None:
     assert all(gain >= 1.0 for gain in tuned.gains().values())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="no matplotlib")
 def test_the_curve(tuned: TuneResult, tmp_path: Path) -> None:
     assert tuned.plot(tmp_path / "curve.png").stat().st_size > 1000

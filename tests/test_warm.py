@@ -144,6 +144,7 @@ def test_a_search_ends_with_a_right_kernel() -> None:
     np.testing.assert_allclose(result.kernel(**inputs), inputs["A"] @ inputs["B"], rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh")
 def test_what_is_there_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "make", lambda task: pytest.fail(f"made {task} again"))
@@ -215,6 +216,7 @@ def test_without_machine_code_nothing_is_preferred() -> None:
     assert _eager(space, lambda candidates: np.arange(len(candidates)), odd).tolist() == [0, 1]
 
 
+@pytest.mark.slow
 def test_the_list_says_what_is_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["warm", "--ops", "spmm", "--feat", str(FEAT), "8", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
