@@ -31,7 +31,9 @@ from product_oracle import (
     values,
     wide,
 )
+from sparsetir.assemble import Options
 from sparsetir.call import assembled
+from sparsetir.call.make import assembled_kernel
 from sparsetir.harness import suite
 
 
@@ -293,6 +295,46 @@ def test_other_sums_and_products(name: str) -> None:
                     if k == l:
                         expected[i, j] = step(expected.get((i, j), first), a, b)
             check(kernel(A=A, B=B), expected, magnitudes(expected), (m, n), "int32")
+
+
+# --- searches ---------------------------------------------------------------------------------------------
+
+
+def with_hubs(rng: np.random.Generator, n: int, dtype: str, idtype: str, *, is_sorted: bool) -> sp.csr_array:
+    """Most rows have a few entries, mostly in the columns of the few rows that have many."""
+    rows = np.concatenate([rng.integers(0, n, 4 * n), np.repeat(np.arange(4), n)])
+    ends = np.concatenate([np.minimum(rng.zipf(1.6, 4 * n), n) - 1, rng.integers(0, n, 4 * n)])
+    kind = np.dtype(dtype).kind
+    data = rng.random(len(rows)) - 0.5 if kind == "f" else rng.integers(0, 2 if kind == "b" else 90, len(rows))
+    found = sp.coo_array((data.astype(dtype), (rows, ends)), shape=(n, n)).tocsr()
+    at = np.random.default_rng(n).permutation(n)
+    found = sp.csr_array(found[at][:, at])
+    found.sort_indices()
+    if not is_sorted:
+        found.data, found.indices = found.data[::-1], found.indices[::-1]
+        found.indptr = found.nnz - found.indptr[::-1]
+    found.indices, found.indptr = (a.astype(idtype) for a in (found.indices, found.indptr))
+    return found
+
+
+@pytest.mark.parametrize(("dtype", "idtype"), [("float32", "int32"), ("float64", "int64"), ("int32", "int32")])
+def test_entries_of_a_mask_are_searched_for(dtype: str, idtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = sparsetir.ops.masked_spgemm(dtype, idtype=idtype)
+    kernel = sparsetir.build(program)
+    plain = assembled_kernel(program, options=Options(searches=False))
+    rng = np.random.default_rng(7)
+    searched = []
+    for is_sorted in (True, False, True, True, False):
+        monkeypatch.setattr(assembled, "SERIAL_WORK", 10**6 if len(searched) == 2 else -1)
+        A, B = (with_hubs(rng, n, dtype, idtype, is_sorted=is_sorted) for n in (600, 600))
+        M = with_hubs(rng, 600, "bool", idtype, is_sorted=True)
+        if np.dtype(dtype).kind == "f":
+            B.data[::7] = [np.nan, np.inf, -np.inf, -0.0][len(searched) % 4]
+        found, expected = kernel(A=A, B=B, M=M), plain(A=A, B=B, M=M)
+        for name in ("indptr", "indices", "data"):
+            assert np.array_equal(*(getattr(X, name).view(np.uint8) for X in (found, expected)))
+        searched.append(kernel.begin(kernel.prepare((), {"A": A, "B": B, "M": M})).searches)
+    assert searched == [1, 0, 1, 1, 0]
 
 
 # --- memory -----------------------------------------------------------------------------------------------

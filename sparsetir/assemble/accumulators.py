@@ -379,7 +379,7 @@ class Stamped:
     arrays : sequence of Var
         For each chunk the elements of a row, behind `DUMPS` others.
     seen : Var
-        Which of them were entered, as bytes.
+        Which of them were entered, as bytes. Between rows none is, and each has its initial value.
     places : Var
         For each chunk and coordinate where its element stands. Between rows that is one of the first `DUMPS`, which
         nobody reads: what the mask lacks is added up there, without a branch that would be hard to predict.
@@ -399,26 +399,24 @@ class Stamped:
     count: ir.Expr
     coordinate: Callable[[Var], ir.Expr]
     whole: bool = False
+    slot: Var = field(init=False)
 
     def begin(self) -> list[tirx.Stmt]:
         step = Var("step", ir.PrimType(LONG))
         key, slot = Var("key", ir.PrimType(LONG)), Var("slot", ir.PrimType(LONG))
         stamp = tirx.BufferStore(self.places, cast(slot, "int32"), [self.chunk, key])
         bound = [tirx.Bind(key, self.coordinate(step)), tirx.Bind(slot, step + long(DUMPS))]
-        row = serial(step, self.count, seq(*bound, stamp))
-        clear = serial(slot, self.count, seq(*self.cleared(slot + long(DUMPS))))
-        return [put(self.out.count, long(0)), clear, row]
-
-    def cleared(self, slot: ir.Expr) -> list[tirx.Stmt]:
-        """An element as it is before the first statement sets it."""
-        parts = zip(self.arrays, self.out.initial, self.out.blocks, strict=True)
-        firsts = [each(block, stored(a, [self.chunk, slot], v)) for a, v, block in parts]
-        return [tirx.BufferStore(self.seen, const(0, "uint8"), [self.chunk, slot]), *firsts]
+        return [put(self.out.count, long(0)), serial(step, self.count, seq(*bound, stamp))]
 
     def enter(self, key: ir.Expr) -> list[tirx.Stmt]:
-        self.slot = Var("slot", ir.PrimType(LONG))
+        slot = Var("slot", ir.PrimType(LONG))
         held = cast(tirx.BufferLoad(self.places, [self.chunk, cast(key, LONG)]), LONG)
-        return [tirx.Bind(self.slot, held), tirx.BufferStore(self.seen, const(1, "uint8"), [self.chunk, self.slot])]
+        return [tirx.Bind(slot, held), *self.enter_at(slot)]
+
+    def enter_at(self, slot: Var) -> list[tirx.Stmt]:
+        """Enter a coordinate, of which is known where its element stands."""
+        self.slot = slot
+        return [tirx.BufferStore(self.seen, const(1, "uint8"), [self.chunk, slot])]
 
     def element(self, result: int, key: ir.Expr) -> tuple[Var, list[ir.Expr]]:
         return self.arrays[result], [self.chunk, self.slot]
@@ -426,17 +424,33 @@ class Stamped:
     def finish(self) -> list[tirx.Stmt]:
         step = Var("step", ir.PrimType(LONG))
         key, slot = Var("key", ir.PrimType(LONG)), Var("slot", ir.PrimType(LONG))
+        bound = [tirx.Bind(key, self.coordinate(step)), tirx.Bind(slot, step + long(DUMPS))]
+        none = tirx.BufferStore(self.places, cast(key & long(DUMPS - 1), "int32"), [self.chunk, key])
+        return [serial(step, self.count, seq(*bound, none, *self.written(key, slot), *self.cleared(slot)))]
+
+    def written(self, key: Var, slot: Var) -> list[tirx.Stmt]:
+        """Write the entry of a coordinate if it was entered.
+
+        An element is written in any case, without a branch that would be hard to predict: if it is none, the next one
+        takes its place. A block of them is not.
+        """
         place = [get(self.out.pos) + get(self.out.count)]
         assert self.out.keys is not None
         stmts: list[tirx.Stmt] = [tirx.BufferStore(self.out.keys, cast(key, str(self.out.keys.ty.dtype)), place)]
         for array, values, block in zip(self.arrays, self.out.values, self.out.blocks, strict=True):
             stmts.append(each(block, copied(values, place, array, [self.chunk, slot])))
-        is_seen = tirx.BufferLoad(self.seen, [self.chunk, slot]) != const(0, "uint8")
-        entry = seq(*stmts, add(self.out.count, 1))
-        found = entry if self.whole else tirx.IfThenElse(is_seen, entry, None)
-        bound = [tirx.Bind(key, self.coordinate(step)), tirx.Bind(slot, step + long(DUMPS))]
-        none = tirx.BufferStore(self.places, cast(key & long(DUMPS - 1), "int32"), [self.chunk, key])
-        return [serial(step, self.count, seq(*bound, none, found))]
+        seen = tirx.BufferLoad(self.seen, [self.chunk, slot])
+        if self.whole:
+            return [*stmts, add(self.out.count, 1)]
+        if any(self.out.blocks):
+            return [tirx.IfThenElse(seen != const(0, "uint8"), seq(*stmts, add(self.out.count, 1)), None)]
+        return [*stmts, add(self.out.count, cast(seen, LONG))]
+
+    def cleared(self, slot: Var) -> list[tirx.Stmt]:
+        """An element as it is before the first statement sets it."""
+        parts = zip(self.arrays, self.out.initial, self.out.blocks, strict=True)
+        firsts = [each(block, stored(a, [self.chunk, slot], v)) for a, v, block in parts]
+        return [tirx.BufferStore(self.seen, const(0, "uint8"), [self.chunk, slot]), *firsts]
 
 
 def slots_of(count: ir.Expr) -> ir.Expr:

@@ -145,7 +145,7 @@ static void rt_take_arrays(struct work *w, const struct assembly *s, int chunks,
 
 static int rt_take_stamps(struct work *w, const struct assembly *s, int chunks, struct held *held) {
   rt_take_arrays(w, s, chunks, s->width + DUMPS, held);
-  w->seen = rt_hold(held, chunks * (s->width + DUMPS), 1);
+  w->seen = rt_hold_zeros(held, chunks * (s->width + DUMPS), 1);
   w->places = rt_hold(held, chunks * s->width, 4);
   for (int64_t n = 0; !held->failed && n < chunks * s->width; ++n)
     ((int32_t *)w->places)[n] = (int32_t)(n % s->width & (DUMPS - 1));
@@ -294,6 +294,7 @@ static int64_t rt_bounded_places(const struct assembly *s, const struct split *s
       total += s->selects && s->top > 0 && s->top < count ? s->top : count;
     }
     if (s->selects && s->top > 0) total += largest;
+    if (s->is_stamped) ++total; /* rows under a mask write one ahead */
   }
   return total;
 }

@@ -23,6 +23,7 @@ from tvm.ir import Var
 
 from sparsetir.assemble import merges
 from sparsetir.assemble.accumulators import (
+    DUMPS,
     LONG,
     WORD,
     Accumulator,
@@ -41,7 +42,7 @@ from sparsetir.assemble.accumulators import (
 )
 from sparsetir.assemble.options import Options
 from sparsetir.assemble.program import Assembly
-from sparsetir.assemble.rows import Rows, Scatter, with_own
+from sparsetir.assemble.rows import Listed, Rows, Scatter, with_own
 from sparsetir.assemble.segments import SHIFT, Parts, update_of
 from sparsetir.assemble.selection import Selection, ordered
 from sparsetir.errors import LoweringError
@@ -64,6 +65,8 @@ from sparsetir.walks import structural_mutate
 
 ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
 DENSE = 4  # entries in each block from which on they are marked in bytes
+SEARCHED = 32  # coordinates of a list from which on others may be searched for in it
+SEARCH_STEP, SEARCH_WORK = 8, 8  # coordinates that take as long as a step of a search, and as its beginning and end
 SPARSE = 32  # blocks for each entry from which on it takes longer to go over them than to note where entries are
 
 
@@ -146,6 +149,11 @@ class Functions:
         return self.options.stamps(has_mask=self.assembly.mask is not None)
 
     @property
+    def searches(self) -> bool:
+        """Whether entries of a mask may be searched for in lists of coordinates."""
+        return self.options.searches and self.is_stamped
+
+    @property
     def width(self) -> ir.Expr:
         """The number of coordinates below a row."""
         return product([cast(a.length, LONG) for a in self.assembly.axes])
@@ -156,21 +164,35 @@ class Functions:
         """Of each row how many coordinates it enters, repeated ones included, and the most that it may have."""
         chunks = Var("chunks", ir.PrimType("int32"))
         work, bound = (array(name, LONG, self.rows.count) for name in ("work", "bound"))
-        total, row = cell("total", LONG), size("row")
-        entered = [put(total, long(0)), *_entered(self.rows.body, self.rows, total)]
+        searches, saved = size("searches"), [array("saved", LONG, chunks)] if self.searches else []
+        total, spared, row = cell("total", LONG), cell("spared", LONG), size("row")
+        cells = [total, spared] if saved else [total]
+        chunk, step = Var("chunk", ir.PrimType("int32")), size("step")
+
+        def count(amount: ir.Expr | int, loop: tirx.For | None) -> list[tirx.Stmt]:
+            if loop is None or not saved or self.rows.list_of(loop) is None:
+                return [add(total, amount)]
+            gain = tirx.max(amount - self.search_work(row, amount), long(0))
+            is_long = tirx.And(searches != long(0), amount > self.least_searched(row))
+            return [add(total, amount), tirx.IfThenElse(is_long, add(spared, gain), None)]
+
+        entered = [*(put(c, long(0)) for c in cells), *_entered(self.rows.body, self.rows, count)]
         most = tirx.min(get(total), self.width)
         for axis in () if self.options.complement else self.assembly.filters:
             stored = cast(axis.extent(cast(row, axis.idtype), []), LONG)
             most = stored if self.options.whole and self.is_stamped else tirx.min(most, stored)
-        cost = get(total) + long(ROW_WORK)
-        stores = [tirx.BufferStore(work, cost, [row]), tirx.BufferStore(bound, most, [row])]
-        body = seq(*alloc(total), *entered, *stores)
-        chunk, step = Var("chunk", ir.PrimType("int32")), size("step")
-        count, share = cast(self.rows.count, LONG), cast(chunks, LONG)
-        first = count * cast(chunk, LONG) // share
-        after = count * (cast(chunk, LONG) + long(1)) // share
+        cost = get(total) - get(spared) if saved else get(total)
+        stores = [tirx.BufferStore(work, cost + long(ROW_WORK), [row]), tirx.BufferStore(bound, most, [row])]
+        stores += [tirx.BufferStore(a, tirx.BufferLoad(a, [chunk]) + get(spared), [chunk]) for a in saved]
+        body = seq(*alloc(*cells), *entered, *stores)
+        number, share = cast(self.rows.count, LONG), cast(chunks, LONG)
+        first = number * cast(chunk, LONG) // share
+        after = number * (cast(chunk, LONG) + long(1)) // share
         rows = serial(step, after - first, seq(tirx.Bind(row, first + step), self.at_row(row, body)))
-        return tirx.PrimFunc([*self.common, chunks, work, bound], alone_or_shared(chunk, chunks, rows))
+        start = [tirx.BufferStore(a, long(0), [chunk]) for a in saved]
+        searched = [searches, *saved] if saved else []
+        params = [*self.common, chunks, work, bound, *searched]
+        return tirx.PrimFunc(params, alone_or_shared(chunk, chunks, seq(*start, rows)))
 
     def symbolic(self) -> tirx.PrimFunc:
         """Of each row the number of its coordinates."""
@@ -355,7 +377,7 @@ class Functions:
         width, columns = size("width"), size("columns")
         held = self.arrays(split, width)
         seen, places = array("seen", "uint8", split.chunks, width), array("places", "int32", split.chunks, columns)
-        return Stamps(width, columns, held, seen, places)
+        return Stamps(width, columns, held, seen, places, size("searches") if self.searches else None)
 
     def ways(
         self, out: Output, work: Workspace | Stamps, chunk: Var, split: Split, done: Callable[[Var], list[tirx.Stmt]]
@@ -448,13 +470,67 @@ class Functions:
         """A row in the order of the mask's, written out."""
         mask = self.assembly.mask
         assert mask is not None
-        above = cast(row, mask.idtype)
-        begin, count = cast(mask.begin(above, []), LONG), cast(mask.extent(above, []), LONG)
+        begin, count = cast(mask.begin(cast(row, mask.idtype), []), LONG), self.mask_count(row)
         coordinate = lambda step: cast(mask.coordinate(begin + step, step, []), LONG)  # noqa: E731
         whole = self.options.whole
         stamped = Stamped(out, chunk, work.arrays, work.seen, work.places, count, coordinate, whole)
-        body = self.at_row(row, self.scattered(stamped, work, chunk))
+
+        def other(loop: tirx.For, usual: tirx.Stmt) -> tirx.Stmt:
+            found = None if work.searches is None else self.rows.list_of(loop)
+            if found is None or work.searches is None:
+                return usual
+            extent = cast(loop.extent, LONG)
+            is_long = tirx.And(work.searches != long(0), extent > self.least_searched(row))
+            pays = tirx.And(is_long, self.search_work(row, extent) < extent)
+            return tirx.IfThenElse(pays, self.searched(stamped, found), usual)
+
+        body = self.at_row(row, self.scattered(stamped, work, chunk, other))
         return seq(*stamped.begin(), body, *stamped.finish())
+
+    def mask_count(self, row: Var) -> ir.Expr:
+        """The entries of the mask's row."""
+        mask = self.assembly.mask
+        assert mask is not None
+        return cast(mask.extent(cast(row, mask.idtype), []), LONG)
+
+    def search_work(self, row: Var, count: ir.Expr) -> ir.Expr:
+        """What it takes to search for each entry of the mask's row in a list, in coordinates of a list."""
+        steps = long(WORD) - tirx.call_llvm_pure_intrin(LONG, "llvm.ctlz", count, const(False, "bool"))
+        return self.mask_count(row) * (steps * long(SEARCH_STEP) + long(SEARCH_WORK))
+
+    def least_searched(self, row: Var) -> ir.Expr:
+        """Lists of so many coordinates are not searched, which is sooner seen than what it would take."""
+        steps = SEARCHED.bit_length() * SEARCH_STEP + SEARCH_WORK
+        return tirx.max(self.mask_count(row) * long(steps), long(SEARCHED))
+
+    def searched(self, stamped: Stamped, found: Listed) -> tirx.Stmt:
+        """The entries of the mask's row that are in a sorted list, each found by bisection."""
+        loop, dtype = found.loop, str(found.loop.loop_var.ty.dtype)
+        lo, rest = cell("lo", dtype), cell("rest", dtype)
+        entry, slot, key = size("entry"), size("slot"), size("key")
+        half, at = Var("half", loop.loop_var.ty), Var("at", loop.loop_var.ty)
+        is_before = cast(found.key_at(get(lo) + half), LONG) <= key
+        narrow = seq(
+            tirx.Bind(half, get(rest) >> const(1, dtype)),
+            put(lo, get(lo) + tirx.Select(is_before, half, const(0, dtype))),
+            put(rest, get(rest) - half),
+        )
+        stores = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
+        update = [*stamped.enter_at(slot)]
+        for store in stores:
+            scatter = self.rows.scatter_of(store)
+            assert scatter is not None
+            moved = _update(scatter, *stamped.element(self.assembly.results.index(scatter.result), key))
+            update.append(substitute(moved, {loop.loop_var: at}))
+        step = seq(
+            tirx.Bind(key, stamped.coordinate(entry)),
+            tirx.Bind(slot, entry + long(DUMPS)),
+            *(put(lo, const(0, dtype)), put(rest, loop.extent)),
+            tirx.While(get(rest) > const(1, dtype), narrow),
+            tirx.Bind(at, get(lo)),
+            tirx.IfThenElse(cast(found.key_at(at), LONG).equal(key), seq(*update), None),
+        )
+        return seq(*alloc(lo, rest), serial(entry, stamped.count, step))
 
     def filtered(self, body: tirx.Stmt, work: Workspace, chunk: Var, row: Var) -> list[tirx.Stmt]:
         """The body of a row between two loops over the entries of each filter, which set and clear its bits."""
@@ -480,15 +556,24 @@ class Functions:
             found = is_there if found is None else tirx.And(found, is_there)
         return found
 
-    def scattered(self, accumulator: Accumulator, work: Workspace | Stamps, chunk: Var) -> tirx.Stmt:
-        """The body of a row with every scatter into `accumulator`; of the coordinates alone without values."""
+    def scattered(
+        self,
+        accumulator: Accumulator,
+        work: Workspace | Stamps,
+        chunk: Var,
+        other: Callable[[tirx.For, tirx.Stmt], tirx.Stmt] = lambda _, usual: usual,
+    ) -> tirx.Stmt:
+        """The body of a row with every scatter into `accumulator`; of the coordinates alone without values.
+
+        `other` may take a loop of it in another way than the usual one.
+        """
 
         blocks: list[Var] = []  # the coordinate of the block that a loop goes over
 
         def on_for(loop: tirx.For, mutator: Any) -> tirx.Stmt:
             block = self.rows.block_of(loop)
             if block is None:
-                return mutator.default_mutate(loop)
+                return other(loop, mutator.default_mutate(loop))
             key = self.key()
             blocks.append(key)
             stmts = [*accumulator.enter(key), *([mutator.default_mutate(loop)] if work.has_values else [])]
@@ -590,13 +675,15 @@ class Stamps:
     arrays: Sequence[Var]
     seen: Var
     places: Var
+    searches: Var | None = None
     has_values: bool = True
     allowed: Sequence[Var] = ()
 
     @property
     def params(self) -> list[Var]:
         """In the order of the functions."""
-        return [self.width, self.columns, *self.arrays, self.seen, self.places]
+        searches = [] if self.searches is None else [self.searches]
+        return [self.width, self.columns, *self.arrays, self.seen, self.places, *searches]
 
 
 @dataclass
@@ -627,21 +714,24 @@ def _update(scatter: Scatter, held: Var, place: list[ir.Expr]) -> tirx.Stmt:
     return tirx.BufferStore(held, widened(value) if kind != scatter.result.dtype else value, place)
 
 
-def _entered(stmt: tirx.Stmt, rows: Rows, total: Var) -> list[tirx.Stmt]:
-    """Statements that add to `total` the number of scatters of a statement, at most."""
+Counted = Callable[["ir.Expr | int", "tirx.For | None"], list[tirx.Stmt]]
+
+
+def _entered(stmt: tirx.Stmt, rows: Rows, count: Counted) -> list[tirx.Stmt]:
+    """Statements that `count` the number of scatters of a statement, at most, and of which loop they are."""
     constant = _per_step(stmt, rows)
     if constant is not None:
-        return [add(total, constant)] if constant else []
+        return count(constant, None) if constant else []
     if isinstance(stmt, tirx.SeqStmt):
-        return [s for child in stmt.seq for s in _entered(child, rows, total)]
+        return [s for child in stmt.seq for s in _entered(child, rows, count)]
     if isinstance(stmt, tirx.For):
         steps = _per_step(stmt.body, rows)
         if steps is not None:
-            return [add(total, cast(stmt.extent, LONG) * long(steps))]
-        return [serial(stmt.loop_var, stmt.extent, seq(*_entered(stmt.body, rows, total)))]
+            return count(cast(stmt.extent, LONG) * long(steps), stmt)
+        return [serial(stmt.loop_var, stmt.extent, seq(*_entered(stmt.body, rows, count)))]
     if isinstance(stmt, tirx.IfThenElse):
         cases = [c for c in (stmt.then_case, stmt.else_case) if c is not None]
-        parts = [seq(*found) if (found := _entered(c, rows, total)) else tirx.Evaluate(long(0)) for c in cases]
+        parts = [seq(*found) if (found := _entered(c, rows, count)) else tirx.Evaluate(long(0)) for c in cases]
         return [tirx.IfThenElse(stmt.condition, parts[0], parts[1] if len(parts) > 1 else None)]
     raise LoweringError(f"a computed pattern is entered in loops and conditions, found {type(stmt).__name__}")
 

@@ -109,6 +109,8 @@ class Options:
     whole : bool
         Under a mask, where `stamps`: every entry of it is stored, also where nothing is entered.
     accumulators : Accumulators
+    searches : bool
+        Under a mask, where `stamps`: the entries of its row are searched for in long lists that are sorted.
     functions : tuple of str
         Which of them are compiled together. Others follow when a call wants them: they take as long again.
     """
@@ -117,6 +119,7 @@ class Options:
     select: bool = False
     whole: bool = False
     accumulators: Accumulators = field(default_factory=Accumulators)
+    searches: bool = True
     functions: tuple[str, ...] = FIRST
 
     def stamps(self, *, has_mask: bool) -> bool:
@@ -129,9 +132,9 @@ class Options:
         return self.accumulators.is_ordered and not self.select and not follows
 
     def plain(self) -> Options:
-        """The same with rows in the order in which they are stored, each in one piece."""
+        """The same with rows in the order in which they are stored, each in one piece, and nothing searched for."""
         kind = "both" if self.accumulators.kind == "segments" else self.accumulators.kind
-        return replace(self, accumulators=replace(self.accumulators, order="stored", kind=kind))
+        return replace(self, searches=False, accumulators=replace(self.accumulators, order="stored", kind=kind))
 
     def unblocked(self) -> Options:
         """The same without blocks."""

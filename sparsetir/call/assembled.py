@@ -65,6 +65,7 @@ WORD, BYTES = 64, 8  # coordinates in a word of a bitmap, words that are looked 
 KEPT_BYTES = 1 << 26  # of accumulators that wait for the next call
 WIDE_BYTES = 1 << 28  # of accumulators with an element for every coordinate
 ROOMY_BYTES = 1 << 28  # of a result that is written before its size is known
+MUCH = 8  # a gain that is at least the inverse of what is left counts
 MOST_WASTE = 1.5  # times as much memory as its entries that a result may hold
 
 
@@ -100,6 +101,7 @@ class AssembledKernel(Saved):
         self._shape = [Size(a.length) for a in (*self.assembly.rows, *self.assembly.axes)]
         self._rows = CompressedRows(self.signature)
         self.is_stamped = self.options.stamps(has_mask=self.assembly.mask is not None)
+        self.is_searched = self.is_stamped and self.options.searches
         self.is_ordered = self.options.orders(self.assembly)
         self._orders = self._row_orders()
         self._kept = self._kept_of_products()
@@ -307,13 +309,39 @@ class AssembledKernel(Saved):
             pointers = [args.arrays[str(a.indptr.name)] for a in self.assembly.merge.members if a.indptr is not None]
             # Merged rows need no accumulators, however wide they are.
             return Call(common, args.sizes, rows, 1, None, merged_ranges(pointers, rows), initial, pointers)
-        cost, bound = np.empty(rows, np.int64), np.empty(rows, np.int64)
-        threads = get_num_threads()
-        if rows:
-            self.run("bound", *common, threads if rows > SERIAL_WORK else 1, cost, bound)
+        cost, bound, searches = self.counted(args, common, rows)
         order = None if self._orders is None else self._orders.of(args, bound, self._columns(args))
         ranges = shared_out(cost if order is None else cost[order])
-        return Call(common, args.sizes, rows, width, bound, ranges, initial, order=order)
+        return Call(common, args.sizes, rows, width, bound, ranges, initial, order=order, searches=searches)
+
+    def counted(self, args: Arguments, common: list[Any], rows: int) -> tuple[np.ndarray, np.ndarray, int | None]:
+        """What each row costs, how many coordinates it has at most, and whether entries of a mask are searched for."""
+        cost, bound = np.empty(rows, np.int64), np.empty(rows, np.int64)
+        threads = get_num_threads() if rows > SERIAL_WORK else 1
+        if not self.is_searched:
+            if rows:
+                self.run("bound", *common, threads, cost, bound)
+            return cost, bound, None
+        searches, saved = 1, np.zeros(threads, np.int64)
+        if rows:
+            self.run("bound", *common, threads, cost, bound, searches, saved)
+            gain = int(saved.sum())
+            is_much = gain * MUCH > int(cost.sum())
+            if not is_much or not self.are_sorted(args, gain):
+                searches = 0
+            if is_much and not searches:
+                self.run("bound", *common, threads, cost, bound, searches, saved)
+        return cost, bound, searches
+
+    def are_sorted(self, args: Arguments, most: int) -> bool:
+        """Whether all lists of coordinates are, each without repeats, where less than `most` coordinates tell that."""
+        program, lists = self.assembly.source, self.compiled.functions.rows.lists
+        names = {str(x.indices.name) for x in lists}
+        axes = [a for a in program.axes.values() if a.indices is not None and str(a.indices.name) in names]
+        found = [(a.indices.name, a.indptr.name) for a in axes if a.indices is not None and a.indptr is not None]
+        pairs = [[args.arrays[str(name)] for name in pair] for pair in found]
+        is_known = len(pairs) == len(names) and sum(len(indices) for indices, _ in pairs) < most
+        return is_known and all(interop.are_ascending(*pair) for pair in pairs)
 
     def _columns(self, args: Arguments) -> int:
         """Of the rows that an order compares."""
@@ -434,6 +462,8 @@ class AssembledKernel(Saved):
             sums = [int(part.sum()) for part in parts]
         else:  # a row is written whole before the largest entries are chosen
             sums = [int(np.minimum(part, top).sum() + part.max(initial=0)) for part in parts]
+        if self.is_stamped:
+            sums = [count + 1 for count in sums]  # rows under a mask write one ahead
         room = running(np.array(sums, np.int64))
         return room[:-1], int(room[-1])
 
@@ -460,7 +490,7 @@ class AssembledKernel(Saved):
         if not call.rows or not len(keys):
             return
         first = np.ascontiguousarray(first)
-        self.run("numeric", *call.split, ends, len(keys), first, keys, *values, *work.params, *selected)
+        self.run("numeric", *call.split, ends, len(keys), first, keys, *values, *work.params_of(call), *selected)
 
     def refill(self, args: Arguments, pattern: Pattern, call: Call) -> list[np.ndarray]:
         """The values for other values of the operands, of which the pattern is known; `call` was one with it."""

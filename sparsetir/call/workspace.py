@@ -64,8 +64,7 @@ class Work:
         """How many words a bitmap has, and how many bytes what is above it."""
         return [self.bits.shape[1], *(0 if a is None else a.shape[1] for a in (self.top, self.high))]
 
-    @property
-    def params(self) -> list[Any]:
+    def params_of(self, _call: Call) -> list[Any]:
         """What the numeric function takes of it."""
         return [self.width, *self.sizes, *self.arrays, *self.marks, *self.masks, *self.segments()]
 
@@ -93,7 +92,7 @@ class Stamps:
         np.bitwise_and(np.arange(call.width, dtype=np.int32), DUMPS - 1, out=places[0])
         places[1:] = places[0]
         arrays = [full(*element, value) for element, value in zip(elements, call.initial, strict=True)]
-        return cls(arrays, alignment.empty(shape, np.dtype(np.uint8)), places)
+        return cls(arrays, full(shape, np.dtype(np.uint8), 0), places)
 
     @property
     def shapes(self) -> tuple[Any, ...]:
@@ -104,15 +103,15 @@ class Stamps:
     def nbytes(self) -> int:
         return sum(a.nbytes for a in (*self.arrays, self.seen, self.places))
 
-    @property
-    def params(self) -> list[Any]:
+    def params_of(self, call: Call) -> list[Any]:
         """What the numeric function takes of it."""
-        return [self.seen.shape[1], self.places.shape[1], *self.arrays, self.seen, self.places]
+        searches = [] if call.searches is None else [call.searches]
+        return [self.seen.shape[1], self.places.shape[1], *self.arrays, self.seen, self.places, *searches]
 
 
 @dataclass
 class Call:
-    """One call: its sizes, and the rows shared out."""
+    """One call: its sizes, the rows shared out, and whether entries of a mask are searched for, where they may be."""
 
     common: list[Any]
     sizes: dict[str, int]
@@ -123,6 +122,7 @@ class Call:
     initial: list[Any]
     pointers: list[np.ndarray] = field(default_factory=list)
     order: np.ndarray | None = None
+    searches: int | None = None
     chunks: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -164,6 +164,11 @@ def first_outside(indices: Array, length: int) -> int | None:
     return int(np.argmax(indices >= length))
 
 
+def are_ascending(indices: Array, indptr: Array) -> bool:
+    """Whether the coordinates of each row ascend, each once."""
+    return first_disorder(indices, indptr, strict=True) is None
+
+
 def first_disorder(
     array: Array, starts: Array | int | None, *, strict: bool, padding_from: int | None = None
 ) -> int | None:
