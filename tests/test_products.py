@@ -297,6 +297,42 @@ def test_other_sums_and_products(name: str) -> None:
             check(kernel(A=A, B=B), expected, magnitudes(expected), (m, n), "int32")
 
 
+# --- the largest entries of a row -------------------------------------------------------------------------
+
+
+def largest(row: np.ndarray, top: int | None, above: float | None) -> np.ndarray:
+    """Where the entries of a row are that are kept."""
+    kept = np.flatnonzero(row == row if above is None else row > above)
+    order = sorted(kept, key=lambda at: (-int(row[at]) if row.dtype.kind in "iub" else -row[at], at))
+    return np.sort(np.array(order[:top], np.int64))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "uint64", "int8", "bool"])
+def test_the_largest_entries_of_any_row(dtype: str) -> None:
+    rng = np.random.default_rng(11)
+    info = np.finfo(dtype) if np.dtype(dtype).kind == "f" else None
+    few = [0, 1, 2, 3, 1, 1] if info is None else [0, 1, -1.5, np.nan, np.inf, -np.inf, info.max, info.min, 1, 1]
+    if np.dtype(dtype).kind in "iu":
+        few += [np.iinfo(dtype).max, np.iinfo(dtype).min]
+    n = 300
+    lengths = np.concatenate([np.arange(40), rng.integers(0, n, 60)])
+    values = [
+        rng.choice(np.array(few, dtype), count) if at % 2 else rng.permutation(count).astype(dtype)
+        for at, count in enumerate(lengths)
+    ]
+    columns = [np.sort(rng.choice(n, count, replace=False)) for count in lengths]
+    arrays = np.concatenate(values), np.concatenate(columns), np.append(0, np.cumsum(lengths))
+    B = sp.csr_array(arrays, (len(lengths), n))
+    one = sp.eye_array(len(lengths), format="csr", dtype=dtype)
+    for top in (1, 2, 9, 15, 16, 17, 60, None):
+        for above in (None, 0) if top else (0,):
+            found = sparsetir.matmul(one, B, top=top, above=above)
+            for row, (held, at) in enumerate(zip(values, columns, strict=True)):
+                wanted, here = largest(held, top, above), slice(*found.indptr[row : row + 2])
+                assert np.array_equal(found.indices[here], at[wanted]), (top, above, row)
+                assert np.array_equal(found.data[here], held[wanted] + np.zeros(1, dtype)), (top, above, row)
+
+
 # --- searches ---------------------------------------------------------------------------------------------
 
 

@@ -3,8 +3,8 @@
 /* What c_interface.py puts around the compiled functions of a program with computed patterns: it shares out the rows,
  * holds the accumulators, and allocates the results, as sparsetir/call/assembled.py does in Python. */
 
-/* as in call/workspace.py, call/assembled.py and assemble/accumulators.py */
-enum { ROW_WORK = 8, SERIAL_WORK = 20000, WORD = 64, BYTES = 8, DUMPS = 256 };
+/* as in call/workspace.py, assemble/accumulators.py and assemble/selection.py */
+enum { ROW_WORK = 8, SERIAL_WORK = 20000, WORD = 64, BYTES = 8, DUMPS = 256, LANES = 16 };
 
 typedef int (*rt_function)(void *, const TVMFFIAny *, int32_t, TVMFFIAny *);
 
@@ -296,6 +296,7 @@ static int64_t rt_bounded_places(const struct assembly *s, const struct split *s
     if (s->selects && s->top > 0) total += largest;
     if (s->is_stamped) ++total; /* rows under a mask write one ahead */
   }
+  if (s->selects) total += LANES; /* which are read behind the last row */
   return total;
 }
 

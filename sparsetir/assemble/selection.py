@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import math
+
 from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.assemble.accumulators import LONG, Output, add, long
-from sparsetir.ir import cast
+from sparsetir.ir import cast, const
 from sparsetir.lower.nests import serial
 from sparsetir.lower.rewriting import alloc, cell, get, put, seq
 
+LANES = 16  # largest values that are kept in a vector
 RARE = 8  # times as many entries as are kept: their branches are foreseen
 
 
@@ -21,6 +24,9 @@ def ordered(dtype: str) -> str:
 
 class Selection:
     """Keeps at most `top` entries of a row, those with the largest values, of equal ones those that come first.
+
+    Of a few the largest so far stand in order in a vector: where a value belongs is known without a branch, and sixteen
+    values are compared with the least of them at a time. Of more they stand in a heap.
 
     Parameters
     ----------
@@ -38,31 +44,85 @@ class Selection:
         self.kept, self.ties = cell("kept", LONG), cell("ties", LONG)
         self.node, self.child, self.taken = (cell(name, LONG) for name in ("node", "child", "taken"))
         self.step = Var("step", ir.PrimType(LONG))
+        self.best = Best(str(heap.ty.dtype), top)
 
     def stmts(self) -> list[tirx.Stmt]:
         """Select from the entries of the row, and count what is left."""
         cells = alloc(self.kept, self.ties, self.node, self.child, self.taken)
+        if self.out.values[0].ty.dtype != self.heap.ty.dtype:
+            return [*cells, *self.in_heap()]
+        is_few = tirx.And(self.top <= long(LANES), get(self.out.count) > self.top)
+        return [*cells, tirx.IfThenElse(is_few, seq(*self.in_vector()), seq(*self.in_heap()))]
+
+    def in_vector(self) -> list[tirx.Stmt]:
+        """Keep what was among the largest when it came, then what still is."""
+        best, at, bits = self.best, self.node, cell("bits", "int32")
+        value = Var("value", ir.PrimType(best.dtype))
+        is_high = value >= self.least
+        first = seq(
+            tirx.Bind(value, self.value(get(self.out.pos) + get(at))),
+            *self.moved(get(at)),
+            best.enter(tirx.Select(is_high, value, best.low)),
+            add(self.kept, cast(is_high, LONG)),
+            add(at, 1),
+        )
+        lanes = tirx.Ramp(const(0, "int32"), const(1, "int32"), LANES)
+        rest = tirx.Broadcast(cast(tirx.min(get(self.out.count) - get(at), long(LANES)), "int32"), LANES)
+        here = tirx.BufferLoad(self.out.values[0], [tirx.Ramp(get(self.out.pos) + get(at), long(1), LANES)])
+        larger = tirx.And(here > tirx.Broadcast(best.least, LANES), lanes < rest)
+        places = tirx.Select(larger, tirx.Broadcast(const(1, "int32"), LANES) << lanes, best.all(const(0, "int32")))
+        entry, other = Var("entry", ir.PrimType(LONG)), Var("value", ir.PrimType(best.dtype))
+        lowest = tirx.call_llvm_pure_intrin("int32", "llvm.cttz", get(bits), const(True, "bool"))
+        one = seq(
+            tirx.Bind(entry, get(at) + cast(lowest, LONG)),
+            tirx.Bind(other, self.value(get(self.out.pos) + entry)),
+            *self.moved(entry),
+            add(self.kept, cast(other > best.least, LONG)),
+            best.enter(other),
+            put(bits, get(bits) & (get(bits) - const(1, "int32"))),
+        )
+        some = seq(put(bits, reduced("or", places)), tirx.While(get(bits) != const(0, "int32"), one))
+        sixteen = seq(tirx.IfThenElse(reduced("or", larger), some, None), add(at, LANES))
+        return [
+            *alloc(best.held, bits),
+            *best.begin(),
+            *(put(c, long(0)) for c in (self.kept, at)),
+            tirx.While(tirx.And(get(self.kept) < self.top, get(at) < get(self.out.count)), first),
+            tirx.While(get(at) < get(self.out.count), sixteen),
+            put(self.out.count, get(self.kept)),
+            tirx.IfThenElse(get(self.kept) > self.top, seq(*self.still(best.least, best.larger())), None),
+        ]
+
+    def still(self, least: ir.Expr, larger: ir.Expr) -> list[tirx.Stmt]:
+        """Keep what is larger than the least of the largest values, and the first of its equals."""
+        here = self.value(get(self.out.pos) + self.step)
+        is_tie = tirx.And(here.equal(least), get(self.ties) > long(0))
+        fewer = add(self.ties, tirx.Mul(long(-1), tirx.Mul(get(self.taken), cast(here.equal(least), LONG))))
+        return [put(self.ties, self.top - larger), *self.branchless(tirx.Or(here > least, is_tie), fewer)]
+
+    def in_heap(self) -> list[tirx.Stmt]:
+        """Keep what is large enough, then the largest of that."""
         high = self.value(get(self.out.pos) + self.step) >= self.least
         some = [put(self.kept, long(0)), serial(self.step, get(self.out.count), add(self.kept, cast(high, LONG)))]
         less = tirx.IfThenElse(get(self.kept) < get(self.out.count), seq(*self.branching(high)), None)
-        return [*cells, *some, less, tirx.IfThenElse(get(self.out.count) > self.top, seq(*self.largest()), None)]
+        return [*some, less, tirx.IfThenElse(get(self.out.count) > self.top, seq(*self.largest()), None)]
 
     def value(self, at: ir.Expr) -> ir.Expr:
         return cast(tirx.BufferLoad(self.out.values[0], [at]), str(self.heap.ty.dtype))
 
     def branching(self, condition: ir.Expr, *also: tirx.Stmt) -> list[tirx.Stmt]:
         """Keep the entries for which a condition holds, in order."""
-        return self.pass_of(tirx.IfThenElse(condition, seq(*self.moved(), add(self.kept, 1), *also), None))
+        return self.pass_of(tirx.IfThenElse(condition, seq(*self.moved(self.step), add(self.kept, 1), *also), None))
 
     def branchless(self, condition: ir.Expr, *also: tirx.Stmt) -> list[tirx.Stmt]:
         """The same where nobody can tell which ones those are: what is not kept is written over."""
         taken = put(self.taken, cast(condition, LONG))
-        return self.pass_of(seq(taken, *also, *self.moved(), add(self.kept, get(self.taken))))
+        return self.pass_of(seq(taken, *also, *self.moved(self.step), add(self.kept, get(self.taken))))
 
-    def moved(self) -> list[tirx.Stmt]:
+    def moved(self, entry: ir.Expr) -> list[tirx.Stmt]:
         """Put an entry behind those that are kept."""
         assert self.out.keys is not None
-        source, target = [get(self.out.pos) + self.step], [get(self.out.pos) + get(self.kept)]
+        source, target = [get(self.out.pos) + entry], [get(self.out.pos) + get(self.kept)]
         return [tirx.BufferStore(a, tirx.BufferLoad(a, source), target) for a in (self.out.keys, self.out.values[0])]
 
     def pass_of(self, body: tirx.Stmt) -> list[tirx.Stmt]:
@@ -123,4 +183,68 @@ class Selection:
         return tirx.IfThenElse(left <= last, lower, put(self.child, long(0)))
 
 
-__all__ = ["Selection", "ordered"]
+class Best:
+    """The largest values so far, in descending order in a vector.
+
+    The last lane has the least of them: where there are fewer than lanes, the first ones have the greatest value that
+    there is.
+
+    Parameters
+    ----------
+    dtype : str
+    top : Var
+        How many values.
+    """
+
+    def __init__(self, dtype: str, top: Var) -> None:
+        self.dtype, self.top = dtype, top
+        self.held = tirx.decl_buffer([LANES], dtype, name="best", scope="local", layout=None)
+        is_float = dtype.startswith("float")
+        self.low, self.high = (
+            const(sign * math.inf, dtype) if is_float else bound(dtype)
+            for sign, bound in ((-1, tirx.min_value), (1, tirx.max_value))
+        )
+        self.place = tirx.Ramp(long(0), long(1), LANES)
+
+    def all(self, value: ir.Expr) -> ir.Expr:
+        """A value in each lane."""
+        return tirx.Broadcast(value, LANES)
+
+    @property
+    def vector(self) -> ir.Expr:
+        return tirx.BufferLoad(self.held, [self.place])
+
+    @property
+    def least(self) -> ir.Expr:
+        return tirx.BufferLoad(self.held, [long(LANES - 1)])
+
+    @property
+    def is_value(self) -> ir.Expr:
+        """Which lanes have values."""
+        lanes = tirx.Ramp(const(0, "int32"), const(1, "int32"), LANES)
+        return lanes >= self.all(cast(long(LANES) - self.top, "int32"))
+
+    def begin(self) -> list[tirx.Stmt]:
+        """No values."""
+        none = tirx.Select(self.is_value, self.all(self.low), self.all(self.high))
+        return [tirx.BufferStore(self.held, none, [self.place])]
+
+    def enter(self, value: ir.Expr) -> tirx.Stmt:
+        """Put a value where it belongs; what is not larger than the least one changes nothing."""
+        moved = tirx.Shuffle([self.vector, self.all(self.high)], [LANES, *range(LANES - 1)])
+        return tirx.BufferStore(self.held, tirx.max(self.vector, tirx.min(moved, self.all(value))), [self.place])
+
+    def larger(self) -> ir.Expr:
+        """How many are larger than the least."""
+        is_larger = tirx.And(self.is_value, self.vector > self.all(self.least))
+        ones = tirx.Select(is_larger, self.all(const(1, "int32")), self.all(const(0, "int32")))
+        return cast(reduced("add", ones), LONG)
+
+
+def reduced(how: str, vector: ir.Expr) -> ir.Expr:
+    """All lanes of a vector as one."""
+    dtype = str(vector.ty.dtype).partition("x")[0]
+    return tirx.call_llvm_pure_intrin(dtype, f"llvm.vector.reduce.{how}", vector)
+
+
+__all__ = ["LANES", "Selection", "ordered"]

@@ -21,7 +21,7 @@ from sparsetir.assemble.c_interface import AssembledInterface
 from sparsetir.assemble.options import FUNCTIONS
 from sparsetir.assemble.program import Merge
 from sparsetir.assemble.segments import LEAST_PARTS, MOST_PARTS, SHIFT
-from sparsetir.assemble.selection import ordered
+from sparsetir.assemble.selection import LANES, ordered
 from sparsetir.call.arguments import Arguments, numpy_dtype
 from sparsetir.call.merging import MergedRows
 from sparsetir.call.passing import argument_list
@@ -464,8 +464,10 @@ class AssembledKernel(Saved):
             sums = [int(np.minimum(part, top).sum() + part.max(initial=0)) for part in parts]
         if self.is_stamped:
             sums = [count + 1 for count in sums]  # rows under a mask write one ahead
+        if self.options.select:
+            sums.append(LANES)  # which are read behind the last row
         room = running(np.array(sums, np.int64))
-        return room[:-1], int(room[-1])
+        return room[: len(parts)], int(room[-1])
 
     def selected(self, call: Call, top: int | None, least: Any) -> list[Any]:
         """What the choice of the largest entries takes."""
