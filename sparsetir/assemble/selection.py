@@ -13,7 +13,8 @@ from sparsetir.ir import cast, const
 from sparsetir.lower.nests import serial
 from sparsetir.lower.rewriting import alloc, cell, get, put, seq
 
-LANES = 16  # largest values that are kept in a vector
+LANES = 16  # values that are compared at a time
+VECTORS = (16, 64)  # largest values that are kept in a vector, few and many
 RARE = 8  # times as many entries as are kept: their branches are foreseen
 
 
@@ -44,19 +45,21 @@ class Selection:
         self.kept, self.ties = cell("kept", LONG), cell("ties", LONG)
         self.node, self.child, self.taken = (cell(name, LONG) for name in ("node", "child", "taken"))
         self.step = Var("step", ir.PrimType(LONG))
-        self.best = Best(str(heap.ty.dtype), top)
 
     def stmts(self) -> list[tirx.Stmt]:
         """Select from the entries of the row, and count what is left."""
         cells = alloc(self.kept, self.ties, self.node, self.child, self.taken)
         if self.out.values[0].ty.dtype != self.heap.ty.dtype:
             return [*cells, *self.in_heap()]
-        is_few = tirx.And(self.top <= long(LANES), get(self.out.count) > self.top)
-        return [*cells, tirx.IfThenElse(is_few, seq(*self.in_vector()), seq(*self.in_heap()))]
+        ways = seq(*self.in_heap())
+        for lanes in reversed(VECTORS):
+            best = Best(str(self.heap.ty.dtype), self.top, lanes)
+            ways = tirx.IfThenElse(self.top <= long(lanes), seq(*self.in_vector(best)), ways)
+        return [*cells, tirx.IfThenElse(get(self.out.count) > self.top, ways, seq(*self.high_enough()))]
 
-    def in_vector(self) -> list[tirx.Stmt]:
+    def in_vector(self, best: Best) -> list[tirx.Stmt]:
         """Keep what was among the largest when it came, then what still is."""
-        best, at, bits = self.best, self.node, cell("bits", "int32")
+        at, bits = self.node, cell("bits", "int32")
         value = Var("value", ir.PrimType(best.dtype))
         is_high = value >= self.least
         first = seq(
@@ -70,7 +73,8 @@ class Selection:
         rest = tirx.Broadcast(cast(tirx.min(get(self.out.count) - get(at), long(LANES)), "int32"), LANES)
         here = tirx.BufferLoad(self.out.values[0], [tirx.Ramp(get(self.out.pos) + get(at), long(1), LANES)])
         larger = tirx.And(here > tirx.Broadcast(best.least, LANES), lanes < rest)
-        places = tirx.Select(larger, tirx.Broadcast(const(1, "int32"), LANES) << lanes, best.all(const(0, "int32")))
+        one_bit, none = (tirx.Broadcast(const(n, "int32"), LANES) for n in (1, 0))
+        places = tirx.Select(larger, one_bit << lanes, none)
         entry, other = Var("entry", ir.PrimType(LONG)), Var("value", ir.PrimType(best.dtype))
         lowest = tirx.call_llvm_pure_intrin("int32", "llvm.cttz", get(bits), const(True, "bool"))
         one = seq(
@@ -102,10 +106,14 @@ class Selection:
 
     def in_heap(self) -> list[tirx.Stmt]:
         """Keep what is large enough, then the largest of that."""
+        return [*self.high_enough(), tirx.IfThenElse(get(self.out.count) > self.top, seq(*self.largest()), None)]
+
+    def high_enough(self) -> list[tirx.Stmt]:
+        """Keep what is at least the least value."""
         high = self.value(get(self.out.pos) + self.step) >= self.least
         some = [put(self.kept, long(0)), serial(self.step, get(self.out.count), add(self.kept, cast(high, LONG)))]
         less = tirx.IfThenElse(get(self.kept) < get(self.out.count), seq(*self.branching(high)), None)
-        return [*some, less, tirx.IfThenElse(get(self.out.count) > self.top, seq(*self.largest()), None)]
+        return [*some, less]
 
     def value(self, at: ir.Expr) -> ir.Expr:
         return cast(tirx.BufferLoad(self.out.values[0], [at]), str(self.heap.ty.dtype))
@@ -194,21 +202,23 @@ class Best:
     dtype : str
     top : Var
         How many values.
+    lanes : int
+        Of the vector.
     """
 
-    def __init__(self, dtype: str, top: Var) -> None:
-        self.dtype, self.top = dtype, top
-        self.held = tirx.decl_buffer([LANES], dtype, name="best", scope="local", layout=None)
+    def __init__(self, dtype: str, top: Var, lanes: int) -> None:
+        self.dtype, self.top, self.lanes = dtype, top, lanes
+        self.held = tirx.decl_buffer([lanes], dtype, name="best", scope="local", layout=None)
         is_float = dtype.startswith("float")
         self.low, self.high = (
             const(sign * math.inf, dtype) if is_float else bound(dtype)
             for sign, bound in ((-1, tirx.min_value), (1, tirx.max_value))
         )
-        self.place = tirx.Ramp(long(0), long(1), LANES)
+        self.place = tirx.Ramp(long(0), long(1), self.lanes)
 
     def all(self, value: ir.Expr) -> ir.Expr:
         """A value in each lane."""
-        return tirx.Broadcast(value, LANES)
+        return tirx.Broadcast(value, self.lanes)
 
     @property
     def vector(self) -> ir.Expr:
@@ -216,13 +226,13 @@ class Best:
 
     @property
     def least(self) -> ir.Expr:
-        return tirx.BufferLoad(self.held, [long(LANES - 1)])
+        return tirx.BufferLoad(self.held, [long(self.lanes - 1)])
 
     @property
     def is_value(self) -> ir.Expr:
         """Which lanes have values."""
-        lanes = tirx.Ramp(const(0, "int32"), const(1, "int32"), LANES)
-        return lanes >= self.all(cast(long(LANES) - self.top, "int32"))
+        lanes = tirx.Ramp(const(0, "int32"), const(1, "int32"), self.lanes)
+        return lanes >= self.all(cast(long(self.lanes) - self.top, "int32"))
 
     def begin(self) -> list[tirx.Stmt]:
         """No values."""
@@ -231,7 +241,7 @@ class Best:
 
     def enter(self, value: ir.Expr) -> tirx.Stmt:
         """Put a value where it belongs; what is not larger than the least one changes nothing."""
-        moved = tirx.Shuffle([self.vector, self.all(self.high)], [LANES, *range(LANES - 1)])
+        moved = tirx.Shuffle([self.vector, self.all(self.high)], [self.lanes, *range(self.lanes - 1)])
         return tirx.BufferStore(self.held, tirx.max(self.vector, tirx.min(moved, self.all(value))), [self.place])
 
     def larger(self) -> ir.Expr:
