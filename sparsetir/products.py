@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from sparsetir.call.make import assembled_kernel
 from sparsetir.call.pattern_results import Pattern
 from sparsetir.call.rows import ROWS
 from sparsetir.call.selecting import least_of, top_of
+from sparsetir.call.small import MOST_ENTERED, MOST_STORED
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor
@@ -96,20 +98,46 @@ def matmul(
     operands = _Operands.of("matmul", A=A, B=B)
     _check_inner("matmul(A, B)", "A", operands["A"], "B", operands["B"])
     options = Options(complement=bool(complement), select=selects)
-    kernel = _kernel(program, operands.dtype, operands.idtype, options)
+    kernel = _kernel_of_product(program, operands, options, operands["A"], operands["B"])
     operands.keep(kernel, (program, bool(complement), selects))
     return operands.like_first(_product(kernel, dict(operands), mask, top, above))
 
 
 def _product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, top: Any, above: Any) -> Any:
     """A product of operands that have the dtypes of the kernel."""
+    selected: tuple[Any, ...] = ()
+    if top is not None or above is not None:
+        selected = top_of(top), least_of(above, kernel.assembly.results[0].dtype)
+    if _is_little(named["A"], named["B"], kernel):
+        found = kernel.small_at_once(named if mask is None else {**named, "M": mask}, *selected)
+        if found is not None:
+            return found
     if mask is not None:
         named["M"] = _mask(mask, (named["A"].shape[0], named["B"].shape[1]))
-    if top is None and above is None:
-        return kernel(**named)
     args = kernel.prepare((), named)
-    pattern = kernel.assemble(args, top_of(top), least_of(above, kernel.assembly.results[0].dtype))
-    return kernel.returned(args, pattern, named)
+    return kernel.returned(args, kernel.assemble(args, *selected), named)
+
+
+def _is_little(A: Any, B: Any, kernel: AssembledKernel | None = None) -> bool:
+    """Whether the work for a product is too little to be shared.
+
+    It is judged by the mean length of rows, and by that of each where a kernel must first be compiled for it.
+    """
+    if type(A) not in ROWS or type(B) not in ROWS:
+        return False
+    left, right = len(A.indices), len(B.indices)
+    if left + right > MOST_STORED or left * right > MOST_ENTERED * B.shape[0]:
+        return False
+    if (kernel is not None and kernel.has("small")) or len(B.indptr) < 2:
+        return True
+    return bool(np.diff(B.indptr).take(A.indices, mode="clip").sum() <= MOST_ENTERED)
+
+
+def _kernel_of_product(program: str, operands: _Operands, options: Options, A: Any, B: Any) -> AssembledKernel:
+    """The kernel of a product, of which no more is compiled than the operands want."""
+    if operands.dtype != "bfloat16" and _is_little(A, B):
+        options = replace(options, functions=("small",))
+    return _kernel(program, operands.dtype, operands.idtype, options)
 
 
 def _is_one_dense(A: Any, B: Any) -> bool:
@@ -336,9 +364,10 @@ def rap(R: Any, A: Any, P: Any) -> Any:
     operands = _Operands.of("rap", R=R, A=A, P=P)
     _check_inner("rap(R, A, P)", "R", operands["R"], "A", operands["A"])
     _check_inner("rap(R, A, P)", "A", operands["A"], "P", operands["P"])
-    kernel = _kernel("spgemm", operands.dtype, operands.idtype, Options())
-    right = kernel(A=operands["A"], B=operands["P"])
-    return operands.like_first(kernel(A=operands["R"], B=right))
+    R, A, P = operands.values()
+    right = _product(_kernel_of_product("spgemm", operands, Options(), A, P), {"A": A, "B": P}, None, None, None)
+    kernel = _kernel_of_product("spgemm", operands, Options(), R, right)
+    return operands.like_first(_product(kernel, {"A": R, "B": right}, None, None, None))
 
 
 def _check_inner(call: str, left: str, first: Any, right: str, second: Any) -> None:

@@ -17,7 +17,9 @@ import scipy.sparse as sp
 import sparsetir
 from each import on
 from product_oracle import DTYPES
+from sparsetir import products
 from sparsetir.call.rows import CompressedRows
+from sparsetir.call.small import SmallCalls
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.harness import suite
 
@@ -396,6 +398,46 @@ def test_matrices_are_bound_alike_in_both_ways(program, monkeypatch):
     assert sum(rows.bind(call) is not None for call in calls) > 5
     monkeypatch.setattr(CompressedRows, "bind", lambda self, arguments: None)
     assert [outcome(kernel, call) for call in calls] == quick
+
+
+SMALL = {
+    "matmul": lambda A, B: sparsetir.matmul(A, B),
+    "mask": lambda A, B: sparsetir.matmul(A, A, mask=B),
+    "outside of a mask": lambda A, B: sparsetir.matmul(A, A, mask=B, complement=True),
+    "top": lambda A, B: sparsetir.matmul(A, B, top=2, above=0.1),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_products_are_those_of_large_ones(name, monkeypatch):
+    """Errors, too."""
+    A = sp.random_array((6, 6), density=0.6, format="csr", dtype="float32", rng=np.random.default_rng(3))
+    A.sort_indices()
+    call = lambda A, B: SMALL[name](A, B)  # noqa: E731
+    pairs = [{"A": make(A), "B": other(A)} for make in STORED.values() for other in STORED.values()]
+    made = []
+    whole = SmallCalls.__call__
+
+    def noted(*given):
+        made.append(whole(*given))
+        return made[-1]
+
+    monkeypatch.setattr(SmallCalls, "__call__", noted)
+    small = [outcome(call, pair) for pair in pairs]
+    assert sum(found is not None for found in made) > 5
+    made.clear()
+    monkeypatch.setattr(products, "MOST_STORED", -1)
+    assert [outcome(call, pair) for pair in pairs] == small
+    assert not made
+
+
+def test_products_of_few_entries_with_much_work():
+    """Each entry of a column meets each of a row."""
+    rng = np.random.default_rng(0)
+    for n in (181, 182):
+        A = sp.csr_array((rng.random(n), (np.arange(n), np.zeros(n, int))), shape=(n, 200))
+        same(sparsetir.matmul(A, A.T), A @ A.T)
+        same(sparsetir.matmul(A, A.T.tocsr(), top=n), A @ A.T)
 
 
 # --- blocks -----------------------------------------------------------------------------------------------

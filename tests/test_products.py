@@ -31,6 +31,7 @@ from product_oracle import (
     values,
     wide,
 )
+from sparsetir import products
 from sparsetir.assemble import Options
 from sparsetir.call import assembled
 from sparsetir.call.make import assembled_kernel
@@ -197,6 +198,7 @@ def test_drawn_inputs(name: str, request: pytest.FixtureRequest) -> None:
 
 
 WAYS = {
+    "at once": {},
     "at once, two threads": {"SERIAL_WORK": -1},
     "counted first": {"ROOMY_BYTES": -1},
     "counted first, two threads": {"ROOMY_BYTES": -1, "SERIAL_WORK": -1},
@@ -209,6 +211,7 @@ WAYS = {
 @pytest.mark.parametrize("name", ["matmul", "masked", "add", "multiply", "plan", "top"])
 def test_all_ways_agree(way: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What large inputs go through, on small ones."""
+    monkeypatch.setattr(products, "MOST_STORED", -1)
     for limit, value in WAYS[way].items():
         monkeypatch.setattr(assembled, limit, value)
     judge(PROGRAMS[name], 3, 40, ("float32", "int32"))
@@ -222,8 +225,8 @@ def by_scipy(A: sp.csr_array, B: sp.csr_array) -> sp.csr_array:
 
 
 @pytest.mark.parametrize("idtype", ["int32", "int64"])
-@pytest.mark.parametrize("n", [63, 64, 65, 4096, 4097, 300_000])
-def test_widths_around_words(n: int, idtype: str) -> None:
+@pytest.mark.parametrize("n", [63, 64, 65, 4096, 4097, 65_536, 65_537, 300_000])
+def test_widths_around_words(n: int, idtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of all lengths: short, long, the first and the last column."""
     rng = np.random.default_rng(n)
     lengths = [0, 1, 24, 25, min(n, 2000), 3]
@@ -238,6 +241,10 @@ def test_widths_around_words(n: int, idtype: str) -> None:
     assert np.array_equal(found.indptr, expected.indptr)
     assert np.array_equal(found.indices, expected.indices)
     np.testing.assert_allclose(found.data, expected.data)
+    monkeypatch.setattr(products, "MOST_STORED", -1)
+    shared = sparsetir.matmul(A, B)
+    for name in ("indptr", "indices", "data"):
+        assert getattr(shared, name).tobytes() == getattr(found, name).tobytes()
 
 
 @pytest.mark.slow

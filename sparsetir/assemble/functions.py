@@ -6,14 +6,15 @@ symbolic  how many coordinates each row has
 numeric   the coordinates and values of each row, from a given place on, and where each row ends
 values    the values alone, where the pattern is known
 packed    rows that were written with room between them, without it
+small     all of it for a call of little work: the index arrays are looked at, too
 
-Each but the first goes over chunks of rows in parallel; a chunk has an accumulator of its own.
+Each but the first and the last goes over chunks of rows in parallel; a chunk has an accumulator of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,7 @@ from sparsetir.assemble.program import Assembly
 from sparsetir.assemble.rows import Listed, Rows, Scatter, with_own
 from sparsetir.assemble.segments import SHIFT, Parts, update_of
 from sparsetir.assemble.selection import Selection, ordered
+from sparsetir.assemble.small import FEW, NARROW, Leveled, faults, operands, unread
 from sparsetir.errors import LoweringError
 from sparsetir.ir import cast, const
 from sparsetir.lower.host.promote_halves import widened
@@ -131,6 +133,7 @@ class Functions:
                     makers["values"] = self.values
             if self.options.orders(self.assembly):
                 makers["packed"] = self.packed
+            makers["small"] = self.small
         attrs = dict(self.rows.func.attrs)
         made = {name: make() for name, make in makers.items() if name in names}
         named = {f"{self.assembly.name}_{name}": self.of_params(func) for name, func in made.items()}
@@ -317,6 +320,66 @@ class Functions:
         arrays = [a for source, target, _ in pairs for a in (source, target)]
         params = [*self.common, split.chunks, split.ranges, first, indptr, capacity, count, *arrays]
         return tirx.PrimFunc(params, body)
+
+    def small(self) -> tirx.PrimFunc:
+        """The rows one behind the other, with row pointers, by one thread, if the index arrays are sound.
+
+        The first row pointer is 1 where they are not, or more is entered than there is room for: nothing is done then.
+        """
+        assembly, count, chunk = self.assembly, cast(self.rows.count, LONG), Var("chunk", ir.PrimType("int32"))
+        one = Split(const(1, "int32"), *[size("unused")] * 2)
+        capacity, indptr = size("capacity"), array("places", assembly.key_dtype, count + long(1))
+        keys = array("keys", assembly.key_dtype, capacity)
+        values = [array(f"{r.name}_values", r.dtype, capacity, *r.block) for r in assembly.results]
+        firsts, blocks = [r.initial for r in assembly.results], [r.block for r in assembly.results]
+        out = Output(cell("pos", LONG), cell("count", LONG), keys, values, firsts, blocks)
+        top, least = size("most"), Var("least", ir.PrimType(ordered(assembly.results[0].dtype)))
+        heap = array("heap", str(least.ty.dtype), one.chunks, capacity)
+        select = Selection(out, chunk, top, least, heap).stmts() if self.options.select else []
+        work, params = self.room(one)
+        total, every, fault, row = cell("total", LONG), cell("every", LONG), cell("fault", LONG), size("row")
+        entered = seq(put(total, long(0)), *_entered(self.rows.body, self.rows, total))
+        each = seq(self.at_row(row, entered), add(every, get(total)))
+        end = lambda place, n: tirx.BufferStore(indptr, cast(n, assembly.key_dtype), [place])  # noqa: E731
+        done = [*select, add(out.pos, get(out.count)), end(row + long(1), get(out.pos))]
+        rows = seq(self.at_row(row, entered), *self.small_row(out, work, chunk, row, get(total)), *done)
+        has_room = tirx.And(get(fault).equal(long(0)), get(every) <= capacity)
+        body = seq(
+            tirx.Bind(chunk, const(0, "int32")),
+            *alloc(out.pos, out.count, total, every, fault),
+            *(put(c, long(0)) for c in (out.pos, every)),
+            *faults(operands(assembly), fault),
+            tirx.IfThenElse(get(fault).equal(long(0)), serial(row, count, each), None),
+            end(long(0), long(1)),
+            tirx.IfThenElse(has_room, seq(end(long(0), long(0)), serial(row, count, rows)), None),
+        )
+        read = [p for p in self.common if str(p.name) not in unread(assembly)]
+        extra = [top, least, heap] if self.options.select else []
+        return tirx.PrimFunc([*read, capacity, indptr, keys, *values, *params, *extra], renewed(body))
+
+    def room(self, one: Split) -> tuple[Workspace | Stamps, list[Var]]:
+        """The accumulators of a call of little work, and its parameters."""
+        if self.is_stamped:
+            stamps = self.stamps(one)
+            return stamps, stamps.params
+        tops = size("tops")
+        work = replace(self.workspace(one, values=True), tops=tops, parts=None)
+        work = replace(work, top=array("top", LONG, one.chunks, tops))
+        return work, [work.width, work.words, tops, *work.arrays, work.bits, work.top, *work.masks]
+
+    def small_row(
+        self, out: Output, work: Workspace | Stamps, chunk: Var, row: Var, entered: ir.Expr
+    ) -> list[tirx.Stmt]:
+        """What is done with a row of a call of little work."""
+        if isinstance(work, Stamps):
+            return [self.under_mask(out, work, chunk, row)]
+        wide = Leveled(out, chunk, work.arrays, work.bits, work.top)
+        ways = [self.collected(x, row, work, chunk) for x in (Leveled.of(wide), wide)]
+        whole = tirx.IfThenElse(self.width <= long(NARROW), *ways)
+        if any(r.held_dtype != r.dtype for r in self.assembly.results):
+            return [whole]
+        short = self.collected(Insertion(out, FEW, self.assembly.key_dtype), row, work, chunk)
+        return [tirx.IfThenElse(entered <= long(FEW), short, whole)]
 
     # ------------------------------------------------------------------ what they share
 

@@ -18,7 +18,7 @@ from sparsetir import alignment, interop
 from sparsetir.assemble import Accumulators, AssembledCompiled, Assembly, Options
 from sparsetir.assemble.accumulators import DUMPS
 from sparsetir.assemble.c_interface import AssembledInterface
-from sparsetir.assemble.options import FUNCTIONS
+from sparsetir.assemble.options import FIRST, FUNCTIONS
 from sparsetir.assemble.program import Merge
 from sparsetir.assemble.segments import LEAST_PARTS, MOST_PARTS, SHIFT
 from sparsetir.assemble.selection import LANES, ordered
@@ -31,6 +31,7 @@ from sparsetir.call.rows import CompressedRows
 from sparsetir.call.saving import Saved
 from sparsetir.call.selecting import least_of, top_of
 from sparsetir.call.signature import Signature
+from sparsetir.call.small import SmallCalls
 from sparsetir.call.timing import Timing, measure
 from sparsetir.call.workspace import (
     PLACE_BYTES,
@@ -187,6 +188,16 @@ class AssembledKernel(Saved):
         """The result for matrices of scipy that are stored as the program reads them; None for others."""
         rows = self._merged_rows
         return None if rows is None else rows(arguments, self.function)
+
+    @cached_property
+    def small_calls(self) -> SmallCalls | None:
+        """What makes calls of little work; None where there is no function for them."""
+        return SmallCalls.of(self.assembly, self.options, self.signature, self._rows)
+
+    def small_at_once(self, arguments: Mapping[str, Any], *selected: Any) -> Any:
+        """The result for small matrices of scipy that are stored as the program reads them; None for others."""
+        calls = self.small_calls
+        return None if calls is None else calls(arguments, self.function, *selected)
 
     def _chosen(self, arguments: dict[str, Any]) -> tuple[int | None, Any]:
         """What is kept of each row, taken out of the arguments of a call."""
@@ -596,11 +607,16 @@ class AssembledKernel(Saved):
             self._functions[name] = self.holder(name).named(name)
         return self._functions[name]
 
+    def has(self, name: str) -> bool:
+        """Whether one of the compiled functions is there."""
+        return name in self._functions or name in self.compiled.held
+
     def holder(self, name: str) -> AssembledCompiled:
         """What one of the compiled functions is in: compiled now, where no call has wanted it before."""
         if name in self.compiled.held:
             return self.compiled
-        return self.with_functions(name)
+        together = name in FIRST and self.assembly.merge is None
+        return self.with_functions(*(FIRST if together else (name,)))
 
     def with_functions(self, *names: str, options: Options | None = None) -> AssembledCompiled:
         """These functions, compiled."""
@@ -623,10 +639,7 @@ class AssembledKernel(Saved):
         return export(whole, Path(path), Path(header) if header is not None else None, interface=interface)
 
     def compiled_parts(self) -> Iterator[Compiled]:
-        yield self.compiled
-        for name in self._functions:
-            if name not in self.compiled.held:
-                yield self.holder(name)
+        yield from dict.fromkeys([self.compiled, *map(self.holder, self._functions)])
 
     def __reduce__(self) -> tuple[Any, ...]:
         write_one(self.compiled)  # for the process that unpickles it

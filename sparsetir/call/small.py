@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of little work: one compiled function looks at the operands and computes the result, with little around it.
+
+A thread of its own would cost more than it does, and so would arrays that are made for every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import tvm
+import tvm_ffi
+
+from sparsetir import alignment, interop
+from sparsetir.assemble import Assembly, Options
+from sparsetir.assemble.accumulators import DUMPS, WORD
+from sparsetir.assemble.selection import ordered
+from sparsetir.assemble.small import unread
+from sparsetir.call.arguments import checks_are_on, numpy_dtype
+from sparsetir.call.rows import ROWS, CompressedRows
+from sparsetir.call.signature import Signature
+from sparsetir.call.workspace import full
+from sparsetir.sizes import Size
+
+MOST_ENTERED = 1 << 15  # coordinates, repeated ones included
+MOST_STORED = 1 << 16  # rows and entries of all operands, which are looked at one after the other
+MOST_COLUMNS = 1 << 16
+LEAST_COLUMNS = 1 << 12
+
+
+@dataclass
+class Operand:
+    """A matrix, and where its arrays stand among the parameters; values that nobody reads stand nowhere.
+
+    Parameters
+    ----------
+    name : str
+    sizes : tuple of str
+        Symbols of the rows, the columns and the number of entries.
+    places : tuple of int or None
+        Of values, row pointers and column indices.
+    dtypes : tuple of dtype
+        Theirs.
+    """
+
+    name: str
+    sizes: tuple[str, str, str]
+    places: tuple[int | None, ...]
+    dtypes: tuple[np.dtype[Any], ...]
+
+    def take(self, value: Any, ready: list[Any], sizes: dict[str, int]) -> int:
+        """Note the arrays of a matrix, and say how many rows and entries it has; -1 if it does not fit."""
+        if type(value) not in ROWS or len(value.shape) != 2:
+            return -1
+        rows, columns = value.shape
+        count = len(value.indices)
+        arrays, lengths = (value.data, value.indptr, value.indices), (count, rows + 1, count)
+        for at, dtype, array, length in zip(self.places, self.dtypes, arrays, lengths, strict=True):
+            if at is None:
+                continue
+            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != (length,):
+                return -1
+            if not array.flags.carray:
+                return -1
+            ready[at] = array
+        for name, size in zip(self.sizes, (rows, columns, count), strict=True):
+            if sizes.setdefault(name, size) != size:
+                return -1
+        return int(rows + count)
+
+
+@dataclass
+class Room:
+    """Accumulators, empty between calls, and room for the entries; `passed` is what the function takes of it."""
+
+    columns: int
+    keys: np.ndarray
+    values: np.ndarray
+    passed: list[Any]
+    heap: Any
+
+
+class SmallCalls:
+    """Calls of a program over scipy's matrices with one result, while they are small.
+
+    Parameters
+    ----------
+    assembly : Assembly
+    options : Options
+    signature : Signature
+    operands : list of Operand
+    """
+
+    def __init__(self, assembly: Assembly, options: Options, signature: Signature, operands: list[Operand]) -> None:
+        self.assembly, self.options, self.operands = assembly, options, operands
+        params = _params(assembly, signature)
+        self.numbers = [(at, p.name) for at, p in enumerate(params) if not p.is_array]
+        self.count = len(params)
+        self.empty = {at: tvm.runtime.empty((0,), p.dtype) for at, p in enumerate(params) if p.is_array}
+        self.rows, self.columns = (str(Size(a.length).name) for a in (assembly.rows[0], assembly.axes[0]))
+        self.is_stamped = options.stamps(has_mask=assembly.mask is not None)
+        self.key = np.dtype(assembly.key_dtype)
+        self.spare: list[Room] = []
+
+    @classmethod
+    def of(cls, assembly: Assembly, options: Options, signature: Signature, rows: CompressedRows) -> SmallCalls | None:
+        """Of a program; None if it has other operands or several results, or collects its rows otherwise."""
+        accumulators, results = options.accumulators, assembly.results
+        if assembly.merge is not None or len(results) > 1 or results[0].inner or results[0].dtype == "bfloat16":
+            return None
+        is_usual = accumulators.kind == "both" and not accumulators.counted and not options.orders(assembly)
+        params = _params(assembly, signature)
+        place = {p.name: at for at, p in enumerate(params)}
+        operands = [Operand(name, m.sizes, (*map(place.get, m.names),), m.dtypes) for name, m in rows.matrices.items()]
+        names = {n for m in rows.matrices.values() for n in m.names}
+        known = {n for m in rows.matrices.values() for n in m.sizes}
+        is_whole = all((p.name in names) if p.is_array else (p.name in known) for p in params)
+        shape = [Size(a.length).name for a in (*assembly.rows, *assembly.axes)]
+        is_matrix = len(shape) == 2 and len(assembly.axes) == 1 and all(name in known for name in shape)
+        if not (is_usual and not options.whole and is_whole and is_matrix):
+            return None
+        return cls(assembly, options, signature, operands)
+
+    def __call__(
+        self, arguments: Mapping[str, Any], function: Callable[[str], Callable[..., Any]], *selected: Any
+    ) -> Any:
+        """The result; None for arguments that are checked and converted first, or wrong, or too much work."""
+        if not checks_are_on():
+            return None
+        ready: list[Any] = [None] * self.count
+        sizes: dict[str, int] = {}
+        stored = 0
+        for operand in self.operands:
+            found = operand.take(arguments.get(operand.name), ready, sizes)
+            if found < 0:
+                return None
+            stored += found
+        rows, columns = sizes[self.rows], sizes[self.columns]
+        if stored > MOST_STORED or columns > MOST_COLUMNS:
+            return None
+        for at, empty in self.empty.items():
+            if not len(ready[at]):
+                ready[at] = empty
+        for at, name in self.numbers:
+            ready[at] = sizes[name]
+        room = self.room(columns)
+        indptr = np.empty(rows + 1, self.key)
+        function("small")(*ready, MOST_ENTERED, indptr, *room.passed, *self.chosen(room, *selected))
+        if not self.spare:
+            self.spare.append(room)
+        if indptr.item(0):
+            return None
+        count = indptr.item(rows)
+        keys, values = room.keys[:count].copy(), room.values[:count].copy()
+        model = next(iter(arguments.values()))
+        kind = sp.csr_matrix if isinstance(model, sp.spmatrix) else sp.csr_array
+        return interop.sorted_rows(kind, indptr, keys, values, (rows, columns))
+
+    def chosen(self, room: Room, top: int | None = None, least: Any = None) -> list[Any]:
+        """What the choice of the largest entries takes."""
+        if room.heap is None:
+            return []
+        return [MOST_ENTERED if top is None else min(top, MOST_ENTERED), least, room.heap]
+
+    def room(self, columns: int) -> Room:
+        """That of an earlier call, or a new one."""
+        while self.spare:
+            try:
+                room = self.spare.pop()  # at once: another thread finds none
+            except IndexError:
+                break
+            if columns <= room.columns:
+                return room
+        return self.made(max(LEAST_COLUMNS, 1 << (columns - 1).bit_length()))
+
+    def made(self, columns: int) -> Room:
+        """Room for rows with so many columns, a power of two."""
+        result = self.assembly.results[0]
+        keys = alignment.empty((MOST_ENTERED,), self.key)
+        values = alignment.empty((MOST_ENTERED,), numpy_dtype(result.dtype))
+        held, initial = np.dtype(numpy_dtype(result.held_dtype)), result.initial.value
+        words = columns // WORD
+        if self.is_stamped:
+            shape = (1, columns + DUMPS)
+            places = np.bitwise_and(np.arange(columns, dtype=np.int32), DUMPS - 1)[None]
+            arrays = [full(shape, held, initial), alignment.empty(shape, np.dtype(np.uint8)), places]
+            work = [shape[1], columns, *map(tvm_ffi.from_dlpack, arrays)]
+        else:
+            arrays = [full((1, columns), held, initial)]
+            arrays += [full((1, n), np.dtype(np.int64), 0) for n in (words, words // WORD)]
+            masks = [full((1, words), np.dtype(np.int64), 0) for _ in self.assembly.filters]
+            work = [columns, words, words // WORD, *map(tvm_ffi.from_dlpack, arrays)]
+            work += [words, *map(tvm_ffi.from_dlpack, masks)] if masks else []
+        heap = None
+        if self.options.select:
+            heap = tvm_ffi.from_dlpack(np.empty((1, MOST_ENTERED), numpy_dtype(ordered(result.dtype))))
+        return Room(columns, keys, values, [*map(tvm_ffi.from_dlpack, (keys, values)), *work], heap)
+
+
+def _params(assembly: Assembly, signature: Signature) -> list[Any]:
+    """The parameters of the program that the function takes."""
+    left_out = unread(assembly) | {r.storage for r in assembly.results}
+    return [p for p in signature.params if p.name not in left_out]
+
+
+__all__ = ["MOST_ENTERED", "MOST_STORED", "SmallCalls"]
