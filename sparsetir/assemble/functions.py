@@ -46,7 +46,7 @@ from sparsetir.assemble.program import Assembly
 from sparsetir.assemble.rows import Listed, Rows, Scatter, with_own
 from sparsetir.assemble.segments import SHIFT, Parts, update_of
 from sparsetir.assemble.selection import Selection, ordered
-from sparsetir.assemble.small import FEW, NARROW, Leveled, faults, operands, unread
+from sparsetir.assemble.small import FEW, MOST_AHEAD, NARROW, Leveled, faults, operands, unread
 from sparsetir.errors import LoweringError
 from sparsetir.ir import cast, const
 from sparsetir.lower.host.promote_halves import widened
@@ -343,7 +343,7 @@ class Functions:
         end = lambda place, n: tirx.BufferStore(indptr, cast(n, assembly.key_dtype), [place])  # noqa: E731
         done = [*select, add(out.pos, get(out.count)), end(row + long(1), get(out.pos))]
         rows = seq(self.at_row(row, entered), *self.small_row(out, work, chunk, row, get(total)), *done)
-        has_room = tirx.And(get(fault).equal(long(0)), get(every) <= capacity)
+        has_room = tirx.And(get(fault).equal(long(0)), get(every) + long(MOST_AHEAD) <= capacity)
         body = seq(
             tirx.Bind(chunk, const(0, "int32")),
             *alloc(out.pos, out.count, total, every, fault),

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.assemble.accumulators import LONG, WORD, Bits, long, lowest
+from sparsetir.assemble.accumulators import LONG, WORD, Bits, add, copied, each, long, lowest, stored
 from sparsetir.assemble.program import Assembly
 from sparsetir.ir import Axis, cast, const, load
 from sparsetir.lower.nests import serial
 from sparsetir.lower.rewriting import alloc, cell, collect, get, put, seq
 
+AHEAD = range(2), range(2, 6)  # coordinates of a word that are written before it is known whether it has them
+MOST_AHEAD = AHEAD[-1].stop
 FEW = 4  # entries up to which a row is sorted by insertion
 NARROW = WORD * WORD  # coordinates whose words one more word tells
 
@@ -39,20 +41,55 @@ class Leveled(Bits):
     def finish(self) -> list[tirx.Stmt]:
         marks = cell("marks", LONG)
         if self.is_narrow:
-            return [*alloc(marks), self.words(self.top, marks, long(0))]
+            return [*alloc(marks), self.words(self.top, marks, long(0)), self.fetched()]
         words, step = cell("words", LONG), Var("s", ir.PrimType(LONG))
         place = [self.chunk, step]
         taken = [put(words, tirx.BufferLoad(self.top, place)), tirx.BufferStore(self.top, long(0), place)]
-        each = seq(*taken, self.words(words, marks, step * long(WORD)))
-        return [*alloc(words, marks), serial(step, self.top.ty.shape[1], each)]
+        every = serial(step, self.top.ty.shape[1], seq(*taken, self.words(words, marks, step * long(WORD))))
+        return [*alloc(words, marks), every, self.fetched()]
 
     def words(self, words: Var, marks: Var, first: ir.Expr) -> tirx.Stmt:
-        """Write what some words hold, of which the bits of a cell tell."""
-        block = Var("block", ir.PrimType(LONG))
-        entries = tirx.While(get(marks) != long(0), seq(*self._entry(block * long(WORD), marks)))
-        drop = put(words, get(words) & (get(words) - long(1)))
-        one = seq(tirx.Bind(block, first + lowest(get(words))), *self.taken(block, marks), entries, drop)
-        return tirx.While(get(words) != long(0), one)
+        """Write the coordinates that some words hold, of which the bits of a cell tell.
+
+        Nobody can foresee how many a word holds: the first ones are written without a look, and maybe written over.
+        """
+        block, number, at = (Var(name, ir.PrimType(LONG)) for name in ("block", "number", "at"))
+        base, left = block * long(WORD), cell("left", LONG)
+        few, some = ([s for n in part for s in self.coordinate(at + long(n), base, marks)] for part in AHEAD)
+        rest = seq(*self.coordinate(at + get(left), base, marks), add(left, 1))
+        one = [
+            tirx.Bind(block, first + lowest(get(words))),
+            *self.taken(block, marks),
+            tirx.Bind(number, tirx.popcount(get(marks))),
+            tirx.Bind(at, get(self.out.pos) + get(self.out.count)),
+            *few,
+            tirx.IfThenElse(number > long(len(AHEAD[0])), seq(*some), None),
+            put(left, long(MOST_AHEAD)),
+            tirx.While(get(marks) != long(0), rest),
+            add(self.out.count, number),
+            put(words, get(words) & (get(words) - long(1))),
+        ]
+        return seq(*alloc(left), tirx.While(get(words) != long(0), seq(*one)))
+
+    def coordinate(self, place: ir.Expr, base: ir.Expr, marks: Var) -> list[tirx.Stmt]:
+        """Write the coordinate of the lowest bit, or some number where there is none."""
+        keys = self.out.keys
+        assert keys is not None
+        bit = tirx.call_llvm_pure_intrin(LONG, "llvm.cttz", get(marks), const(False, "bool"))
+        key = cast(base + bit, str(keys.ty.dtype))
+        return [tirx.BufferStore(keys, key, [place]), put(marks, get(marks) & (get(marks) - long(1)))]
+
+    def fetched(self) -> tirx.Stmt:
+        """The value of each coordinate beside it, and none left."""
+        assert self.out.keys is not None
+        step, key = Var("entry", ir.PrimType(LONG)), Var("key", ir.PrimType(LONG))
+        place = [get(self.out.pos) + step]
+        stmts: list[tirx.Stmt] = [tirx.Bind(key, cast(tirx.BufferLoad(self.out.keys, place), LONG))]
+        parts = zip(self.arrays, self.out.values, self.out.initial, self.out.blocks, strict=True)
+        for array, values, initial, block in parts:
+            held = [self.chunk, key]
+            stmts += [each(block, copied(values, place, array, held)), each(block, stored(array, held, initial))]
+        return serial(step, get(self.out.count), seq(*stmts))
 
     @classmethod
     def of(cls, wide: Leveled) -> Leveled:
@@ -121,4 +158,4 @@ def _of_indices(axis: Axis, fault: Var) -> list[tirx.Stmt]:
     return stmts
 
 
-__all__ = ["FEW", "NARROW", "Leveled", "faults", "operands", "unread"]
+__all__ = ["FEW", "MOST_AHEAD", "NARROW", "Leveled", "faults", "operands", "unread"]
