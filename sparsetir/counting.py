@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import numpy as np
 import scipy.sparse as sp
-import tvm_ffi
 from tvm import ir, tirx
 from tvm.script import tirx as T
 
@@ -18,12 +17,15 @@ from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.target import native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.formats.tensor import SparseTensor
+from sparsetir.lower.nest.align_params import realign
 from sparsetir.threads import get_num_threads
 
-UNSOUND, UNSORTED, ONE_WAY, NOT_BELOW, NOT_ABOVE = 1, 2, 4, 8, 16  # what may be said of rows
+UNSOUND, UNSORTED, NOT_BELOW, NOT_ABOVE = 1, 2, 4, 8  # what may be said of rows
 SIDES = NOT_BELOW | NOT_ABOVE
 BLOCK = 64  # rows that one thread takes together
-ROW_WORK = 1 << 13  # edges below which one thread counts
+WORD = 64  # vertices in a word of marks
+STRAIGHT = 12  # neighbours of neighbours for each edge up to which directing the edges takes longer than it saves
+SERIAL_WORK = 1 << 15  # neighbours of neighbours below which one thread counts
 
 
 def triangles(A: Any) -> int:
@@ -52,7 +54,8 @@ def triangles(A: Any) -> int:
     -----
     Each edge goes to the vertex with fewer neighbours, so that no row is long. Then the neighbours of a vertex are
     marked, and those of its neighbours counted that have a mark. Rows that are sorted and hold each edge in both
-    directions, or in one below or above the diagonal, are taken as they are stored.
+    directions, or in one below or above the diagonal, are taken as they are stored; the latter are not directed anew
+    where they are short.
 
     Examples
     --------
@@ -89,32 +92,47 @@ def _both_ways(rows: Any) -> Any:
 
 def _counted(graph: Any) -> int | None:
     """The triangles of rows; None where these must be sorted or hold each edge in both directions first."""
-    indptr, indices = np.ascontiguousarray(graph.indptr), np.ascontiguousarray(graph.indices)
-    indptr = indptr.astype(indices.dtype, copy=False)
-    n, nnz = graph.shape[0], len(indices)
+    idtype = graph.indices.dtype
+    n, nnz = graph.shape[0], len(graph.indices)
     if not nnz:
         return 0
-    look, direct_pairs, direct_singles, count = _functions(str(indices.dtype))
-    first, place, begin = (np.empty(n + 1, dtype) for dtype in (indices.dtype, indices.dtype, np.int64))
-    to, state = np.empty(nnz + 1, indices.dtype), np.empty(1, np.int32)
-    held = [tvm_ffi.from_dlpack(interop.writable_alias(a)) for a in (indptr, indices, first, to, begin, place, state)]
-    look(held[0], held[1], held[2], held[3], held[6], n, nnz)
-    if state[0] & UNSOUND:
+    stored = np.ascontiguousarray(graph.indptr).astype(idtype, copy=False), np.ascontiguousarray(graph.indices)
+    rows = [interop.writable_alias(a) for a in stored]
+    facts = np.empty(2, np.int64)
+    _function("look", idtype.name)(*rows, facts, n, nnz)
+    state, work = facts.tolist()
+    if state & UNSOUND:
         raise StructureError(f"the index arrays name rows or columns outside of the shape {tuple(graph.shape)}")
-    if state[0] & UNSORTED:
+    if state & UNSORTED:
         return None
-    direct_pairs(*held[2:], n, nnz)
-    if state[0] & ONE_WAY:
-        if state[0] & SIDES == SIDES:
+    is_low = not state & NOT_BELOW
+    if state & SIDES == SIDES:
+        rows, is_paired = _directed("direct_pairs", rows, n)
+        if not is_paired:
             return None
-        moved = tvm_ffi.from_dlpack(np.empty(nnz + 1, indices.dtype))
-        direct_singles(*held[2:6], moved, n, nnz)
-        held[3] = moved
-        begin[1:], begin[0] = begin[:-1].copy(), 0  # each row ends where the next one begins
-    chunks = get_num_threads() if nnz > ROW_WORK else 1
-    mark, found = np.empty((chunks, n), indices.dtype), np.empty((chunks, BLOCK), np.int64)
-    count(held[4], held[3], *map(tvm_ffi.from_dlpack, (mark, found)), n, nnz, chunks)
-    return int(found[:, 0].sum())
+    elif work > STRAIGHT * nnz:
+        rows, _ = _directed("direct_singles", rows, n)
+    else:  # of the neighbours of a vertex one is at the end, which no other one's row leads back to
+        return _triangles(rows, n, work, int(is_low), 1)
+    return _triangles(rows, n, SERIAL_WORK + 1 if nnz > SERIAL_WORK // STRAIGHT else 0, 0, 0)
+
+
+def _directed(function: str, rows: list[np.ndarray], n: int) -> tuple[list[np.ndarray], bool]:
+    """Rows with each edge in one direction, and whether it was stored as the function takes it."""
+    idtype, nnz = rows[1].dtype, len(rows[1])
+    begin, place, to = (np.empty(count, idtype) for count in (n + 1, n + 1, nnz))
+    is_whole = np.empty(1, np.int32)
+    _function(function, idtype.name)(*rows, begin, place, to, is_whole, n, nnz)
+    return [begin, to], bool(is_whole[0])
+
+
+def _triangles(rows: list[np.ndarray], n: int, work: int, first: int, without: int) -> int:
+    """The triangles of directed edges: of each row the entries from `first` on lead on, but for so many."""
+    chunks = get_num_threads() if work > SERIAL_WORK else 1
+    marks, found = np.zeros((chunks, -(-n // WORD)), np.int64), np.empty((chunks, BLOCK), np.int64)
+    count = _function("count" if chunks > 1 else "count_alone", rows[1].dtype.name)
+    count(*rows, marks, found, n, len(rows[1]), chunks, first, without)
+    return int(found[0, 0] if chunks == 1 else found[:, 0].sum())
 
 
 # ---------------------------------------------------------------------------------------------------- loops
@@ -124,152 +142,224 @@ class Loops(Compiled):
     """The machine code of loops that are written out."""
 
     def __init__(self, func: tirx.PrimFunc, target: Any, schedule: Any = None) -> None:
-        made = ir.IRModule({str(func.attrs["global_symbol"]): func})
+        made = ir.IRModule({str(func.attrs["global_symbol"]): realign(func)})
         super().__init__(func, target, schedule, {2: made, 3: made})
 
 
 @cache
-def _functions(idtype: str) -> list[Any]:
-    made = (make(idtype) for make in (_look, _direct_pairs, _direct_singles, _count))
-    return [compile_cached(func, native_target(), None, Loops).function for func in made]
+def _function(name: str, idtype: str) -> Any:
+    """One of the compiled functions."""
+    return compile_cached(MAKERS[name](idtype), native_target(), None, Loops).function
 
 
 def _look(idtype: str) -> tirx.PrimFunc:
-    """Copy the index arrays, which somebody may change meanwhile, and say what is wrong with them in `state`."""
+    """Say what is wrong with the index arrays, and how many neighbours all neighbours have, or more.
+
+    Entries are compared all at once, also the first of a row with the last before it: those are taken off again.
+    """
 
     @T.prim_func
-    def look(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle, n: T.int64, nnz: T.int64):
+    def look(a: T.handle, b: T.handle, c: T.handle, n: T.int64, nnz: T.int64):
         T.func_attr({"global_symbol": "look", "tirx.noalias": True})
         indptr = T.match_buffer(a, (n + 1,), idtype)
         indices = T.match_buffer(b, (nnz,), idtype)
-        first = T.match_buffer(c, (n + 1,), idtype)
-        to = T.match_buffer(d, (nnz + 1,), idtype)
-        state = T.match_buffer(e, (1,), "int32")
-        seen = T.alloc_buffer((1,), "int32", scope="local")
-        for i in range(n + 1):
-            first[i] = indptr[i]
-        seen[0] = T.Cast("int32", first[0] != 0 or T.Cast("int64", first[n]) > nnz) * UNSOUND
+        facts = T.match_buffer(c, (2,), "int64")
+        wrong = T.alloc_buffer((1,), idtype, scope="local")
+        descents = T.alloc_buffer((1,), idtype, scope="local")
+        above = T.alloc_buffer((1,), idtype, scope="local")
+        below = T.alloc_buffer((1,), idtype, scope="local")
+        longest = T.alloc_buffer((1,), idtype, scope="local")
+        work = T.alloc_buffer((1,), "int64", scope="local")
+        wrong[0] = T.Cast(idtype, indptr[0] != 0 or T.Cast("int64", indptr[n]) > nnz)
         for i in range(n):
-            seen[0] = T.bitwise_or(seen[0], T.Cast("int32", first[i] > first[i + 1]) * UNSOUND)
-        if seen[0] == 0:
-            for i in range(n):
-                for p in range(T.Cast("int64", first[i + 1] - first[i])):
-                    to[first[i] + p] = indices[first[i] + p]
-                    j: T.let[T.int64] = T.Cast("int64", to[first[i] + p])
-                    before: T.let[T.int64] = T.Cast("int64", to[first[i] + T.max(p - 1, T.int64(0))])
-                    seen[0] = T.bitwise_or(seen[0], T.Cast("int32", j < 0 or j >= n) * UNSOUND)
-                    seen[0] = T.bitwise_or(seen[0], T.Cast("int32", p > 0 and before >= j) * UNSORTED)
-                    seen[0] = T.bitwise_or(seen[0], T.Cast("int32", j >= i) * NOT_BELOW)
-                    seen[0] = T.bitwise_or(seen[0], T.Cast("int32", j <= i) * NOT_ABOVE)
-        state[0] = seen[0]
+            wrong[0] = T.bitwise_or(wrong[0], T.Cast(idtype, indptr[i] > indptr[i + 1]))
+        facts[0] = T.int64(UNSOUND)
+        facts[1] = T.int64(0)
+        if wrong[0] == 0:
+            for p in range(T.Cast("int64", indptr[n])):
+                rest: T.let[T.bool] = indices[p] > T.Cast(idtype, n - 1)
+                wrong[0] = T.bitwise_or(wrong[0], T.bitwise_or(indices[p], T.Cast(idtype, 0) - T.Cast(idtype, rest)))
+            if wrong[0] >= 0:
+                descents[0] = T.Cast(idtype, 0)
+                above[0] = T.Cast(idtype, 0)
+                below[0] = T.Cast(idtype, 0)
+                longest[0] = T.Cast(idtype, 0)
+                for p in range(T.Cast("int64", indptr[n]) - 1):
+                    descents[0] = descents[0] + T.Cast(idtype, indices[p] >= indices[p + 1])
+                if indptr[n] > 0:
+                    for i in range(n):
+                        begin: T.let[T.int64] = T.Cast("int64", indptr[i])
+                        end: T.let[T.int64] = T.Cast("int64", indptr[i + 1])
+                        has: T.let[T.int32] = T.Cast("int32", end > begin)
+                        first: T.let[T.int64] = T.Cast("int64", indices[T.min(begin, T.Cast("int64", indptr[n]) - 1)])
+                        last: T.let[T.int64] = T.Cast("int64", indices[T.max(end - 1, T.int64(0))])
+                        before: T.let[T.int64] = T.Cast("int64", indices[T.max(begin - 1, T.int64(0))])
+                        is_met: T.let[T.int32] = T.Cast("int32", begin > 0) * T.Cast("int32", before >= first)
+                        below[0] = T.bitwise_or(below[0], T.Cast(idtype, has * T.Cast("int32", last >= i)))
+                        above[0] = T.bitwise_or(above[0], T.Cast(idtype, has * T.Cast("int32", first <= i)))
+                        descents[0] = descents[0] - T.Cast(idtype, has * is_met)
+                        longest[0] = T.max(longest[0], indptr[i + 1] - indptr[i])
+                work[0] = T.Cast("int64", longest[0]) * T.Cast("int64", indptr[n])
+                if longest[0] > STRAIGHT:
+                    work[0] = T.int64(0)
+                    for p in range(T.Cast("int64", indptr[n])):
+                        j: T.let[T.int64] = T.Cast("int64", indices[p])
+                        work[0] = work[0] + T.Cast("int64", indptr[j + 1] - indptr[j])
+                facts[0] = (
+                    T.Cast("int64", descents[0] != 0) * UNSORTED
+                    + T.Cast("int64", below[0]) * NOT_BELOW
+                    + T.Cast("int64", above[0]) * NOT_ABOVE
+                )
+                facts[1] = work[0]
 
     return look
 
 
 def _direct_pairs(idtype: str) -> tirx.PrimFunc:
-    """Keep each edge that is stored in both directions in one; `state` says if one is not.
+    """Keep each edge that is stored in both directions in one; `whole` says if all are.
 
     Row after row, the next entry of the row that an entry names must name it.
     """
 
     @T.prim_func
-    def direct_pairs(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle, n: T.int64, nnz: T.int64):
+    def direct_pairs(
+        a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle, f: T.handle, n: T.int64, nnz: T.int64
+    ):
         T.func_attr({"global_symbol": "direct_pairs", "tirx.noalias": True})
         first = T.match_buffer(a, (n + 1,), idtype)
-        to = T.match_buffer(b, (nnz + 1,), idtype)
-        begin = T.match_buffer(c, (n + 1,), "int64")
+        indices = T.match_buffer(b, (nnz,), idtype)
+        begin = T.match_buffer(c, (n + 1,), idtype)
         place = T.match_buffer(d, (n + 1,), idtype)
-        state = T.match_buffer(e, (1,), "int32")
+        to = T.match_buffer(e, (nnz,), idtype)
+        whole = T.match_buffer(f, (1,), "int32")
+        others = T.alloc_buffer((1,), "int32", scope="local")
         filled = T.alloc_buffer((1,), "int64", scope="local")
+        others[0] = 0
         for i in range(n + 1):
             place[i] = first[i]
         for i in range(n):
             for p in range(T.Cast("int64", first[i + 1] - first[i])):
-                j: T.let[T.int64] = T.Cast("int64", to[first[i] + p])
-                at: T.let[T.int64] = T.Cast("int64", place[j])  # of a row that has ended: an entry of the next one
-                is_other: T.let[T.bool] = place[j] >= first[j + 1] or T.Cast("int64", to[at]) != i
-                state[0] = T.bitwise_or(state[0], T.Cast("int32", is_other) * ONE_WAY)
+                j: T.let[T.int64] = T.Cast("int64", indices[first[i] + p])
+                at: T.let[T.int64] = T.min(T.Cast("int64", place[j]), nnz - 1)  # behind a row: of the next one
+                is_other: T.let[T.bool] = place[j] >= first[j + 1] or T.Cast("int64", indices[at]) != i
+                others[0] = T.bitwise_or(others[0], T.Cast("int32", is_other))
                 place[j] = place[j] + T.Cast(idtype, place[j] < first[j + 1])
-        if T.bitwise_and(state[0], ONE_WAY) == 0:
+        whole[0] = T.Cast("int32", others[0] == 0)
+        if others[0] == 0:
             filled[0] = T.int64(0)
             for i in range(n):
-                begin[i] = filled[0]
+                begin[i] = T.Cast(idtype, filled[0])
                 for p in range(T.Cast("int64", first[i + 1] - first[i])):
-                    to_row: T.let[T.int64] = T.Cast("int64", to[first[i] + p])
-                    to[filled[0]] = T.Cast(idtype, to_row)
+                    to_row: T.let[T.int64] = T.Cast("int64", indices[first[i] + p])
+                    to[filled[0]] = T.Cast(idtype, to_row)  # there is room: an edge more is dropped than was kept
                     length: T.let[T.int64] = T.Cast("int64", first[to_row + 1] - first[to_row])
                     more: T.let[T.int64] = length - T.Cast("int64", first[i + 1] - first[i])
                     filled[0] = filled[0] + T.Cast("int64", more > 0 or (more == 0 and to_row < i))
-            begin[n] = filled[0]
+            begin[n] = T.Cast(idtype, filled[0])
 
     return direct_pairs
 
 
 def _direct_singles(idtype: str) -> tirx.PrimFunc:
-    """Put each edge, which is stored once, into the row of the vertex with fewer neighbours.
-
-    In the end `begin` says where each row ends.
-    """
+    """Put each edge, which is stored once, into the row of the vertex with fewer neighbours."""
 
     @T.prim_func
-    def direct_singles(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle, n: T.int64, nnz: T.int64):
+    def direct_singles(
+        a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle, f: T.handle, n: T.int64, nnz: T.int64
+    ):
         T.func_attr({"global_symbol": "direct_singles", "tirx.noalias": True})
         first = T.match_buffer(a, (n + 1,), idtype)
-        to = T.match_buffer(b, (nnz + 1,), idtype)
-        begin = T.match_buffer(c, (n + 1,), "int64")
+        indices = T.match_buffer(b, (nnz,), idtype)
+        begin = T.match_buffer(c, (n + 1,), idtype)
         count = T.match_buffer(d, (n + 1,), idtype)
-        moved = T.match_buffer(e, (nnz + 1,), idtype)
+        to = T.match_buffer(e, (nnz,), idtype)
+        whole = T.match_buffer(f, (1,), "int32")
+        before = T.alloc_buffer((1,), idtype, scope="local")
+        held = T.alloc_buffer((1,), idtype, scope="local")
+        whole[0] = 1
         for i in range(n + 1):
-            count[i] = T.Cast(idtype, 0)
-            begin[i] = T.int64(0)
+            begin[i] = T.Cast(idtype, 0)
         for i in range(n):
-            count[i] = count[i] + first[i + 1] - first[i]
-            for p in range(T.Cast("int64", first[i + 1] - first[i])):
-                count[to[first[i] + p]] = count[to[first[i] + p]] + T.Cast(idtype, 1)
+            count[i] = first[i + 1] - first[i]
+        for p in range(T.Cast("int64", first[n])):
+            count[indices[p]] = count[indices[p]] + T.Cast(idtype, 1)
         for i in range(n):
             for p in range(T.Cast("int64", first[i + 1] - first[i])):
-                j: T.let[T.int64] = T.Cast("int64", to[first[i] + p])
+                j: T.let[T.int64] = T.Cast("int64", indices[first[i] + p])
                 owner: T.let[T.int64] = T.Select(count[j] > count[i], i, j)
-                begin[owner + 1] = begin[owner + 1] + T.int64(1)
-        for i in range(n):
-            begin[i + 1] = begin[i + 1] + begin[i]
+                begin[owner] = begin[owner] + T.Cast(idtype, 1)
+        before[0] = T.Cast(idtype, 0)
+        for i in range(n + 1):  # where each row ends: its entries are put before one another
+            before[0] = before[0] + begin[i]
+            begin[i] = before[0]
         for i in range(n):
             for p in range(T.Cast("int64", first[i + 1] - first[i])):
-                to_row: T.let[T.int64] = T.Cast("int64", to[first[i] + p])
+                to_row: T.let[T.int64] = T.Cast("int64", indices[first[i] + p])
                 holder: T.let[T.int64] = T.Select(count[to_row] > count[i], i, to_row)
-                moved[begin[holder]] = T.Cast(idtype, i + to_row - holder)
-                begin[holder] = begin[holder] + T.int64(1)
+                held[0] = begin[holder] - T.Cast(idtype, 1)
+                to[held[0]] = T.Cast(idtype, i + to_row - holder)
+                begin[holder] = held[0]
 
     return direct_singles
 
 
-def _count(idtype: str) -> tirx.PrimFunc:
+def _count(idtype: str, name: str = "count", each_chunk: Any = T.parallel) -> tirx.PrimFunc:
     """Count the neighbours of neighbours that are neighbours, blocks of rows in turn for each chunk."""
 
     @T.prim_func
-    def count(a: T.handle, b: T.handle, c: T.handle, d: T.handle, n: T.int64, nnz: T.int64, chunks: T.int64):
-        T.func_attr({"global_symbol": "count", "tirx.noalias": True})
-        begin = T.match_buffer(a, (n + 1,), "int64")
-        to = T.match_buffer(b, (nnz + 1,), idtype)
-        mark = T.match_buffer(c, (chunks, n), idtype)
+    def count(
+        a: T.handle,
+        b: T.handle,
+        c: T.handle,
+        d: T.handle,
+        n: T.int64,
+        nnz: T.int64,
+        chunks: T.int64,
+        lead: T.int64,
+        without: T.int64,
+    ):
+        T.func_attr({"global_symbol": name, "tirx.noalias": True})
+        begin = T.match_buffer(a, (n + 1,), idtype)
+        to = T.match_buffer(b, (nnz,), idtype)
+        marks = T.match_buffer(c, (chunks, T.floordiv(n + WORD - 1, WORD)), "int64")
         found = T.match_buffer(d, (chunks, BLOCK), "int64")
-        for chunk in T.parallel(chunks):
+        for chunk in each_chunk(chunks):
             total = T.alloc_buffer((1,), "int64", scope="local")
             total[0] = T.int64(0)
-            for i in range(n):
-                mark[chunk, i] = T.Cast(idtype, -1)
             for block in range(T.floordiv(T.floordiv(n + BLOCK - 1, BLOCK) + chunks - 1 - chunk, chunks)):
                 for r in range(T.min(T.int64(BLOCK), n - (block * chunks + chunk) * BLOCK)):
                     row: T.let[T.int64] = (block * chunks + chunk) * BLOCK + r
-                    for p in range(begin[row + 1] - begin[row]):
-                        mark[chunk, to[begin[row] + p]] = T.Cast(idtype, row)
-                    for p in range(begin[row + 1] - begin[row]):
-                        start: T.let[T.int64] = begin[to[begin[row] + p]]
-                        for q in range(begin[to[begin[row] + p] + 1] - start):
-                            total[0] = total[0] + T.Cast("int64", mark[chunk, to[start + q]] == T.Cast(idtype, row))
+                    first: T.let[T.int64] = T.Cast("int64", begin[row])
+                    length: T.let[T.int64] = T.Cast("int64", begin[row + 1]) - first
+                    if length > 1:
+                        for p in range(length):
+                            j: T.let[T.int64] = T.Cast("int64", to[first + p])
+                            bit: T.let[T.int64] = T.shift_left(T.int64(1), T.bitwise_and(j, T.int64(WORD - 1)))
+                            marks[chunk, T.shift_right(j, T.int64(6))] = T.bitwise_or(
+                                marks[chunk, T.shift_right(j, T.int64(6))], bit
+                            )
+                        for p in range(length - without):
+                            of: T.let[T.int64] = T.Cast("int64", to[first + lead + p])
+                            start: T.let[T.int64] = T.Cast("int64", begin[of])
+                            for q in range(T.Cast("int64", begin[of + 1]) - start):
+                                k: T.let[T.int64] = T.Cast("int64", to[start + q])
+                                word: T.let[T.int64] = marks[chunk, T.shift_right(k, T.int64(6))]
+                                total[0] = total[0] + T.bitwise_and(
+                                    T.shift_right(word, T.bitwise_and(k, T.int64(WORD - 1))), T.int64(1)
+                                )
+                        for p in range(length):
+                            marks[chunk, T.shift_right(T.Cast("int64", to[first + p]), T.int64(6))] = T.int64(0)
             found[chunk, 0] = total[0]
 
     return count
 
+
+MAKERS = {
+    "look": _look,
+    "direct_pairs": _direct_pairs,
+    "direct_singles": _direct_singles,
+    "count": _count,
+    "count_alone": partial(_count, name="count_alone", each_chunk=T.serial),
+}
 
 __all__ = ["triangles"]

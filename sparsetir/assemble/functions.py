@@ -50,6 +50,7 @@ from sparsetir.assemble.small import FEW, MOST_AHEAD, NARROW, Leveled, faults, o
 from sparsetir.errors import LoweringError
 from sparsetir.ir import cast, const
 from sparsetir.lower.host.promote_halves import widened
+from sparsetir.lower.nest.align_params import realign
 from sparsetir.lower.nests import parallel, serial
 from sparsetir.lower.rewriting import (
     alloc,
@@ -355,7 +356,7 @@ class Functions:
         )
         read = [p for p in self.common if str(p.name) not in unread(assembly)]
         extra = [top, least, heap] if self.options.select else []
-        return tirx.PrimFunc([*read, capacity, indptr, keys, *values, *params, *extra], renewed(body))
+        return realign(tirx.PrimFunc([*read, capacity, indptr, keys, *values, *params, *extra], renewed(body)))
 
     def room(self, one: Split) -> tuple[Workspace | Stamps, list[Var]]:
         """The accumulators of a call of little work, and its parameters."""
