@@ -25,6 +25,7 @@ SIDES = NOT_BELOW | NOT_ABOVE
 BLOCK = 64  # rows that one thread takes together
 WORD = 64  # vertices in a word of marks
 STRAIGHT = 12  # neighbours of neighbours for each edge up to which directing the edges takes longer than it saves
+DIRECTED = 4  # neighbours of neighbours for each edge, once those are directed
 SERIAL_WORK = 1 << 15  # neighbours of neighbours below which one thread counts
 
 
@@ -92,11 +93,11 @@ def _both_ways(rows: Any) -> Any:
 
 def _counted(graph: Any) -> int | None:
     """The triangles of rows; None where these must be sorted or hold each edge in both directions first."""
-    idtype = graph.indices.dtype
+    idtype = np.result_type(graph.indptr, graph.indices)
     n, nnz = graph.shape[0], len(graph.indices)
     if not nnz:
         return 0
-    stored = np.ascontiguousarray(graph.indptr).astype(idtype, copy=False), np.ascontiguousarray(graph.indices)
+    stored = (np.ascontiguousarray(a).astype(idtype, copy=False) for a in (graph.indptr, graph.indices))
     rows = [interop.writable_alias(a) for a in stored]
     facts = np.empty(2, np.int64)
     _function("look", idtype.name)(*rows, facts, n, nnz)
@@ -114,7 +115,7 @@ def _counted(graph: Any) -> int | None:
         rows, _ = _directed("direct_singles", rows, n)
     else:  # of the neighbours of a vertex one is at the end, which no other one's row leads back to
         return _triangles(rows, n, work, int(is_low), 1)
-    return _triangles(rows, n, SERIAL_WORK + 1 if nnz > SERIAL_WORK // STRAIGHT else 0, 0, 0)
+    return _triangles(rows, n, DIRECTED * int(rows[0][n]), 0, 0)
 
 
 def _directed(function: str, rows: list[np.ndarray], n: int) -> tuple[list[np.ndarray], bool]:

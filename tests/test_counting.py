@@ -66,11 +66,70 @@ def test_edges_stored_once(idtype):
         assert sparsetir.triangles(rows) == count
 
 
-@pytest.mark.parametrize("fault", ["index", "negative", "pointer", "end"])
+def mesh(side: int) -> sp.csr_array:
+    """Squares with a diagonal each, which makes two triangles, and a vertex between each two squares without edges."""
+    at = np.arange(side * side).reshape(side, side) * 2
+    pairs = [(at[:, 1:], at[:, :-1]), (at[1:], at[:-1]), (at[1:, 1:], at[:-1, :-1])]
+    ends = np.concatenate([[a.ravel(), b.ravel()] for a, b in pairs], axis=1)
+    return sp.csr_array((np.ones(ends.shape[1]), tuple(ends)), shape=(2 * side * side, 2 * side * side))
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_many_short_rows(idtype, shuffled):
+    """On either side of the diagonal, and on both; by one thread and by several."""
+    for side in (2, 9, 140):
+        L = mesh(side)
+        if shuffled:
+            order = np.random.default_rng(0).permutation(L.shape[0])
+            L = sp.csr_array(sp.tril((L + L.T)[order][:, order]))
+        for matrix in (L, L.T, L + L.T):
+            rows = sp.csr_array(matrix)
+            rows.sort_indices()
+            rows.indptr, rows.indices = rows.indptr.astype(idtype), rows.indices.astype(idtype)
+            assert sparsetir.triangles(rows) == 2 * (side - 1) ** 2
+
+
+def test_rows_of_edges_stored_once_that_are_directed_anew():
+    """A hub that all others have a row entry of, on either side; with a triangle for each two neighbours on the rim."""
+    n = 3000
+    rim = sp.diags_array(np.ones(n - 1), offsets=1, shape=(n, n)).tolil()
+    for hub in (0, n - 1):
+        A = rim.copy()
+        A[hub, :] = 1
+        A = sp.csr_array(A + A.T)
+        for matrix in (sp.tril(A, -1), sp.triu(A, 1), A):
+            assert sparsetir.triangles(sp.csr_array(matrix)) == n - 2
+
+
+def test_arrays_may_begin_anywhere():
+    """numpy's need not begin where a vector does."""
+    L = mesh(40)
+    for first in range(4):
+        rows = L.copy()
+        for part in ("indptr", "indices"):
+            array = getattr(rows, part)
+            moved = np.empty(len(array) + first, array.dtype)[first:]
+            moved[...] = array
+            setattr(rows, part, moved)
+        for matrix in (rows, sp.csr_array(rows.T), sp.csr_array(rows + rows.T)):
+            assert sparsetir.triangles(matrix) == 2 * 39**2
+
+
+def test_room_behind_the_entries():
+    L = mesh(5)
+    L.indices, L.data = np.append(L.indices, np.int32([99, -1])), np.append(L.data, [1.0, 1])
+    assert sparsetir.triangles(L) == 32
+    assert sparsetir.triangles(sp.csr_array((np.ones(2), [7, -1], np.zeros(9, int)), shape=(8, 8), copy=False)) == 0
+
+
+@pytest.mark.parametrize("fault", ["index", "negative", "pointer", "end", "far"])
 def test_unsound_rows(fault):
     A = sp.csr_array(np.ones((5, 5)))
     if fault in ("index", "negative"):
         A.indices[7] = 5 if fault == "index" else -1
+    elif fault == "far":  # not to be cut to the width of the indices
+        A.indptr = A.indptr.astype("int64") + (np.arange(6) == 3) * 2**32
     else:
         A.indptr[2 if fault == "pointer" else 5] = 90
     with pytest.raises(StructureError, match="rows or columns outside of the shape"):
