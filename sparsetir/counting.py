@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, cast
 
@@ -187,19 +188,18 @@ def _look(idtype: str) -> tirx.PrimFunc:
                 longest[0] = T.Cast(idtype, 0)
                 for p in range(T.Cast("int64", indptr[n]) - 1):
                     descents[0] = descents[0] + T.Cast(idtype, indices[p] >= indices[p + 1])
-                if indptr[n] > 0:
-                    for i in range(n):
-                        begin: T.let[T.int64] = T.Cast("int64", indptr[i])
-                        end: T.let[T.int64] = T.Cast("int64", indptr[i + 1])
-                        has: T.let[T.int32] = T.Cast("int32", end > begin)
-                        first: T.let[T.int64] = T.Cast("int64", indices[T.min(begin, T.Cast("int64", indptr[n]) - 1)])
-                        last: T.let[T.int64] = T.Cast("int64", indices[T.max(end - 1, T.int64(0))])
-                        before: T.let[T.int64] = T.Cast("int64", indices[T.max(begin - 1, T.int64(0))])
-                        is_met: T.let[T.int32] = T.Cast("int32", begin > 0) * T.Cast("int32", before >= first)
-                        below[0] = T.bitwise_or(below[0], T.Cast(idtype, has * T.Cast("int32", last >= i)))
-                        above[0] = T.bitwise_or(above[0], T.Cast(idtype, has * T.Cast("int32", first <= i)))
-                        descents[0] = descents[0] - T.Cast(idtype, has * is_met)
-                        longest[0] = T.max(longest[0], indptr[i + 1] - indptr[i])
+                for i in range(n):
+                    begin: T.let[T.int64] = T.Cast("int64", indptr[i])
+                    end: T.let[T.int64] = T.Cast("int64", indptr[i + 1])
+                    has: T.let[T.int32] = T.Cast("int32", end > begin)
+                    first: T.let[T.int64] = T.Cast("int64", indices[T.min(begin, nnz - 1)])
+                    last: T.let[T.int64] = T.Cast("int64", indices[T.max(end - 1, T.int64(0))])
+                    before: T.let[T.int64] = T.Cast("int64", indices[T.max(begin - 1, T.int64(0))])
+                    is_met: T.let[T.int32] = T.Cast("int32", begin > 0) * T.Cast("int32", before >= first)
+                    below[0] = T.bitwise_or(below[0], T.Cast(idtype, has * T.Cast("int32", last >= i)))
+                    above[0] = T.bitwise_or(above[0], T.Cast(idtype, has * T.Cast("int32", first <= i)))
+                    descents[0] = descents[0] - T.Cast(idtype, has * is_met)
+                    longest[0] = T.max(longest[0], indptr[i + 1] - indptr[i])
                 work[0] = T.Cast("int64", longest[0]) * T.Cast("int64", indptr[n])
                 if longest[0] > STRAIGHT:
                     work[0] = T.int64(0)
@@ -355,7 +355,7 @@ def _count(idtype: str, name: str = "count", each_chunk: Any = T.parallel) -> ti
     return count
 
 
-MAKERS = {
+MAKERS: dict[str, Callable[[str], tirx.PrimFunc]] = {
     "look": _look,
     "direct_pairs": _direct_pairs,
     "direct_singles": _direct_singles,

@@ -19,7 +19,7 @@ from sparsetir.call.make import assembled_kernel
 from sparsetir.call.pattern_results import Pattern
 from sparsetir.call.rows import ROWS
 from sparsetir.call.selecting import least_of, top_of
-from sparsetir.call.small import MOST_ENTERED, MOST_STORED
+from sparsetir.call.small import limits
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor
@@ -125,12 +125,12 @@ def _is_little(A: Any, B: Any, kernel: AssembledKernel | None = None) -> bool:
     """
     if type(A) not in ROWS or type(B) not in ROWS:
         return False
-    left, right = len(A.indices), len(B.indices)
-    if left + right > MOST_STORED or left * right > MOST_ENTERED * B.shape[0]:
+    left, right, (entered, stored) = len(A.indices), len(B.indices), limits()
+    if left + right > stored or left * right > entered * B.shape[0]:
         return False
     if (kernel is not None and kernel.has("small")) or len(B.indptr) < 2:
         return True
-    return bool(np.diff(B.indptr).take(A.indices, mode="clip").sum() <= MOST_ENTERED)
+    return bool(np.diff(B.indptr).take(A.indices, mode="clip").sum() <= entered)
 
 
 def _kernel_of_product(program: str, operands: _Operands, options: Options, A: Any, B: Any) -> AssembledKernel:

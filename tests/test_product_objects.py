@@ -426,7 +426,7 @@ def test_small_products_are_those_of_large_ones(name, monkeypatch):
     small = [outcome(call, pair) for pair in pairs]
     assert sum(found is not None for found in made) > 5
     made.clear()
-    monkeypatch.setattr(products, "MOST_STORED", -1)
+    monkeypatch.setattr(products, "limits", lambda: (-1, -1))
     assert [outcome(call, pair) for pair in pairs] == small
     assert not made
 

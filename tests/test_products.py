@@ -211,7 +211,7 @@ WAYS = {
 @pytest.mark.parametrize("name", ["matmul", "masked", "add", "multiply", "plan", "top"])
 def test_all_ways_agree(way: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What large inputs go through, on small ones."""
-    monkeypatch.setattr(products, "MOST_STORED", -1)
+    monkeypatch.setattr(products, "limits", lambda: (-1, -1))
     for limit, value in WAYS[way].items():
         monkeypatch.setattr(assembled, limit, value)
     judge(PROGRAMS[name], 3, 40, ("float32", "int32"))
@@ -241,7 +241,7 @@ def test_widths_around_words(n: int, idtype: str, monkeypatch: pytest.MonkeyPatc
     assert np.array_equal(found.indptr, expected.indptr)
     assert np.array_equal(found.indices, expected.indices)
     np.testing.assert_allclose(found.data, expected.data)
-    monkeypatch.setattr(products, "MOST_STORED", -1)
+    monkeypatch.setattr(products, "limits", lambda: (-1, -1))
     shared = sparsetir.matmul(A, B)
     for name in ("indptr", "indices", "data"):
         assert getattr(shared, name).tobytes() == getattr(found, name).tobytes()

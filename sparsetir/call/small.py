@@ -25,11 +25,19 @@ from sparsetir.call.rows import ROWS, CompressedRows
 from sparsetir.call.signature import Signature
 from sparsetir.call.workspace import full
 from sparsetir.sizes import Size
+from sparsetir.threads import get_num_threads
 
-MOST_ENTERED = 1 << 15  # coordinates, repeated ones included
-MOST_STORED = 1 << 16  # rows and entries of all operands, which are looked at one after the other
+MOST_ENTERED = 1 << 15  # coordinates, repeated ones included, beyond which several threads are sooner done
+MOST_STORED = 1 << 16  # rows and entries of all operands, which one thread looks at
+ALONE = 8  # times as much, where there is one thread
 MOST_COLUMNS = 1 << 16
 LEAST_COLUMNS = 1 << 12
+
+
+def limits() -> tuple[int, int]:
+    """How many coordinates a small product enters at most, and how many rows and entries its operands have."""
+    times = ALONE if get_num_threads() == 1 else 1
+    return MOST_ENTERED * times, MOST_STORED * times
 
 
 @dataclass
@@ -140,16 +148,17 @@ class SmallCalls:
                 return None
             stored += found
         rows, columns = sizes[self.rows], sizes[self.columns]
-        if stored > MOST_STORED or columns > MOST_COLUMNS:
+        most, most_stored = limits()
+        if stored > most_stored or columns > MOST_COLUMNS:
             return None
         for at, empty in self.empty.items():
             if not len(ready[at]):
                 ready[at] = empty
         for at, name in self.numbers:
             ready[at] = sizes[name]
-        room = self.room(columns)
+        room = self.room(columns, most)
         indptr = np.empty(rows + 1, self.key)
-        function("small")(*ready, MOST_ENTERED, indptr, *room.passed, *self.chosen(room, *selected))
+        function("small")(*ready, len(room.keys), indptr, *room.passed, *self.chosen(room, *selected))
         if not self.spare:
             self.spare.append(room)
         if indptr.item(0):
@@ -164,24 +173,25 @@ class SmallCalls:
         """What the choice of the largest entries takes."""
         if room.heap is None:
             return []
-        return [MOST_ENTERED if top is None else min(top, MOST_ENTERED), least, room.heap]
+        most = len(room.keys)
+        return [most if top is None else min(top, most), least, room.heap]
 
-    def room(self, columns: int) -> Room:
+    def room(self, columns: int, entries: int) -> Room:
         """That of an earlier call, or a new one."""
         while self.spare:
             try:
                 room = self.spare.pop()  # at once: another thread finds none
             except IndexError:
                 break
-            if columns <= room.columns:
+            if columns <= room.columns and entries == len(room.keys):
                 return room
-        return self.made(max(LEAST_COLUMNS, 1 << (columns - 1).bit_length()))
+        return self.made(max(LEAST_COLUMNS, 1 << (columns - 1).bit_length()), entries)
 
-    def made(self, columns: int) -> Room:
-        """Room for rows with so many columns, a power of two."""
+    def made(self, columns: int, entries: int) -> Room:
+        """Room for rows with so many columns, a power of two, and for so many entries."""
         result = self.assembly.results[0]
-        keys = alignment.empty((MOST_ENTERED,), self.key)
-        values = alignment.empty((MOST_ENTERED,), numpy_dtype(result.dtype))
+        keys = alignment.empty((entries,), self.key)
+        values = alignment.empty((entries,), numpy_dtype(result.dtype))
         held, initial = np.dtype(numpy_dtype(result.held_dtype)), result.initial.value
         words = columns // WORD
         if self.is_stamped:
@@ -197,7 +207,7 @@ class SmallCalls:
             work += [words, *map(tvm_ffi.from_dlpack, masks)] if masks else []
         heap = None
         if self.options.select:
-            heap = tvm_ffi.from_dlpack(np.empty((1, MOST_ENTERED), numpy_dtype(ordered(result.dtype))))
+            heap = tvm_ffi.from_dlpack(np.empty((1, entries), numpy_dtype(ordered(result.dtype))))
         return Room(columns, keys, values, [*map(tvm_ffi.from_dlpack, (keys, values)), *work], heap)
 
 
@@ -207,4 +217,4 @@ def _params(assembly: Assembly, signature: Signature) -> list[Any]:
     return [p for p in signature.params if p.name not in left_out]
 
 
-__all__ = ["MOST_ENTERED", "MOST_STORED", "SmallCalls"]
+__all__ = ["SmallCalls", "limits"]
