@@ -56,8 +56,8 @@ def triangles(A: Any) -> int:
     -----
     Each edge goes to the vertex with fewer neighbours, so that no row is long. Then the neighbours of a vertex are
     marked, and those of its neighbours counted that have a mark. Rows that are sorted and hold each edge in both
-    directions, or in one below or above the diagonal, are taken as they are stored; the latter are not directed anew
-    where they are short.
+    directions, or in one below or above the diagonal, are taken as they are stored; where they are short each edge
+    stays with the vertex that comes last, or first where it is stored in that direction alone.
 
     Examples
     --------
@@ -107,25 +107,29 @@ def _counted(graph: Any) -> int | None:
         raise StructureError(f"the index arrays name rows or columns outside of the shape {tuple(graph.shape)}")
     if state & UNSORTED:
         return None
-    is_low = not state & NOT_BELOW
+    is_low, heavy = not state & NOT_BELOW, "direct_singles"
     if state & SIDES == SIDES:
-        rows, is_paired = _directed("direct_pairs", rows, n)
+        low, is_paired, work = _rewritten("pair_up", rows, n)
         if not is_paired:
             return None
-    elif work > STRAIGHT * nnz:
-        rows, _ = _directed("direct_singles", rows, n)
-    else:  # of the neighbours of a vertex one is at the end, which no other one's row leads back to
-        return _triangles(rows, n, work, int(is_low), 1)
-    return _triangles(rows, n, DIRECTED * int(rows[0][n]), 0, 0)
+        is_low, heavy, edges = True, "direct_pairs", int(low[0][n])
+    else:
+        low, edges = rows, nnz
+    if work > STRAIGHT * edges:
+        rows, _, _ = _rewritten(heavy, rows, n)
+        return _triangles(rows, n, DIRECTED * edges, 0, 0)
+    # Of the neighbours of a vertex one is at the end, which no other one's row leads back to.
+    return _triangles(low, n, work, int(is_low), 1)
 
 
-def _directed(function: str, rows: list[np.ndarray], n: int) -> tuple[list[np.ndarray], bool]:
-    """Rows with each edge in one direction, and whether it was stored as the function takes it."""
+def _rewritten(function: str, rows: list[np.ndarray], n: int) -> tuple[list[np.ndarray], int, int]:
+    """Rows with each edge in one direction, and what the function says of those it was given."""
     idtype, nnz = rows[1].dtype, len(rows[1])
     begin, place, to = (np.empty(count, idtype) for count in (n + 1, n + 1, nnz))
-    is_whole = np.empty(1, np.int32)
-    _function(function, idtype.name)(*rows, begin, place, to, is_whole, n, nnz)
-    return [begin, to], bool(is_whole[0])
+    facts = np.zeros(2, np.int64)
+    _function(function, idtype.name)(*rows, begin, place, to, facts, n, nnz)
+    is_whole, work = facts.tolist()
+    return [begin, to], is_whole, work
 
 
 def _triangles(rows: list[np.ndarray], n: int, work: int, first: int, without: int) -> int:
@@ -216,11 +220,56 @@ def _look(idtype: str) -> tirx.PrimFunc:
     return look
 
 
-def _direct_pairs(idtype: str) -> tirx.PrimFunc:
-    """Keep each edge that is stored in both directions in one; `whole` says if all are.
+def _pair_up(idtype: str) -> tirx.PrimFunc:
+    """Keep the entries below the diagonal, and say if each is stored above it, too, and how much work they make.
 
-    Row after row, the next entry of the row that an entry names must name it.
+    Row after row, the next entry above the diagonal of the row that an entry names must name it.
     """
+
+    @T.prim_func
+    def pair_up(
+        a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle, f: T.handle, n: T.int64, nnz: T.int64
+    ):
+        T.func_attr({"global_symbol": "pair_up", "tirx.noalias": True})
+        first = T.match_buffer(a, (n + 1,), idtype)
+        indices = T.match_buffer(b, (nnz,), idtype)
+        begin = T.match_buffer(c, (n + 1,), idtype)
+        place = T.match_buffer(d, (n + 1,), idtype)
+        to = T.match_buffer(e, (nnz,), idtype)
+        facts = T.match_buffer(f, (2,), "int64")
+        others = T.alloc_buffer((1,), "int32", scope="local")
+        filled = T.alloc_buffer((1,), idtype, scope="local")
+        passed = T.alloc_buffer((1,), idtype, scope="local")
+        work = T.alloc_buffer((1,), "int64", scope="local")
+        others[0] = 0
+        filled[0] = T.Cast(idtype, 0)
+        work[0] = T.int64(0)
+        for i in range(n):
+            begin[i] = filled[0]
+            passed[0] = first[i]
+            for p in range(T.Cast("int64", first[i + 1] - first[i])):
+                j: T.let[T.int64] = T.Cast("int64", indices[first[i] + p])
+                if j < i:
+                    at: T.let[T.int64] = T.min(T.Cast("int64", place[j]), nnz - 1)
+                    is_other: T.let[T.bool] = place[j] >= first[j + 1] or T.Cast("int64", indices[at]) != i
+                    others[0] = T.bitwise_or(others[0], T.Cast("int32", is_other))
+                    place[j] = place[j] + T.Cast(idtype, place[j] < first[j + 1])
+                    work[0] = work[0] + T.Cast("int64", begin[j + 1] - begin[j])
+                    to[filled[0]] = T.Cast(idtype, j)
+                    filled[0] = filled[0] + T.Cast(idtype, 1)
+                passed[0] = passed[0] + T.Cast(idtype, j <= i)
+            begin[i + 1] = filled[0]
+            place[i] = passed[0]
+        for i in range(n):
+            others[0] = T.bitwise_or(others[0], T.Cast("int32", place[i] != first[i + 1]))
+        facts[0] = T.Cast("int64", others[0] == 0)
+        facts[1] = work[0]
+
+    return pair_up
+
+
+def _direct_pairs(idtype: str) -> tirx.PrimFunc:
+    """Put each edge, which is stored in both directions, into the row of the vertex with fewer neighbours."""
 
     @T.prim_func
     def direct_pairs(
@@ -230,33 +279,20 @@ def _direct_pairs(idtype: str) -> tirx.PrimFunc:
         first = T.match_buffer(a, (n + 1,), idtype)
         indices = T.match_buffer(b, (nnz,), idtype)
         begin = T.match_buffer(c, (n + 1,), idtype)
-        place = T.match_buffer(d, (n + 1,), idtype)
+        _place = T.match_buffer(d, (n + 1,), idtype)
         to = T.match_buffer(e, (nnz,), idtype)
-        whole = T.match_buffer(f, (1,), "int32")
-        others = T.alloc_buffer((1,), "int32", scope="local")
+        _facts = T.match_buffer(f, (2,), "int64")
         filled = T.alloc_buffer((1,), "int64", scope="local")
-        others[0] = 0
-        for i in range(n + 1):
-            place[i] = first[i]
+        filled[0] = T.int64(0)
         for i in range(n):
+            begin[i] = T.Cast(idtype, filled[0])
             for p in range(T.Cast("int64", first[i + 1] - first[i])):
-                j: T.let[T.int64] = T.Cast("int64", indices[first[i] + p])
-                at: T.let[T.int64] = T.min(T.Cast("int64", place[j]), nnz - 1)  # behind a row: of the next one
-                is_other: T.let[T.bool] = place[j] >= first[j + 1] or T.Cast("int64", indices[at]) != i
-                others[0] = T.bitwise_or(others[0], T.Cast("int32", is_other))
-                place[j] = place[j] + T.Cast(idtype, place[j] < first[j + 1])
-        whole[0] = T.Cast("int32", others[0] == 0)
-        if others[0] == 0:
-            filled[0] = T.int64(0)
-            for i in range(n):
-                begin[i] = T.Cast(idtype, filled[0])
-                for p in range(T.Cast("int64", first[i + 1] - first[i])):
-                    to_row: T.let[T.int64] = T.Cast("int64", indices[first[i] + p])
-                    to[filled[0]] = T.Cast(idtype, to_row)  # there is room: an edge more is dropped than was kept
-                    length: T.let[T.int64] = T.Cast("int64", first[to_row + 1] - first[to_row])
-                    more: T.let[T.int64] = length - T.Cast("int64", first[i + 1] - first[i])
-                    filled[0] = filled[0] + T.Cast("int64", more > 0 or (more == 0 and to_row < i))
-            begin[n] = T.Cast(idtype, filled[0])
+                to_row: T.let[T.int64] = T.Cast("int64", indices[first[i] + p])
+                to[filled[0]] = T.Cast(idtype, to_row)  # of an edge that is not kept it is written over
+                length: T.let[T.int64] = T.Cast("int64", first[to_row + 1] - first[to_row])
+                more: T.let[T.int64] = length - T.Cast("int64", first[i + 1] - first[i])
+                filled[0] = filled[0] + T.Cast("int64", more > 0 or (more == 0 and to_row < i))
+        begin[n] = T.Cast(idtype, filled[0])
 
     return direct_pairs
 
@@ -274,10 +310,9 @@ def _direct_singles(idtype: str) -> tirx.PrimFunc:
         begin = T.match_buffer(c, (n + 1,), idtype)
         count = T.match_buffer(d, (n + 1,), idtype)
         to = T.match_buffer(e, (nnz,), idtype)
-        whole = T.match_buffer(f, (1,), "int32")
+        _facts = T.match_buffer(f, (2,), "int64")
         before = T.alloc_buffer((1,), idtype, scope="local")
         held = T.alloc_buffer((1,), idtype, scope="local")
-        whole[0] = 1
         for i in range(n + 1):
             begin[i] = T.Cast(idtype, 0)
         for i in range(n):
@@ -357,6 +392,7 @@ def _count(idtype: str, name: str = "count", each_chunk: Any = T.parallel) -> ti
 
 MAKERS: dict[str, Callable[[str], tirx.PrimFunc]] = {
     "look": _look,
+    "pair_up": _pair_up,
     "direct_pairs": _direct_pairs,
     "direct_singles": _direct_singles,
     "count": _count,
