@@ -45,7 +45,7 @@ from sparsetir.assemble.options import Options
 from sparsetir.assemble.program import Assembly
 from sparsetir.assemble.rows import Listed, Rows, Scatter, with_own
 from sparsetir.assemble.segments import SHIFT, Parts, update_of
-from sparsetir.assemble.selection import Selection, ordered
+from sparsetir.assemble.selection import LANES, Selection, ordered
 from sparsetir.assemble.small import FEW, MOST_AHEAD, NARROW, Leveled, faults, operands, unread
 from sparsetir.errors import LoweringError
 from sparsetir.ir import cast, const
@@ -339,12 +339,14 @@ class Functions:
         select = Selection(out, chunk, top, least, heap).stmts() if self.options.select else []
         work, params = self.room(one)
         total, every, fault, row = cell("total", LONG), cell("every", LONG), cell("fault", LONG), size("row")
-        entered = seq(put(total, long(0)), *_entered(self.rows.body, self.rows, total))
+        entered = seq(
+            put(total, long(0)), *_entered(self.rows.body, self.rows, lambda amount, _loop: [add(total, amount)])
+        )
         each = seq(self.at_row(row, entered), add(every, get(total)))
         end = lambda place, n: tirx.BufferStore(indptr, cast(n, assembly.key_dtype), [place])  # noqa: E731
         done = [*select, add(out.pos, get(out.count)), end(row + long(1), get(out.pos))]
         rows = seq(self.at_row(row, entered), *self.small_row(out, work, chunk, row, get(total)), *done)
-        has_room = tirx.And(get(fault).equal(long(0)), get(every) + long(MOST_AHEAD) <= capacity)
+        has_room = tirx.And(get(fault).equal(long(0)), get(every) + long(max(MOST_AHEAD, LANES)) <= capacity)
         body = seq(
             tirx.Bind(chunk, const(0, "int32")),
             *alloc(out.pos, out.count, total, every, fault),
@@ -361,7 +363,7 @@ class Functions:
     def room(self, one: Split) -> tuple[Workspace | Stamps, list[Var]]:
         """The accumulators of a call of little work, and its parameters."""
         if self.is_stamped:
-            stamps = self.stamps(one)
+            stamps = replace(self.stamps(one), searches=None)
             return stamps, stamps.params
         tops = size("tops")
         work = replace(self.workspace(one, values=True), tops=tops, parts=None)

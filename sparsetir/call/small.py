@@ -197,7 +197,7 @@ class SmallCalls:
         if self.is_stamped:
             shape = (1, columns + DUMPS)
             places = np.bitwise_and(np.arange(columns, dtype=np.int32), DUMPS - 1)[None]
-            arrays = [full(shape, held, initial), alignment.empty(shape, np.dtype(np.uint8)), places]
+            arrays = [full(shape, held, initial), full(shape, np.dtype(np.uint8), 0), places]
             work = [shape[1], columns, *map(tvm_ffi.from_dlpack, arrays)]
         else:
             arrays = [full((1, columns), held, initial)]
