@@ -211,7 +211,7 @@ class Best:
         self.held = tirx.decl_buffer([lanes], dtype, name="best", scope="local", layout=None)
         is_float = dtype.startswith("float")
         self.low, self.high = (
-            const(sign * math.inf, dtype) if is_float else bound(dtype)
+            tirx.const(sign * math.inf, dtype) if is_float else bound(dtype)
             for sign, bound in ((-1, tirx.min_value), (1, tirx.max_value))
         )
         self.place = tirx.Ramp(long(0), long(1), self.lanes)
