@@ -22,7 +22,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import Var
 
-from sparsetir.assemble import merges
+from sparsetir.assemble import lookups, merges
 from sparsetir.assemble.accumulators import (
     DUMPS,
     LONG,
@@ -41,9 +41,10 @@ from sparsetir.assemble.accumulators import (
     long,
     stored,
 )
+from sparsetir.assemble.lookups import LONG_ROW, LOOK_WORK, Lookups, Walk
 from sparsetir.assemble.options import Options
 from sparsetir.assemble.program import Assembly
-from sparsetir.assemble.rows import Listed, Rows, Scatter, with_own
+from sparsetir.assemble.rows import Rows, Scatter, with_own
 from sparsetir.assemble.segments import SHIFT, Parts, update_of
 from sparsetir.assemble.selection import LANES, Selection, ordered
 from sparsetir.assemble.small import FEW, MOST_AHEAD, NARROW, Leveled, faults, operands, unread
@@ -68,8 +69,6 @@ from sparsetir.walks import structural_mutate
 
 ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
 DENSE = 4  # entries in each block from which on they are marked in bytes
-SEARCHED = 32  # coordinates of a list from which on others may be searched for in it
-SEARCH_STEP, SEARCH_WORK = 8, 8  # coordinates that take as long as a step of a search, and as its beginning and end
 SPARSE = 32  # blocks for each entry from which on it takes longer to go over them than to note where entries are
 
 
@@ -119,6 +118,7 @@ class Functions:
         if options.select and blocked is not None:
             raise LoweringError(f"{blocked.name} has blocks of elements, of which none is the largest")
         self.update = update_of(rows) if options.accumulators.kind == "segments" else None
+        self.walks = lookups.walks_of(rows, assembly) if self.looks_up else []
         self.common = [p for p in rows.func.params if not tirx.is_buffer_var(p) or assembly.result_of(p) is None]
 
     def module(self, names: Sequence[str]) -> ir.IRModule:
@@ -153,9 +153,13 @@ class Functions:
         return self.options.stamps(has_mask=self.assembly.mask is not None)
 
     @property
-    def searches(self) -> bool:
-        """Whether entries of a mask may be searched for in lists of coordinates."""
-        return self.options.searches and self.is_stamped
+    def looks_up(self) -> bool:
+        """Whether rows of a mask may be looked up in rows of an operand."""
+        return self.options.looks_up and self.is_stamped
+
+    def walk_of(self, loop: tirx.For) -> Walk | None:
+        """What a loop is, where it goes over such a row."""
+        return next((w for w in self.walks if w.loop.same_as(loop)), None)
 
     @property
     def width(self) -> ir.Expr:
@@ -168,16 +172,16 @@ class Functions:
         """Of each row how many coordinates it enters, repeated ones included, and the most that it may have."""
         chunks = Var("chunks", ir.PrimType("int32"))
         work, bound = (array(name, LONG, self.rows.count) for name in ("work", "bound"))
-        searches, saved = size("searches"), [array("saved", LONG, chunks)] if self.searches else []
+        looks_up, saved = size("looks_up"), [array("saved", LONG, chunks)] if self.looks_up else []
         total, spared, row = cell("total", LONG), cell("spared", LONG), size("row")
         cells = [total, spared] if saved else [total]
         chunk, step = Var("chunk", ir.PrimType("int32")), size("step")
 
         def count(amount: ir.Expr | int, loop: tirx.For | None) -> list[tirx.Stmt]:
-            if loop is None or not saved or self.rows.list_of(loop) is None:
+            if not saved or loop is None or self.walk_of(loop) is None:
                 return [add(total, amount)]
-            gain = tirx.max(amount - self.search_work(row, amount), long(0))
-            is_long = tirx.And(searches != long(0), amount > self.least_searched(row))
+            gain = tirx.max(amount - self.mask_row(row)[1] * long(LOOK_WORK), long(0))
+            is_long = tirx.And(looks_up != long(0), amount >= long(LONG_ROW))
             return [add(total, amount), tirx.IfThenElse(is_long, add(spared, gain), None)]
 
         entered = [*(put(c, long(0)) for c in cells), *_entered(self.rows.body, self.rows, count)]
@@ -194,8 +198,8 @@ class Functions:
         after = number * (cast(chunk, LONG) + long(1)) // share
         rows = serial(step, after - first, seq(tirx.Bind(row, first + step), self.at_row(row, body)))
         start = [tirx.BufferStore(a, long(0), [chunk]) for a in saved]
-        searched = [searches, *saved] if saved else []
-        params = [*self.common, chunks, work, bound, *searched]
+        looked = [looks_up, *saved] if saved else []
+        params = [*self.common, chunks, work, bound, *looked]
         return tirx.PrimFunc(params, alone_or_shared(chunk, chunks, seq(*start, rows)))
 
     def symbolic(self) -> tirx.PrimFunc:
@@ -230,6 +234,8 @@ class Functions:
         begin = lambda place: [put(out.pos, tirx.BufferLoad(first, [place]))]  # noqa: E731
         at = {"before": begin} if split.order else {"start": begin}
         body = self.chunks(split, way, [out.pos, out.count], **at)
+        if isinstance(work, Stamps) and work.lookups is not None and self.walks:
+            body = seq(work.lookups.made(self.walks[0].axis), body)
         params = [*self.common, *self.split_params(split), ends, capacity, first, keys, *values, *work.params, *extra]
         return tirx.PrimFunc(params, body)
 
@@ -363,7 +369,7 @@ class Functions:
     def room(self, one: Split) -> tuple[Workspace | Stamps, list[Var]]:
         """The accumulators of a call of little work, and its parameters."""
         if self.is_stamped:
-            stamps = replace(self.stamps(one), searches=None)
+            stamps = replace(self.stamps(one), lookups=None)
             return stamps, stamps.params
         tops = size("tops")
         work = replace(self.workspace(one, values=True), tops=tops, parts=None)
@@ -443,7 +449,7 @@ class Functions:
         width, columns = size("width"), size("columns")
         held = self.arrays(split, width)
         seen, places = array("seen", "uint8", split.chunks, width), array("places", "int32", split.chunks, columns)
-        return Stamps(width, columns, held, seen, places, size("searches") if self.searches else None)
+        return Stamps(width, columns, held, seen, places, Lookups.new() if self.looks_up else None)
 
     def ways(
         self, out: Output, work: Workspace | Stamps, chunk: Var, split: Split, done: Callable[[Var], list[tirx.Stmt]]
@@ -534,69 +540,43 @@ class Functions:
 
     def under_mask(self, out: Output, work: Stamps, chunk: Var, row: Var) -> tirx.Stmt:
         """A row in the order of the mask's, written out."""
-        mask = self.assembly.mask
-        assert mask is not None
-        begin, count = cast(mask.begin(cast(row, mask.idtype), []), LONG), self.mask_count(row)
-        coordinate = lambda step: cast(mask.coordinate(begin + step, step, []), LONG)  # noqa: E731
-        whole = self.options.whole
-        stamped = Stamped(out, chunk, work.arrays, work.seen, work.places, count, coordinate, whole)
-
-        def other(loop: tirx.For, usual: tirx.Stmt) -> tirx.Stmt:
-            found = None if work.searches is None else self.rows.list_of(loop)
-            if found is None or work.searches is None:
-                return usual
-            extent = cast(loop.extent, LONG)
-            is_long = tirx.And(work.searches != long(0), extent > self.least_searched(row))
-            pays = tirx.And(is_long, self.search_work(row, extent) < extent)
-            return tirx.IfThenElse(pays, self.searched(stamped, found), usual)
-
+        coordinate, count = self.mask_row(row)
+        stamped = Stamped(out, chunk, work.arrays, work.seen, work.places, count, coordinate, self.options.whole)
+        usual = lambda _loop, stmt: stmt  # noqa: E731
+        other = usual if work.lookups is None else partial(self.looked_up, stamped, work.lookups)
         body = self.at_row(row, self.scattered(stamped, work, chunk, other))
         return seq(*stamped.begin(), body, *stamped.finish())
 
-    def mask_count(self, row: Var) -> ir.Expr:
-        """The entries of the mask's row."""
+    def mask_row(self, row: Var) -> tuple[Callable[[Var], ir.Expr], ir.Expr]:
+        """The coordinates of a row of the mask, and how many there are."""
         mask = self.assembly.mask
         assert mask is not None
-        return cast(mask.extent(cast(row, mask.idtype), []), LONG)
+        above = cast(row, mask.idtype)
+        begin, count = cast(mask.begin(above, []), LONG), cast(mask.extent(above, []), LONG)
+        return lambda step: cast(mask.coordinate(begin + step, step, []), LONG), count
 
-    def search_work(self, row: Var, count: ir.Expr) -> ir.Expr:
-        """What it takes to search for each entry of the mask's row in a list, in coordinates of a list."""
-        steps = long(WORD) - tirx.call_llvm_pure_intrin(LONG, "llvm.ctlz", count, const(False, "bool"))
-        return self.mask_count(row) * (steps * long(SEARCH_STEP) + long(SEARCH_WORK))
+    def looked_up(self, stamped: Stamped, held: Lookups, loop: tirx.For, usual: tirx.Stmt) -> tirx.Stmt:
+        """A loop, or what the mask's row finds in the operand's row that it goes over."""
+        walk = self.walk_of(loop)
+        if walk is None:
+            return usual
 
-    def least_searched(self, row: Var) -> ir.Expr:
-        """Lists of so many coordinates are not searched, which is sooner seen than what it would take."""
-        steps = SEARCHED.bit_length() * SEARCH_STEP + SEARCH_WORK
-        return tirx.max(self.mask_count(row) * long(steps), long(SEARCHED))
+        def at(entry: Var, slot: ir.Expr) -> tirx.Stmt:
+            place = size("slot")
+            stmts = [tirx.Bind(place, slot), *stamped.enter_at(place)]
+            for scatter in walk.scatters:
+                number = self.assembly.results.index(scatter.result)
+                stmts.append(_update(scatter, *stamped.element(number, walk.key)))
+            return substitute(seq(*stmts), {loop.loop_var: entry})
 
-    def searched(self, stamped: Stamped, found: Listed) -> tirx.Stmt:
-        """The entries of the mask's row that are in a sorted list, each found by bisection."""
-        loop, dtype = found.loop, str(found.loop.loop_var.ty.dtype)
-        lo, rest = cell("lo", dtype), cell("rest", dtype)
-        entry, slot, key = size("entry"), size("slot"), size("key")
-        half, at = Var("half", loop.loop_var.ty), Var("at", loop.loop_var.ty)
-        is_before = cast(found.key_at(get(lo) + half), LONG) <= key
-        narrow = seq(
-            tirx.Bind(half, get(rest) >> const(1, dtype)),
-            put(lo, get(lo) + tirx.Select(is_before, half, const(0, dtype))),
-            put(rest, get(rest) - half),
-        )
-        stores = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
-        update = [*stamped.enter_at(slot)]
-        for store in stores:
-            scatter = self.rows.scatter_of(store)
-            assert scatter is not None
-            moved = _update(scatter, *stamped.element(self.assembly.results.index(scatter.result), key))
-            update.append(substitute(moved, {loop.loop_var: at}))
-        step = seq(
-            tirx.Bind(key, stamped.coordinate(entry)),
-            tirx.Bind(slot, entry + long(DUMPS)),
-            *(put(lo, const(0, dtype)), put(rest, loop.extent)),
-            tirx.While(get(rest) > const(1, dtype), narrow),
-            tirx.Bind(at, get(lo)),
-            tirx.IfThenElse(cast(found.key_at(at), LONG).equal(key), seq(*update), None),
-        )
-        return seq(*alloc(lo, rest), serial(entry, stamped.count, step))
+        def found(entry: Var, step: Var, is_found: ir.Expr) -> tirx.Stmt:
+            return at(entry, tirx.if_then_else(is_found, step + long(DUMPS), step & long(DUMPS - 1)))
+
+        count, coordinate = stamped.count, stamped.coordinate
+        searched = walk.searched(count, coordinate, lambda entry, step: at(entry, step + long(DUMPS)))
+        is_long = tirx.And(held.searches != long(0), walk.extent >= tirx.max(count, long(1)) * long(LONG_ROW))
+        pays = tirx.And(is_long, walk.search_work(count) < walk.extent)
+        return held.over(walk, count, coordinate, found, tirx.IfThenElse(pays, searched, usual))
 
     def filtered(self, body: tirx.Stmt, work: Workspace, chunk: Var, row: Var) -> list[tirx.Stmt]:
         """The body of a row between two loops over the entries of each filter, which set and clear its bits."""
@@ -741,15 +721,15 @@ class Stamps:
     arrays: Sequence[Var]
     seen: Var
     places: Var
-    searches: Var | None = None
+    lookups: Lookups | None = None
     has_values: bool = True
     allowed: Sequence[Var] = ()
 
     @property
     def params(self) -> list[Var]:
         """In the order of the functions."""
-        searches = [] if self.searches is None else [self.searches]
-        return [self.width, self.columns, *self.arrays, self.seen, self.places, *searches]
+        looked = [] if self.lookups is None else self.lookups.params
+        return [self.width, self.columns, *self.arrays, self.seen, self.places, *looked]
 
 
 @dataclass

@@ -109,8 +109,8 @@ class Options:
     whole : bool
         Under a mask, where `stamps`: every entry of it is stored, also where nothing is entered.
     accumulators : Accumulators
-    searches : bool
-        Under a mask, where `stamps`: the entries of its row are searched for in long lists that are sorted.
+    looks_up : bool
+        Under a mask, where `stamps`: its rows may be looked up in long rows of operands, see `lookups.py`.
     functions : tuple of str
         Which of them are compiled together. Others follow when a call wants them: they take as long again.
     """
@@ -119,7 +119,7 @@ class Options:
     select: bool = False
     whole: bool = False
     accumulators: Accumulators = field(default_factory=Accumulators)
-    searches: bool = True
+    looks_up: bool = True
     functions: tuple[str, ...] = FIRST
 
     def stamps(self, *, has_mask: bool) -> bool:
@@ -132,9 +132,9 @@ class Options:
         return self.accumulators.is_ordered and not self.select and not follows
 
     def plain(self) -> Options:
-        """The same with rows in the order in which they are stored, each in one piece, and nothing searched for."""
+        """The same with rows in the order in which they are stored, each in one piece, and nothing looked up."""
         kind = "both" if self.accumulators.kind == "segments" else self.accumulators.kind
-        return replace(self, searches=False, accumulators=replace(self.accumulators, order="stored", kind=kind))
+        return replace(self, looks_up=False, accumulators=replace(self.accumulators, order="stored", kind=kind))
 
     def unblocked(self) -> Options:
         """The same without blocks."""

@@ -18,7 +18,7 @@ from sparsetir.compile.pipeline import to_stage_2
 from sparsetir.errors import LoweringError
 from sparsetir.ir import cast, const
 from sparsetir.lower import TO_LOOPS, as_module, run
-from sparsetir.lower.rewriting import all_same, collect, is_along, mentions, product, same, seq, substitute
+from sparsetir.lower.rewriting import all_same, collect, mentions, product, same, seq, substitute
 from sparsetir.walks import structural_mutate
 
 LONG = "int64"
@@ -64,28 +64,6 @@ class Blocked:
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A loop that enters one coordinate after the other of a list, and nothing else.
-
-    Parameters
-    ----------
-    loop : For
-    indices : Var
-        The array of coordinates.
-    key : Expr
-        The coordinate of a step.
-    """
-
-    loop: tirx.For
-    indices: Var
-    key: ir.Expr
-
-    def key_at(self, step: ir.Expr) -> ir.Expr:
-        """The coordinate of another step."""
-        return substitute(self.key, {self.loop.loop_var: step})
-
-
-@dataclass(frozen=True)
 class Rows:
     """A lowered program: `body` runs for row `var` of `count`."""
 
@@ -95,11 +73,6 @@ class Rows:
     body: tirx.Stmt
     scatters: tuple[Scatter, ...]
     blocks: tuple[Blocked, ...] = ()
-    lists: tuple[Listed, ...] = ()
-
-    def list_of(self, loop: tirx.For) -> Listed | None:
-        """What a loop is, where it goes over a list of coordinates."""
-        return next((x for x in self.lists if x.loop.same_as(loop)), None)
 
     def block_of(self, loop: tirx.For) -> Blocked | None:
         """What a loop is, where it goes over the block of a coordinate."""
@@ -128,8 +101,7 @@ def lower_rows(assembly: Assembly) -> Rows:
     stores = [s for s in collect(body, tirx.BufferStore) if assembly.result_of(s.buffer) is not None]
     scatters = tuple(_scatter(s, assembly, var) for s in stores)
     _check_reads(body, scatters, assembly)
-    lists = [_listed(loop, scatters) for loop in collect(body, tirx.For)]
-    return Rows(func, var, count, body, scatters, _blocks(body, scatters), tuple(x for x in lists if x is not None))
+    return Rows(func, var, count, body, scatters, _blocks(body, scatters))
 
 
 def _row_loop(func: tirx.PrimFunc, assembly: Assembly) -> tuple[Var, ir.Expr, tirx.Stmt]:
@@ -206,20 +178,6 @@ def _block(loop: tirx.For, scatters: tuple[Scatter, ...]) -> Blocked | None:
     if not is_dense or mentions(key, bound) or not all(s.inner and same(s.key, key) for s in inside):
         return None
     return Blocked(loop, key, product(extents))
-
-
-def _listed(loop: tirx.For, scatters: tuple[Scatter, ...]) -> Listed | None:
-    """A loop as one over a list of coordinates: all its statements set elements at the one of the step."""
-    stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
-    found = [next((s for s in scatters if s.store.same_as(stmt)), None) for stmt in stmts]
-    inside = [s for s in found if s is not None]
-    if len(inside) < len(stmts) or not all(same(s.key, inside[0].key) and not s.inner for s in inside):
-        return None
-    key = inside[0].key
-    load = key.value if isinstance(key, tirx.Cast) else key
-    if not isinstance(load, ir.TensorLoad) or not is_along(load, loop.loop_var):
-        return None
-    return Listed(loop, load.source, key)
 
 
 def _check_reads(body: tirx.Stmt, scatters: tuple[Scatter, ...], assembly: Assembly) -> None:

@@ -38,6 +38,7 @@ from sparsetir.call.workspace import (
     ROW_WORK,
     SERIAL_WORK,
     Call,
+    Lookups,
     Stamps,
     Work,
     closed,
@@ -102,7 +103,7 @@ class AssembledKernel(Saved):
         self._shape = [Size(a.length) for a in (*self.assembly.rows, *self.assembly.axes)]
         self._rows = CompressedRows(self.signature)
         self.is_stamped = self.options.stamps(has_mask=self.assembly.mask is not None)
-        self.is_searched = self.is_stamped and self.options.searches
+        self.looks_up = self.is_stamped and self.options.looks_up
         self.is_ordered = self.options.orders(self.assembly)
         self._orders = self._row_orders()
         self._kept = self._kept_of_products()
@@ -320,39 +321,39 @@ class AssembledKernel(Saved):
             pointers = [args.arrays[str(a.indptr.name)] for a in self.assembly.merge.members if a.indptr is not None]
             # Merged rows need no accumulators, however wide they are.
             return Call(common, args.sizes, rows, 1, None, merged_ranges(pointers, rows), initial, pointers)
-        cost, bound, searches = self.counted(args, common, rows)
+        cost, bound, lookups = self.counted(args, common, rows)
         order = None if self._orders is None else self._orders.of(args, bound, self._columns(args))
         ranges = shared_out(cost if order is None else cost[order])
-        return Call(common, args.sizes, rows, width, bound, ranges, initial, order=order, searches=searches)
+        return Call(common, args.sizes, rows, width, bound, ranges, initial, order=order, lookups=lookups)
 
-    def counted(self, args: Arguments, common: list[Any], rows: int) -> tuple[np.ndarray, np.ndarray, int | None]:
-        """What each row costs, how many coordinates it has at most, and whether entries of a mask are searched for."""
+    def counted(self, args: Arguments, common: list[Any], rows: int) -> tuple[np.ndarray, np.ndarray, Lookups | None]:
+        """What each row costs, how many coordinates it has at most, and how rows of a mask are looked up."""
         cost, bound = np.empty(rows, np.int64), np.empty(rows, np.int64)
         threads = get_num_threads() if rows > SERIAL_WORK else 1
-        if not self.is_searched:
+        if not self.looks_up:
             if rows:
                 self.run("bound", *common, threads, cost, bound)
             return cost, bound, None
-        searches, saved = 1, np.zeros(threads, np.int64)
-        if rows:
-            self.run("bound", *common, threads, cost, bound, searches, saved)
-            gain = int(saved.sum())
-            is_much = gain * MUCH > int(cost.sum())
-            if not is_much or not self.are_sorted(args, gain):
-                searches = 0
-            if is_much and not searches:
-                self.run("bound", *common, threads, cost, bound, searches, saved)
-        return cost, bound, searches
+        if not rows:
+            return cost, bound, Lookups.none()
+        saved = np.empty(threads, np.int64)
+        self.run("bound", *common, threads, cost, bound, 1, saved)
+        spared = int(saved.sum())
+        if spared * MUCH <= int(cost.sum()):
+            return cost, bound, Lookups.none()
+        found = self.lookups(args, spared)
+        if not found.is_some:
+            self.run("bound", *common, threads, cost, bound, 0, saved)
+        return cost, bound, found
 
-    def are_sorted(self, args: Arguments, most: int) -> bool:
-        """Whether all lists of coordinates are, each without repeats, where less than `most` coordinates tell that."""
-        program, lists = self.assembly.source, self.compiled.functions.rows.lists
-        names = {str(x.indices.name) for x in lists}
-        axes = [a for a in program.axes.values() if a.indices is not None and str(a.indices.name) in names]
-        found = [(a.indices.name, a.indptr.name) for a in axes if a.indices is not None and a.indptr is not None]
-        pairs = [[args.arrays[str(name)] for name in pair] for pair in found]
-        is_known = len(pairs) == len(names) and sum(len(indices) for indices, _ in pairs) < most
-        return is_known and all(interop.are_ascending(*pair) for pair in pairs)
+    def lookups(self, args: Arguments, spared: int) -> Lookups:
+        """How rows of a mask are looked up where that spares so much work."""
+        walks = self.compiled.functions.walks
+        if not walks or walks[0].axis.indptr is None:
+            return Lookups.none()
+        axis = walks[0].axis
+        indptr, indices = (args.arrays[str(a.name)] for a in (axis.indptr, axis.indices) if a is not None)
+        return Lookups.of(indptr, indices, self._width(args.sizes), spared)
 
     def _columns(self, args: Arguments) -> int:
         """Of the rows that an order compares."""

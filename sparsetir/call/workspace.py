@@ -12,11 +12,14 @@ from typing import Any, TypeVar
 import numpy as np
 import tvm
 
-from sparsetir import alignment
-from sparsetir.assemble.accumulators import DUMPS
+from sparsetir import alignment, interop
+from sparsetir.assemble.accumulators import DUMPS, WORD
+from sparsetir.assemble.lookups import LONG_ROW
 from sparsetir.call.passing import as_bfloat16
 from sparsetir.threads import get_num_threads
 
+LOOKUP_SHARE = 4  # of what lookups spare, the part that their bitmaps may cost
+MOST_WORDS = 1 << 16  # of bitmaps at once, each beside its count: more do not stay in a cache
 PLACE_BYTES = 4  # for each coordinate, where rows stand in the order of a mask
 ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
 SERIAL_WORK = 20_000  # coordinates entered, below which a second thread costs more than it does
@@ -105,13 +108,71 @@ class Stamps:
 
     def params_of(self, call: Call) -> list[Any]:
         """What the numeric function takes of it."""
-        searches = [] if call.searches is None else [call.searches]
-        return [self.seen.shape[1], self.places.shape[1], *self.arrays, self.seen, self.places, *searches]
+        looked = [] if call.lookups is None else call.lookups.params
+        return [self.seen.shape[1], self.places.shape[1], *self.arrays, self.seen, self.places, *looked]
+
+
+@dataclass
+class Lookups:
+    """Bitmaps of long rows of an operand, which the function makes: see `sparsetir.assemble.lookups`.
+
+    Parameters
+    ----------
+    searches : bool
+        Whether all rows are sorted, so that bisection may be used.
+    least : int
+        Entries from which on a row has a bitmap.
+    rows : ndarray
+        Which rows those are.
+    words, above : int
+        Words of a bitmap, and rows of the operand.
+    """
+
+    searches: bool
+    least: int
+    rows: np.ndarray
+    words: int
+    above: int
+
+    @classmethod
+    def none(cls, *, searches: bool = False) -> Lookups:
+        """No bitmaps."""
+        return cls(searches, int(np.iinfo(np.int64).max), np.empty(0, np.int64), 0, 0)
+
+    @classmethod
+    def of(cls, indptr: np.ndarray, indices: np.ndarray, width: int, spared: int) -> Lookups:
+        """For an operand, what is worth it where lookups spare so much: bitmaps, bisection, or nothing."""
+        words, least, share = -(-width // WORD), LONG_ROW, spared // LOOKUP_SHARE
+        if share > words:
+            length = np.diff(indptr)
+            longest = int(length.max(initial=0))
+            while least <= longest:
+                rows = np.flatnonzero(length >= least)
+                if len(rows) * words <= MOST_WORDS and 2 * len(rows) * words + int(length[rows].sum()) <= share:
+                    return cls(False, least, rows, words, len(length))
+                least *= 2
+        return cls.none(searches=len(indices) <= share and interop.are_ascending(indices, indptr))
+
+    @property
+    def count(self) -> int:
+        """How many bitmaps there are."""
+        return len(self.rows)
+
+    @property
+    def is_some(self) -> bool:
+        """Whether anything is looked up."""
+        return self.searches or self.count > 0
+
+    @property
+    def params(self) -> list[Any]:
+        """What the numeric function takes of it."""
+        marks, numbers = np.empty((self.count, self.words, 2), np.int64), np.empty(self.above, np.int64)
+        return [int(self.searches), self.least, self.count, self.words, self.above, self.rows, marks, numbers]
 
 
 @dataclass
 class Call:
-    """One call: its sizes, the rows shared out, and whether entries of a mask are searched for, where they may be."""
+    """One call: its sizes, the rows shared out, and how rows of a mask are looked up, where they may be."""
 
     common: list[Any]
     sizes: dict[str, int]
@@ -122,7 +183,7 @@ class Call:
     initial: list[Any]
     pointers: list[np.ndarray] = field(default_factory=list)
     order: np.ndarray | None = None
-    searches: int | None = None
+    lookups: Lookups | None = None
     chunks: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -241,6 +302,7 @@ __all__ = [
     "ROW_WORK",
     "SERIAL_WORK",
     "Call",
+    "Lookups",
     "Stamps",
     "Work",
     "closed",
