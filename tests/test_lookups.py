@@ -14,6 +14,7 @@ import sparsetir
 from sparsetir import Accumulators, ops
 from sparsetir.assemble.lookups import LONG_ROW
 from sparsetir.call.assembled import AssembledKernel
+from sparsetir.errors import StructureError
 from sparsetir.threads import get_num_threads, set_num_threads
 
 SHAPE = (90, 70, 400)
@@ -157,3 +158,18 @@ def test_other_sums_are_looked_up() -> None:
 def test_short_rows_are_not_looked_up() -> None:
     S = sp.random_array((300, 300), density=0.02, format="csr", dtype="float32", rng=np.random.default_rng(0))
     assert looked_up(sparsetir.build(ops.masked_spgemm()), {"A": S, "B": S, "M": S.astype(bool)}) == 0
+
+
+def test_operands_that_share_arrays_are_checked_each() -> None:
+    """A mask must be sorted, operands need not be: arrays that are in order for one of them may not be for another."""
+    kernel = sparsetir.build(ops.masked_spgemm())
+    S = sp.csr_array(np.ones((4, 4), "float32"))
+    mask = S.astype(bool)
+    mask.indptr, mask.indices = S.indptr, S.indices
+    right = S @ S
+    assert np.array_equal(kernel(A=S, B=S, M=mask).toarray(), right.toarray())
+    S.indices[:2] = S.indices[1::-1]
+    assert np.array_equal(kernel(A=S, B=S, M=mask).toarray(), right.toarray())
+    S.indices[1] = 7
+    with pytest.raises(StructureError, match="expected one of"):
+        kernel(A=S, B=S, M=mask)

@@ -53,7 +53,7 @@ class Matrix:
         return arrays
 
     def take(self, args: Arguments, value: Any) -> bool:
-        """Note the arrays of a matrix, and whether it is one that fills the buffer as it is."""
+        """Note the arrays of a matrix, and whether it may fill the buffer as it is: see `is_sound`."""
         arrays = self.arrays(value)
         if arrays is None:
             return False
@@ -62,10 +62,25 @@ class Matrix:
             if args.sizes.setdefault(name, size) != size:
                 return False
         args.arrays.update(zip(self.names, arrays, strict=True))
-        need_sorted = self.level.sorted or self.level.unique
-        return not checks_are_on() or interop.is_sound(
-            self.level, value.indptr, value.indices, parent_count=rows, length=columns, need_sorted=need_sorted
+        return True
+
+    @property
+    def need_sorted(self) -> bool:
+        """Whether rows must be in order."""
+        return self.level.sorted or self.level.unique
+
+    def is_sound(self, value: Any) -> bool:
+        """Whether the index arrays of a matrix are what the axis promises."""
+        rows, columns = value.shape
+        return interop.is_sound(
+            self.level, value.indptr, value.indices, parent_count=rows, length=columns, need_sorted=self.need_sorted
         )
+
+    def implies(self, value: Any, other: Matrix, same: Any) -> bool:
+        """Whether another buffer takes a matrix if this one takes `value`: they have the same arrays."""
+        is_one = value.indptr is same.indptr and value.indices is same.indices and value.shape == same.shape
+        mine, its = self.level, other.level
+        return is_one and mine.sorted >= its.sorted and mine.unique >= its.unique
 
 
 def matrix(signature: Signature, buffer: SparseBuffer) -> Matrix | None:
@@ -103,17 +118,31 @@ class CompressedRows:
     def bind(self, arguments: Mapping[str, Any]) -> Arguments | None:
         """The arguments of a call; None for one of another kind, or that is wrong."""
         args = Arguments()
+        taken: list[tuple[Matrix, Any]] = []
         for name, value in arguments.items():
             held, number = self.matrices.get(name), self.numbers.get(name)
             if held is not None:
                 if not held.take(args, value):
                     return None
+                taken.append((held, value))
             elif number is None or not is_number(value, number.dtype):
                 return None
             elif args.sizes.setdefault(name, value) != value:
                 return None
         is_whole = all(n in args.arrays for n in self.arrays) and all(n in args.sizes for n in self.numbers)
-        return args if is_whole else None
+        return args if is_whole and (not checks_are_on() or are_sound(taken)) else None
+
+
+def are_sound(taken: list[tuple[Matrix, Any]]) -> bool:
+    """Whether matrices are what their buffers promise; arrays that several of them share are looked at once."""
+    looked: list[tuple[Matrix, Any]] = []
+    for held, value in sorted(taken, key=lambda pair: not pair[0].need_sorted):
+        if any(other.implies(same, held, value) for other, same in looked):
+            continue
+        if not held.is_sound(value):
+            return False
+        looked.append((held, value))
+    return True
 
 
 def is_number(value: Any, dtype: str) -> bool:
