@@ -340,6 +340,16 @@ def test_the_largest_entries_of_any_row(dtype: str) -> None:
                 assert np.array_equal(found.data[here], held[wanted] + np.zeros(1, dtype)), (top, above, row)
 
 
+@pytest.mark.slow
+def test_the_largest_entries_without_wide_vectors() -> None:
+    rng = np.random.default_rng(12)
+    B = sp.random_array((60, 90), density=0.6, format="csr", dtype="float32", rng=rng)
+    plain = sparsetir.build(sparsetir.ops.spgemm(), target={"kind": "llvm", "mcpu": "x86-64-v2"}).selecting()
+    one = sp.eye_array(60, format="csr", dtype="float32")
+    for top in (2, 16, 20):
+        assert (plain(A=one, B=B, top=top) != sparsetir.matmul(one, B, top=top)).nnz == 0
+
+
 # --- searches ---------------------------------------------------------------------------------------------
 
 

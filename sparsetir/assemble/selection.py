@@ -73,8 +73,6 @@ class Selection:
         rest = tirx.Broadcast(cast(tirx.min(get(self.out.count) - get(at), long(LANES)), "int32"), LANES)
         here = tirx.BufferLoad(self.out.values[0], [tirx.Ramp(get(self.out.pos) + get(at), long(1), LANES)])
         larger = tirx.And(here > tirx.Broadcast(best.least, LANES), lanes < rest)
-        one_bit, none = (tirx.Broadcast(const(n, "int32"), LANES) for n in (1, 0))
-        places = tirx.Select(larger, one_bit << lanes, none)
         entry, other = Var("entry", ir.PrimType(LONG)), Var("value", ir.PrimType(best.dtype))
         lowest = tirx.call_llvm_pure_intrin("int32", "llvm.cttz", get(bits), const(True, "bool"))
         one = seq(
@@ -85,8 +83,8 @@ class Selection:
             best.enter(other),
             put(bits, get(bits) & (get(bits) - const(1, "int32"))),
         )
-        some = seq(put(bits, reduced("or", places)), tirx.While(get(bits) != const(0, "int32"), one))
-        sixteen = seq(tirx.IfThenElse(reduced("or", larger), some, None), add(at, LANES))
+        found = put(bits, cast(mask(larger), "int32"))
+        sixteen = seq(found, tirx.While(get(bits) != const(0, "int32"), one), add(at, LANES))
         return [
             *alloc(best.held, bits),
             *best.begin(),
@@ -242,19 +240,20 @@ class Best:
     def enter(self, value: ir.Expr) -> tirx.Stmt:
         """Put a value where it belongs; what is not larger than the least one changes nothing."""
         moved = tirx.Shuffle([self.vector, self.all(self.high)], [self.lanes, *range(self.lanes - 1)])
-        return tirx.BufferStore(self.held, tirx.max(self.vector, tirx.min(moved, self.all(value))), [self.place])
+        # None of them is NaN, which `tirx.min` and `tirx.max` would look for.
+        lesser = tirx.Select(moved < self.all(value), moved, self.all(value))
+        larger = tirx.Select(lesser > self.vector, lesser, self.vector)
+        return tirx.BufferStore(self.held, larger, [self.place])
 
     def larger(self) -> ir.Expr:
         """How many are larger than the least."""
-        is_larger = tirx.And(self.is_value, self.vector > self.all(self.least))
-        ones = tirx.Select(is_larger, self.all(const(1, "int32")), self.all(const(0, "int32")))
-        return cast(reduced("add", ones), LONG)
+        return tirx.popcount(cast(mask(tirx.And(self.is_value, self.vector > self.all(self.least))), LONG))
 
 
-def reduced(how: str, vector: ir.Expr) -> ir.Expr:
-    """All lanes of a vector as one."""
-    dtype = str(vector.ty.dtype).partition("x")[0]
-    return tirx.call_llvm_pure_intrin(dtype, f"llvm.vector.reduce.{how}", vector)
+def mask(condition: ir.Expr) -> ir.Expr:
+    """The lanes of a condition as bits of a number; `tirx.reinterpret` would count them as bytes."""
+    lanes = str(condition.ty.dtype).rpartition("x")[2]
+    return ir.Call(ir.Op.get("tirx.reinterpret"), [condition], ret_ty=ir.PrimType(f"uint{lanes}"))
 
 
 __all__ = ["LANES", "Selection", "ordered"]

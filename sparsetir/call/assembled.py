@@ -65,6 +65,7 @@ from sparsetir.threads import get_num_threads
 
 WORD, BYTES = 64, 8  # coordinates in a word of a bitmap, words that are looked at together
 KEPT_BYTES = 1 << 26  # of accumulators that wait for the next call
+MOST_COUNTS = 2  # arrays with a number for each row that wait for the next call
 WIDE_BYTES = 1 << 28  # of accumulators with an element for every coordinate
 ROOMY_BYTES = 1 << 28  # of a result that is written before its size is known
 MUCH = 8  # a gain that is at least the inverse of what is left counts
@@ -111,6 +112,7 @@ class AssembledKernel(Saved):
         self._spare: list[Work] = []
         self._stamps: list[Stamps] = []
         self._rooms: list[list[np.ndarray]] = []
+        self._counts: list[np.ndarray] = []
         dtypes = self._key_dtype(), *(np.dtype(numpy_dtype(r.dtype)) for r in self.assembly.results)
         self._earlier = None if any(r.inner for r in self.assembly.results) else Rooms(dtypes)
 
@@ -285,7 +287,10 @@ class AssembledKernel(Saved):
         call = self.begin(args)
         if not self.is_roomy(call):
             return self.two_phases(call)
-        return self.one_phase(call, top, above) if call.order is None else self.ordered_rows(call)
+        pattern = self.one_phase(call, top, above) if call.order is None else self.ordered_rows(call)
+        if call.bound is not None:
+            self.keep_counts(call.bound)
+        return pattern
 
     def is_wide(self, args: Arguments) -> bool:
         """Whether an element for every coordinate of a row takes too much memory."""
@@ -324,11 +329,25 @@ class AssembledKernel(Saved):
         cost, bound, lookups = self.counted(args, common, rows)
         order = None if self._orders is None else self._orders.of(args, bound, self._columns(args))
         ranges = shared_out(cost if order is None else cost[order])
+        self.keep_counts(cost)
         return Call(common, args.sizes, rows, width, bound, ranges, initial, order=order, lookups=lookups)
+
+    def counts(self, rows: int) -> np.ndarray:
+        """Memory for a number for each row: that of an earlier call, whose pages the system need not clear again."""
+        try:
+            held = self._counts.pop()  # at once: another thread finds another one
+        except IndexError:
+            return np.empty(rows, np.int64)
+        return held if len(held) == rows else np.empty(rows, np.int64)
+
+    def keep_counts(self, held: np.ndarray) -> None:
+        """Keep memory of `counts` that nobody reads any more."""
+        if held.nbytes * MOST_COUNTS <= KEPT_BYTES and len(self._counts) < MOST_COUNTS:
+            self._counts.append(held)
 
     def counted(self, args: Arguments, common: list[Any], rows: int) -> tuple[np.ndarray, np.ndarray, Lookups | None]:
         """What each row costs, how many coordinates it has at most, and how rows of a mask are looked up."""
-        cost, bound = np.empty(rows, np.int64), np.empty(rows, np.int64)
+        cost, bound = self.counts(rows), self.counts(rows)
         threads = get_num_threads() if rows > SERIAL_WORK else 1
         if not self.looks_up:
             if rows:
