@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import replace
 from functools import cache
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -287,12 +288,13 @@ def subtract(A: Any, B: Any) -> Any:
 
 
 def multiply(A: Any, B: Any) -> Any:
-    """The elementwise product of two sparse matrices, or of a sparse and a dense one, on all threads.
+    """The elementwise product of two sparse matrices, or of a sparse and a dense one or a number, on all threads.
 
     Parameters
     ----------
     A, B : sparse matrix, shape (m, n)
-        As for `matmul`. One may be a dense array of a shape that numpy would stretch to this one, as a row of factors.
+        As for `matmul`. One may be a dense array of a shape that numpy would stretch to this one, as a row of factors,
+        or a number, which meets the dtype of the other as in numpy: Python's numbers widen no float.
 
     Returns
     -------
@@ -307,7 +309,13 @@ def multiply(A: Any, B: Any) -> Any:
     [[0.0, 20.0], [3.0, 1.0]]
     >>> sparsetir.multiply(A, A.T).toarray().tolist()
     [[0.0, 6.0], [6.0, 1.0]]
+    >>> sparsetir.multiply(A, 2.0).toarray().tolist()
+    [[0.0, 4.0], [6.0, 2.0]]
     """
+    numbers = [isinstance(x, (Number, np.generic)) for x in (A, B)]
+    if sum(numbers) == 1 and interop.is_sparse(A if numbers[1] else B):
+        sparse, number = (A, B) if numbers[1] else (B, A)
+        return later.provided("operators").over_number(sparse, number)
     if _is_one_dense(A, B):
         sparse, dense = (A, B) if interop.is_sparse(A) else (B, A)
         return later.provided("operators").over_dense(sparse, dense)

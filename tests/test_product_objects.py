@@ -526,6 +526,44 @@ def test_one_operand_may_be_dense() -> None:
     assert sparsetir.multiply(A, np.full((5, 4), np.nan, "float32")).nnz == A.nnz
 
 
+NUMBERS = (2, -1, 0, 2.5, -0.0, True, 300, np.float32(2.5), np.float64(2.5), np.int64(3), float("inf"), float("nan"))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "float32", "float64"])
+def test_numbers_multiply_as_in_numpy(dtype: str) -> None:
+    coords = (np.array([0, 1, 3], "int64"), np.array([2, 0, 1], "int64"))
+    A = sp.coo_array((np.ones(3, dtype), coords), shape=(4, 3))
+    for number in NUMBERS:
+        try:
+            expected = A.data * number
+        except OverflowError:  # 300 is no int8, -1 no uint8
+            with pytest.raises(ArgumentError, match=rf"{number} is no {dtype}: convert one of the two first"):
+                sparsetir.multiply(A, number)
+            continue
+        for found in (sparsetir.multiply(A, number), sparsetir.multiply(number, A)):
+            assert type(found) is sp.coo_array
+            assert (found.dtype, found.nnz) == (expected.dtype, 3)
+            np.testing.assert_array_equal(found.data, expected)
+
+
+def test_numbers_multiply_in_every_class() -> None:
+    torch = pytest.importorskip("torch")
+    D = np.array([[0, 2], [3, 1]], "float32")
+    for A in (sp.csr_array(D), sp.csc_matrix(D), sp.bsr_array(D, blocksize=(1, 2))):
+        assert type(sparsetir.multiply(A, 2)) is type(A)
+        np.testing.assert_array_equal(sparsetir.multiply(2.0, A).toarray(), 2 * D)
+    T = sparsetir.multiply(torch.tensor(D).to_sparse_csr(), 2.0)
+    assert (T.layout, T.dtype) == (torch.sparse_csr, torch.float32)
+    np.testing.assert_array_equal(T.to_dense(), 2 * D)
+    S = sparsetir.SparseTensor.from_any(sp.csr_array(D))
+    for found in (sparsetir.multiply(S, 2.0), S * 2.0, 2.0 * S):
+        assert isinstance(found, sparsetir.SparseTensor)
+        assert found.dtype == "float32"
+        np.testing.assert_array_equal(found.to_dense(), 2 * D)
+    with pytest.raises(ArgumentTypeError, match=r"B of add is a sparse matrix"):
+        sparsetir.add(sp.csr_array(D), 2.0)
+
+
 def test_dense_operands_that_do_not_fit() -> None:
     A = sp.csr_array(np.eye(4, 3))
     with pytest.raises(ArgumentError, match=r"choose entries of sparse results, but an operand is dense"):

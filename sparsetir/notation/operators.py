@@ -26,14 +26,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (Number, np.generic)) or (isinstance(value, np.ndarray) and value.ndim == 0)
 
 
-def _met(value: Any, tensor: SparseTensor) -> Any:
-    """A number as numpy takes it beside a tensor's values: fractions as floats, Python's numbers in the tensor's dtype.
+def _met(value: Any, of: np.dtype[Any]) -> Any:
+    """A number as numpy takes it beside values of a dtype: fractions as floats, Python's numbers in that dtype.
 
     numpy knows the last of its own dtypes only, not of bfloat16.
     """
     if not isinstance(value, (complex, np.generic, np.ndarray, int)):  # int: bool as well
         value = float(value)
-    return tensor.dtype.type(value) if tensor.dtype.kind == "V" and type(value) in (int, float) else value
+    return of.type(value) if of.kind == "V" and type(value) in (int, float) else value
 
 
 def _tensor(value: Any) -> SparseTensor:
@@ -81,7 +81,7 @@ def multiply(left: Any, right: Any) -> Any:
         return NotImplemented
     tensor, other = (left, right) if isinstance(left, SparseTensor) else (right, left)
     if _is_number(other):
-        if not isinstance(other, int) and not np.isfinite(_met(other, tensor)):
+        if not isinstance(other, int) and not np.isfinite(_met(other, tensor.dtype)):
             raise ArgumentError(f"zeros that are not stored would not stay zero under * {other}: use to_dense()")
         return _scaled(tensor, np.multiply, other)
     if is_sparse(other):
@@ -120,7 +120,18 @@ def power(tensor: SparseTensor, number: Any) -> SparseTensor:
 
 
 def _scaled(tensor: SparseTensor, ufunc: np.ufunc, number: Any) -> SparseTensor:
-    return mapped(lambda values: ufunc(values, _met(number, tensor)), tensor)
+    return mapped(lambda values: ufunc(values, _met(number, tensor.dtype)), tensor)
+
+
+def over_number(tensor: Any, number: Any) -> Any:
+    """A sparse operand times a number; of its class, in the dtype that numpy gives the product."""
+    own = np.dtype(array_dtype(dtype_name(tensor.dtype)))
+    number = _met(number, own)
+    try:
+        dtype = np.multiply(np.ones(0, own), number).dtype
+    except OverflowError:
+        raise ArgumentError(f"{number} is no {own.name}: convert one of the two first") from None
+    return over_dense(tensor, np.asarray(number).astype(dtype))
 
 
 def over_dense(tensor: Any, other: Any) -> Any:
@@ -446,6 +457,7 @@ __all__ = [
     "matmul",
     "multiply",
     "over_dense",
+    "over_number",
     "power",
     "sliced",
     "subtract",
