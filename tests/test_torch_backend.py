@@ -124,6 +124,16 @@ LAYERS: dict[str, tuple[Any, tuple[Any, ...], set[str]]] = {
         (INDEX, WEIGHT[:, None]),
         {"additive_attention"},
     ),
+    "gat, edges, loops": (
+        lambda: conv.GATConv(F, 4, heads=2, edge_dim=1),
+        (INDEX, WEIGHT[:, None]),
+        {"additive_attention", "spmm"},  # means of features are those of loops
+    ),
+    "gat, edges, loops of sums": (
+        lambda: conv.GATConv(F, 4, edge_dim=1, fill_value="add", concat=False),
+        (INDEX, WEIGHT[:, None]),
+        {"additive_attention", "spmm"},
+    ),
     "gat, weights": (lambda: Weights(), (INDEX,), {"spmm", "softmax", "edge_sum"}),
     "gin": (lambda: conv.GINConv(torch.nn.Linear(F, 4)), (INDEX,), {"spmm"}),
     "rgcn": (lambda: conv.RGCNConv(F, 4, 3), (INDEX, TYPES), {"spmm"}),
