@@ -214,7 +214,7 @@ def ties(draft: EdgeDraft, weighted: bool) -> None:
     value = _product(draft, draft.columns, weighted)
     y, g, o = draft.rows("Y", draft.all), draft.rows("G", draft.all), draft.rows("O", draft.all, result=True)
     one, zero = (f"T.{draft.dtype}({n})" for n in (1, 0))
-    line = f"{o} = {o} + T.if_then_else({value} == {y}, {one}, {zero})"
+    line = f"{o} = {o} + T.Select({value} == {y}, {one}, {zero})"
     draft.reduce("ties", ("I", "J", *draft.all), line, f"{o} = 0")
     draft.spread("share", ("I", *draft.all), f"{o} = {g} / T.max({o}, {one})")
 
@@ -224,7 +224,7 @@ def picked(draft: EdgeDraft, weighted: bool) -> None:
     value = _product(draft, draft.rows, weighted)
     y, g, o = draft.columns("Y", draft.all), draft.columns("G", draft.all), draft.rows("O", draft.all, result=True)
     part = " * ".join([*value.split(" * ")[:-1], g])
-    line = f"{o} = {o} + T.if_then_else({value} == {y}, {part}, T.{draft.dtype}(0))"
+    line = f"{o} = {o} + T.Select({value} == {y}, {part}, T.{draft.dtype}(0))"
     draft.reduce("picked", ("I", "J", *draft.all), line, f"{o} = 0")
 
 
@@ -233,7 +233,7 @@ def picked_edges(draft: EdgeDraft) -> None:
     value = _product(draft, draft.columns, True)
     y, g, o = draft.rows("Y", draft.all), draft.rows("G", draft.all), draft.edges("O", result=True)
     part = f"{value.split(' * ')[-1]} * {g}"
-    line = f"{o} = {o} + T.if_then_else({value} == {y}, {part}, T.{draft.dtype}(0))"
+    line = f"{o} = {o} + T.Select({value} == {y}, {part}, T.{draft.dtype}(0))"
     draft.reduce("picked", ("I", "J", *draft.all), line, f"{o} = 0", over="K")
 
 
@@ -251,11 +251,19 @@ def softmax(draft: EdgeDraft) -> None:
     _softmax(draft, value, draft.edges("O", result=True), heads)
 
 
-def _softmax(draft: EdgeDraft, value: str, o: str, heads: Axes, rate: float = 0.0) -> str:
-    """Write the shares of edges; those that are dropped with a minus. What to multiply values with is returned."""
+def _softmax(
+    draft: EdgeDraft, value: str, o: str, heads: Axes, rate: float = 0.0, rises: str = ""
+) -> str:
+    """Write the shares of edges; those that are dropped with a minus. What to multiply values with is returned.
+
+    `rises`: the part of the value that differs among the edges of a row, if the value rises with it.
+    """
     top, total = draft.held("top", ("I", *heads)), draft.held("total", ("I", *heads))
     power, edges = draft.in_place(o, "power"), ("I", "J", *heads)
-    draft.reduce("row_max", edges, f"{top} = T.max({top}, {value})", f'{top} = -T.infinity("{draft.wide}")')
+    largest = f"{top} = T.max({top}, {rises or value})"
+    draft.reduce("row_max", edges, largest, f'{top} = -T.infinity("{draft.wide}")')
+    if rises:
+        draft.spread("top", ("I", *heads), f"{top} = {value.replace(rises, top)}")
     draft.spread("exponent", edges, f"{power} = T.exp({value} - {top})")
     draft.reduce("row_sum", edges, f"{total} = {total} + {power}", f"{total} = 0")
     share = f"{power} / {total}"
@@ -374,10 +382,14 @@ def additive(draft: EdgeDraft, slope: float, edged: bool, rate: float, keep: boo
     value, _ = _rectified(draft, slope, edged)
     v, edges = draft.columns("V", draft.mixed), ("I", "J", *draft.heads)
     p = draft.edges("P_", result=True) if keep else draft.edge_scratch("P_")
-    score = draft.in_place(p, "score")
     o = draft.rows("O", draft.mixed, result=True)
-    draft.spread("scores", edges, f"{score} = {value}")
-    share = _softmax(draft, score, p, draft.heads, rate)
+    if edged or slope < 0:
+        score = draft.in_place(p, "score")
+        draft.spread("scores", edges, f"{score} = {value}")
+        share = _softmax(draft, score, p, draft.heads, rate)
+    else:  # the score rises with what the source has
+        source = f'T.Cast("{draft.wide}", SOURCES[{", ".join(["j", *_lower(draft.heads)])}])'
+        share = _softmax(draft, value, p, draft.heads, rate, source)
     draft.reduce("mix", ("I", "J", *draft.mixed), f"{o} = {o} + {share} * {v}", f"{o} = 0")
 
 
