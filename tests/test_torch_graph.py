@@ -240,6 +240,19 @@ def test_additive_attention(graph, heads, slope):
     assert only.shape == targets.shape
 
 
+@pytest.mark.parametrize("slope", [0.2, 1.5, -0.5])
+@pytest.mark.parametrize("other", [float("nan"), float("inf"), -float("inf")])
+def test_additive_attention_to_what_is_no_number(other, slope):
+    index = torch.tensor([[0, 1, 2, 1, 2, 2], [0, 0, 0, 1, 1, 3]])  # a row without edges, one with that source alone
+    targets, sources, v = real(4, 2), real(3, 2), real(3, 2, 4)
+    sources[2, 1] = other
+    scores = torch.nn.functional.leaky_relu(targets[index[1]] + sources[index[0]], slope)
+    expected = torch.zeros(4, 2, 4, dtype=v.dtype)
+    expected.index_add_(0, index[1], softmax(scores, index)[..., None] * v[index[0]])
+    found = Graph(index, (3, 4)).additive_attention(targets, sources, v, slope)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
 @pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("heads", [(), (2,)])

@@ -48,6 +48,13 @@ def _is_plain(linear: Any, x: Tensor) -> bool:
     return type(linear.weight) is torch.nn.Parameter and linear.weight.dtype is x.dtype
 
 
+def _plus(out: Tensor, linear: Any, x: Tensor) -> Tensor:
+    """A result that nothing else holds, and what a linear layer makes of `x`: added by the product itself."""
+    if _is_plain(linear, x) and linear.bias is None:
+        return out.addmm_(x, linear.weight.t())
+    return out + linear(x)
+
+
 def gcn(original: Callable[..., Any], graphs: Graphs, norm: Callable[..., Any]) -> Callable[..., Any]:
     """``GCNConv.forward`` by `Graph.conv`, where it does nothing else."""
 
@@ -87,7 +94,7 @@ def sage(original: Callable[..., Any], graphs: Graphs) -> Callable[..., Any]:
             return original(self, x, edge_index, size)
         graph = graphs.of_both(edge_index, (1, 0), targets.shape[0], sources.shape[0])
         out = graph.conv(sources, self.lin_l.weight, self.lin_l.bias, self.aggr)
-        out = out + self.lin_r(targets) if self.root_weight else out
+        out = _plus(out, self.lin_r, targets) if self.root_weight else out
         return torch.nn.functional.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     return forward

@@ -70,9 +70,9 @@ class SAGE(nn.Module):
 
     def forward(self, x: Inputs, product: Product) -> Tensor:
         if isinstance(product, Neighbours) and isinstance(x, Tensor):
-            return product.conv(x, self.lin_l.weight, self.lin_l.bias) + self.lin_r(x)
+            return product.conv(x, self.lin_l.weight, self.lin_l.bias).addmm_(x, self.lin_r.weight.t())
         if isinstance(x, Tensor):
-            return self.lin_l(product(x)) + self.lin_r(x)
+            return self.lin_l(product(x)).addmm_(x, self.lin_r.weight.t())
         return product(times(x, self.lin_l.weight)) + self.lin_l.bias + times(x, self.lin_r.weight)  # of means only
 
 
