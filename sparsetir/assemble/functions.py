@@ -4,6 +4,7 @@
 bound     what each row costs, by which rows are shared out, and how many coordinates it has at most
 symbolic  how many coordinates each row has
 numeric   the coordinates and values of each row, from a given place on, and where each row ends
+looking   the same, where rows of a mask are looked up in long rows of an operand
 values    the values alone, where the pattern is known
 packed    rows that were written with room between them, without it
 small     all of it for a call of little work: the index arrays are looked at, too
@@ -124,6 +125,8 @@ class Functions:
     def module(self, names: Sequence[str]) -> ir.IRModule:
         """Those of these names that the program has, named after it."""
         makers: dict[str, Callable[[], tirx.PrimFunc]] = {"numeric": self.numeric}
+        if self.walks:
+            makers["looking"] = partial(self.numeric, looks_up=True)
         if self.assembly.merge is not None:
             makers = {"numeric": self.merged, "alone": partial(self.merged, is_alone=True)}
         else:
@@ -211,11 +214,11 @@ class Functions:
         body = self.chunks(split, lambda chunk: self.ways(out, work, chunk, split, done), [out.pos, out.count])
         return tirx.PrimFunc([*self.common, *self.split_params(split), length, *work.params], body)
 
-    def numeric(self) -> tirx.PrimFunc:
-        """The rows of a chunk one behind the other, from ``first[chunk]`` on."""
+    def numeric(self, *, looks_up: bool = False) -> tirx.PrimFunc:
+        """The rows of a chunk one behind the other, from ``first[chunk]`` on; rows of a mask may be looked up."""
         split, ends = self.split(), array("ends", LONG, self.rows.count)
         capacity, first = size("capacity"), array("first", LONG, self.rows.count if split.order else split.chunks)
-        work = self.stamps(split) if self.is_stamped else self.workspace(split, values=True)
+        work = self.stamps(split, looks_up=looks_up) if self.is_stamped else self.workspace(split, values=True)
         keys = array("keys", self.assembly.key_dtype, capacity)
         results = self.assembly.results
         values = [array(f"{r.name}_values", r.dtype, capacity, *r.block) for r in results]
@@ -234,7 +237,7 @@ class Functions:
         begin = lambda place: [put(out.pos, tirx.BufferLoad(first, [place]))]  # noqa: E731
         at = {"before": begin} if split.order else {"start": begin}
         body = self.chunks(split, way, [out.pos, out.count], **at)
-        if isinstance(work, Stamps) and work.lookups is not None and self.walks:
+        if isinstance(work, Stamps) and work.lookups is not None:
             body = seq(work.lookups.made(self.walks[0].axis), body)
         params = [*self.common, *self.split_params(split), ends, capacity, first, keys, *values, *work.params, *extra]
         return tirx.PrimFunc(params, body)
@@ -369,7 +372,7 @@ class Functions:
     def room(self, one: Split) -> tuple[Workspace | Stamps, list[Var]]:
         """The accumulators of a call of little work, and its parameters."""
         if self.is_stamped:
-            stamps = replace(self.stamps(one), lookups=None)
+            stamps = self.stamps(one)
             return stamps, stamps.params
         tops = size("tops")
         work = replace(self.workspace(one, values=True), tops=tops, parts=None)
@@ -444,12 +447,12 @@ class Functions:
         """Elements of each result, for each chunk."""
         return [array(f"{r.name}_work", r.held_dtype, split.chunks, width, *r.block) for r in self.assembly.results]
 
-    def stamps(self, split: Split) -> Stamps:
+    def stamps(self, split: Split, *, looks_up: bool = False) -> Stamps:
         """What holds rows in the order of a mask, of all chunks."""
         width, columns = size("width"), size("columns")
         held = self.arrays(split, width)
         seen, places = array("seen", "uint8", split.chunks, width), array("places", "int32", split.chunks, columns)
-        return Stamps(width, columns, held, seen, places, Lookups.new() if self.looks_up else None)
+        return Stamps(width, columns, held, seen, places, Lookups.new() if looks_up else None)
 
     def ways(
         self, out: Output, work: Workspace | Stamps, chunk: Var, split: Split, done: Callable[[Var], list[tirx.Stmt]]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 SMALL = 24  # entries up to which a row is sorted by insertion
 MOST_INSERTED = 256  # every build has room for so many on its stack
-FUNCTIONS = ("bound", "symbolic", "numeric", "values", "packed")  # merged rows of one chunk have "alone", too
+FUNCTIONS = ("bound", "symbolic", "numeric", "looking", "values", "packed")  # one chunk of merged rows has "alone"
 FIRST = ("bound", "numeric")
 KINDS = ("both", "bits", "bytes", "table", "segments")
 ORDERS = ("stored", "nonempty", "clustered", "banded")

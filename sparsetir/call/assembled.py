@@ -523,7 +523,8 @@ class AssembledKernel(Saved):
         if not call.rows or not len(keys):
             return
         first = np.ascontiguousarray(first)
-        self.run("numeric", *call.split, ends, len(keys), first, keys, *values, *work.params_of(call), *selected)
+        name = "looking" if call.lookups is not None and call.lookups.is_some else "numeric"
+        self.run(name, *call.split, ends, len(keys), first, keys, *values, *work.params_of(call), *selected)
 
     def refill(self, args: Arguments, pattern: Pattern, call: Call) -> list[np.ndarray]:
         """The values for other values of the operands, of which the pattern is known; `call` was one with it."""

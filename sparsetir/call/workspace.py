@@ -108,7 +108,7 @@ class Stamps:
 
     def params_of(self, call: Call) -> list[Any]:
         """What the numeric function takes of it."""
-        looked = [] if call.lookups is None else call.lookups.params
+        looked = call.lookups.params if call.lookups is not None and call.lookups.is_some else []
         return [self.seen.shape[1], self.places.shape[1], *self.arrays, self.seen, self.places, *looked]
 
 
