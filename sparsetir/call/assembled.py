@@ -48,6 +48,7 @@ from sparsetir.call.workspace import (
     merged_places,
     merged_ranges,
     passed,
+    popped,
     running,
     shared_out,
     without_gaps,
@@ -334,11 +335,8 @@ class AssembledKernel(Saved):
 
     def counts(self, rows: int) -> np.ndarray:
         """Memory for a number for each row: that of an earlier call, whose pages the system need not clear again."""
-        try:
-            held = self._counts.pop()  # at once: another thread finds another one
-        except IndexError:
-            return np.empty(rows, np.int64)
-        return held if len(held) == rows else np.empty(rows, np.int64)
+        held = next(popped(self._counts), None)
+        return held if held is not None and len(held) == rows else np.empty(rows, np.int64)
 
     def keep_counts(self, held: np.ndarray) -> None:
         """Keep memory of `counts` that nobody reads any more."""
@@ -454,11 +452,11 @@ class AssembledKernel(Saved):
             return [without_gaps(array, parts)[:count] for array in room]
         else:
             found = self._earlier.take(count)
-            self._earlier.keep(found)
             made = [array[:count] for array in found]
-        self._rooms.append(room)
+            self._earlier.keep(found)  # once there is a view of it: another thread takes it otherwise
         for source, target in zip(room, made, strict=True):
             gather(source, parts, target)
+        self._rooms.append(room)
         return made
 
     def parts(self, call: Call, indptr: np.ndarray, first: np.ndarray) -> list[tuple[int, int, int]]:
@@ -474,8 +472,7 @@ class AssembledKernel(Saved):
 
     def room(self, count: int, sizes: dict[str, int]) -> list[np.ndarray]:
         """Memory for coordinates and values: that of an earlier call, whose pages the system need not clear again."""
-        while self._rooms:
-            room = self._rooms.pop()
+        for room in popped(self._rooms):
             blocks = [self.block(n, sizes) for n in range(len(room) - 1)]
             is_like = all(a.shape[1:] == _flat(b) for a, b in zip(room[1:], blocks, strict=True))
             if is_like and count <= len(room[0]) <= 2 * count + SERIAL_WORK:
@@ -531,7 +528,7 @@ class AssembledKernel(Saved):
         has_values = self.assembly.merge is None and not self.is_stamped and not self.options.accumulators.is_table
         if not has_values or self.is_wide(args):
             return self.assemble(args).values
-        call.common = argument_list(self.signature, args, without=self._results)
+        call = replace(call, common=argument_list(self.signature, args, without=self._results))
         keys, values = pattern.keys, self.entries(len(pattern.keys), args.sizes)[1]
         if call.rows and len(keys):
             work = self.take(call)

@@ -114,8 +114,9 @@ class MergedRows:
             for array in room:
                 array.resize(count, refcheck=False)
             return room
-        self.rooms.keep(room)
-        return tuple([array[:count] for array in room])
+        found = tuple([array[:count] for array in room])
+        self.rooms.keep(room)  # once there is a view of it: another thread takes it otherwise
+        return found
 
 
 def close_gaps(indptr: np.ndarray, ranges: np.ndarray, first: np.ndarray, room: tuple[np.ndarray, ...]) -> int:

@@ -23,7 +23,7 @@ from sparsetir.assemble.small import unread
 from sparsetir.call.arguments import checks_are_on, numpy_dtype
 from sparsetir.call.rows import ROWS, CompressedRows
 from sparsetir.call.signature import Signature
-from sparsetir.call.workspace import full
+from sparsetir.call.workspace import full, popped
 from sparsetir.sizes import Size
 from sparsetir.threads import get_num_threads
 
@@ -159,12 +159,12 @@ class SmallCalls:
         room = self.room(columns, most)
         indptr = np.empty(rows + 1, self.key)
         function("small")(*ready, len(room.keys), indptr, *room.passed, *self.chosen(room, *selected))
+        count = 0 if indptr.item(0) else indptr.item(rows)
+        keys, values = room.keys[:count].copy(), room.values[:count].copy()
         if not self.spare:
-            self.spare.append(room)
+            self.spare.append(room)  # of which nothing is read any more: another thread takes it
         if indptr.item(0):
             return None
-        count = indptr.item(rows)
-        keys, values = room.keys[:count].copy(), room.values[:count].copy()
         model = next(iter(arguments.values()))
         kind = sp.csr_matrix if isinstance(model, sp.spmatrix) else sp.csr_array
         return interop.sorted_rows(kind, indptr, keys, values, (rows, columns))
@@ -178,14 +178,9 @@ class SmallCalls:
 
     def room(self, columns: int, entries: int) -> Room:
         """That of an earlier call, or a new one."""
-        while self.spare:
-            try:
-                room = self.spare.pop()  # at once: another thread finds none
-            except IndexError:
-                break
-            if columns <= room.columns and entries == len(room.keys):
-                return room
-        return self.made(max(LEAST_COLUMNS, 1 << (columns - 1).bit_length()), entries)
+        fit = (room for room in popped(self.spare) if columns <= room.columns and entries == len(room.keys))
+        found = next(fit, None)
+        return self.made(max(LEAST_COLUMNS, 1 << (columns - 1).bit_length()), entries) if found is None else found
 
     def made(self, columns: int, entries: int) -> Room:
         """Room for rows with so many columns, a power of two, and for so many entries."""

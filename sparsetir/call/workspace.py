@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -197,15 +199,19 @@ class Call:
 
 
 Held = TypeVar("Held", Work, Stamps)
+Kept = TypeVar("Kept")
+
+
+def popped(spare: list[Kept]) -> Iterator[Kept]:
+    """What earlier calls left, the last first, each taken off at once: another thread finds another one, or none."""
+    with contextlib.suppress(IndexError):
+        while True:
+            yield spare.pop()
 
 
 def kept(spare: list[Held], *shapes: tuple[int, ...]) -> Held | None:
     """What an earlier call left, where it has these shapes."""
-    while spare:
-        work = spare.pop()
-        if work.shapes == shapes:
-            return work
-    return None
+    return next((work for work in popped(spare) if work.shapes == shapes), None)
 
 
 def merged_ranges(pointers: list[np.ndarray], rows: int) -> np.ndarray:
@@ -313,6 +319,7 @@ __all__ = [
     "merged_ranges",
     "moved",
     "passed",
+    "popped",
     "running",
     "shared_out",
     "without_gaps",
