@@ -66,8 +66,9 @@ class Spare:
             # As `references` counts them; a call of it would take longer than all of this.
             if getrefcount(found[0]) != ALONE or found[0].shape != shape or found[0].dtype is not dtype:
                 found = _made(shape, dtype)
+        array, passed = found  # so that another thread does not find the array alone
         self.held.append(found)  # as many as threads were here at once
-        return found
+        return array, passed
 
 
 class Rooms:

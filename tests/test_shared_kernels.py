@@ -18,7 +18,7 @@ from sparsetir import ops, products
 from sparsetir.call import assembled
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.small import Room
-from sparsetir.spare import Rooms
+from sparsetir.spare import Rooms, Spare
 
 
 class Emptied(list[Any]):
@@ -124,6 +124,26 @@ def test_memory_of_a_result_is_not_free_when_it_is_kept(
     assert bits(found) == expected
     assert taken
     assert not any(np.may_share_memory(a, b) for a in (found.indices, found.data) for b in taken)
+
+
+class Met(list[Any]):
+    """A list out of which another thread takes the array that has just come into it, if it may."""
+
+    def __init__(self, spare: Spare, found: list[np.ndarray]) -> None:
+        self.spare, self.found = spare, found
+
+    def append(self, held: Any) -> None:
+        super().append(held)
+        self.spare.held = [self.pop()]
+        self.found.append(self.spare.take(held[0].shape, held[0].dtype)[0])
+
+
+def test_an_array_is_not_free_when_it_is_held() -> None:
+    spare, other, found = Spare(), Spare(), []
+    spare.held = Met(other, found)
+    array, _ = spare.take((9,), np.dtype("float32"))
+    assert len(found) == 1
+    assert not np.may_share_memory(array, found[0])
 
 
 def test_a_plan_is_called_with_other_values_meanwhile(
