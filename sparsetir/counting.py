@@ -96,6 +96,8 @@ def _counted(graph: Any) -> int | None:
     """The triangles of rows; None where these must be sorted or hold each edge in both directions first."""
     idtype = np.result_type(graph.indptr, graph.indices)
     n, nnz = graph.shape[0], len(graph.indices)
+    if len(graph.indptr) != n + 1:
+        raise StructureError(f"{n} rows have {n + 1} row pointers, found {len(graph.indptr)}")
     if not nnz:
         return 0
     stored = (np.ascontiguousarray(a).astype(idtype, copy=False) for a in (graph.indptr, graph.indices))

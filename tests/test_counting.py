@@ -136,6 +136,14 @@ def test_unsound_rows(fault):
         sparsetir.triangles(A)
 
 
+@pytest.mark.parametrize("nnz", [0, 4])
+def test_row_pointers_that_are_not_there(nnz):
+    A = sp.csr_array(np.eye(4) if nnz else (4, 4))
+    A.indptr = A.indptr[:-1]
+    with pytest.raises(StructureError, match="4 rows have 5 row pointers, found 4"):
+        sparsetir.triangles(A)
+
+
 def test_hubs_and_complete_graphs():
     n = 60
     full = sp.csr_array(np.ones((n, n)))

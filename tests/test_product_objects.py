@@ -113,6 +113,16 @@ def test_a_limit_that_nothing_exceeds_is_an_error() -> None:
         sparsetir.matmul(A, A, above=255)
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_numbers_beyond_int64_choose_entries(wide: bool) -> None:
+    """As many entries as no row has, and limits in the upper half of uint64; also of calls that are shared out."""
+    A = sp.csr_array(np.array([[2**63, 1], [0, 2**63 + 7]], "uint64"))
+    eye = sp.eye_array(2, 2**16 + 1 if wide else 2, format="csr", dtype="uint64")
+    assert sparsetir.matmul(A, eye, top=2**70).nnz == 3
+    for above in (2**63 - 1, 2**63, 2**63 + 6):
+        assert sparsetir.matmul(A, eye, above=above).data.tolist() == A.data[A.data > above].tolist()
+
+
 @pytest.mark.parametrize("layout", ["bsr", "bsc"])
 def test_torch_tensors_of_blocks(layout: str) -> None:
     torch = pytest.importorskip("torch")

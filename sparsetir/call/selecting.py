@@ -11,13 +11,15 @@ from sparsetir.call.arguments import numpy_dtype
 from sparsetir.errors import ArgumentError
 from sparsetir.scalars import as_whole, real_number
 
+LARGEST_INT64 = 2**63 - 1
+
 
 def top_of(top: Any) -> int | None:
     """How many entries of a row are kept; None keeps all."""
     number = as_whole(top)
     if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
         raise ArgumentError(f"top is how many entries of a row are kept, at least 1; found {top!r}")
-    return number
+    return None if number is None else min(number, LARGEST_INT64)
 
 
 def least_of(above: Any, dtype: str) -> Any:
@@ -32,7 +34,8 @@ def least_of(above: Any, dtype: str) -> Any:
         return low
     if not above < high:
         raise ArgumentError(f"above is less than the largest {dtype}, {high}; found {above!r}")
-    return int(np.floor(above)) + 1
+    least = int(np.floor(above)) + 1
+    return least if least <= LARGEST_INT64 else least - 2**64  # the functions take the bits of an int64
 
 
 __all__ = ["least_of", "top_of"]
