@@ -418,6 +418,23 @@ def test_scratch_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
     assert y[0] == 10
 
 
+def test_a_size_that_64_bits_cannot_count_is_an_error(tmp_path: Path) -> None:
+    @T.prim_func
+    def ones(y: T.handle, n: T.int64, m: T.int64):
+        I = T.dense_fixed(n * m + 1, "int64")
+        Y = T.match_sparse_buffer(y, (I,), "float32")
+        with T.sp_iter([I], "S", "fill") as [i]:
+            Y[i] = T.float32(1)
+
+    library, y = made(sparsetir.build(ones), tmp_path / "ones.so"), np.zeros(7, "float32")
+    for n, m in ((2**64 // 3 + 2, 3), (2**62, 4), (2**63 - 1, 1), (2**61, 1)):  # the first wraps around to 5
+        assert library.call({"y": y, "n": n, "m": m}) == "y is too large to address"
+    assert "sizes must not be negative" in library.call({"y": y, "n": -(2**63), "m": 3})
+    assert not y.any()
+    assert library.call({"y": y, "n": 2, "m": 3}) == ""
+    assert y.all()
+
+
 # ---------------------------------------------------------------------------------------------- names
 
 

@@ -173,6 +173,38 @@ def test_arguments_that_disagree_get_a_message(exported: Callable[[str], Exporte
 
 
 @pytest.mark.slow
+def test_sizes_that_64_bits_cannot_count_get_a_message(tmp_path: Path) -> None:
+    kernel = sparsetir.build(sparsetir.ops.spgemm(idtype="int64"))
+    library = Exported(kernel, kernel.export(tmp_path / "libf.so").with_suffix(".so"))
+    args = kernel.prepare((), operands("spgemm", 10, 0.3))
+    for threads in (1, 2):
+        library.function(library.loaded, "_set_num_threads")(threads)
+        for columns in (2**63 - 1, 2**63 - 100, 2**62):
+            assert library.call(args, n=columns) is None
+            assert "out of memory" in library.message
+
+
+@pytest.mark.slow
+def test_a_negative_size_is_not_made_up_for_by_another(exported: Callable[[str], Exported]) -> None:
+    name = "a tensor times a matrix"
+    library = exported(name)
+    args = library.kernel.prepare((), draw_arguments(name, (9, 8, 10, 7), 0.6))
+    for sizes in ({"n": -2, "q": -3}, {"n": -(2**31), "q": -(2**31)}, {"n": -1}, {"q": -1}):
+        assert library.call(args, **sizes) is None
+        assert "sizes must not be negative" in library.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["add", "multiply"])
+def test_merged_rows_of_a_negative_length_get_a_message(name: str, exported: Callable[[str], Exported]) -> None:
+    library = exported(name)
+    args = library.kernel.prepare((), operands(name, 10, 0.3))
+    for columns in (-1, -(2**31)):
+        assert library.call(args, n=columns) is None
+        assert "sizes must not be negative" in library.message
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["add", "multiply"])
 def test_merged_rows_that_are_not_sorted_get_a_message(name: str, exported: Callable[[str], Exported]) -> None:
     made = exported(name)

@@ -23,6 +23,8 @@ struct assembly {
   const TVMFFIAny *common;
   int common_count;
   int64_t rows, width;
+  const int64_t *lengths; /* of the axes below a row, then of those of blocks */
+  int axis_count, length_count;
   DLDataType key;
   const struct result *results;
   int result_count, filter_count;
@@ -120,6 +122,9 @@ static int rt_run(rt_function function, const struct arguments *a) {
   return function(NULL, a->values, a->count, &result);
 }
 
+/* How many words have a bit for each of so many coordinates, or bytes for each of so many blocks. */
+static int64_t rt_groups(int64_t count, int64_t of) { return count / of + (count % of > 0); }
+
 /* The accumulators of all chunks. */
 struct work {
   int64_t width, words, tops, highs; /* of an array, of its marks, and of what is above those */
@@ -137,16 +142,17 @@ static void rt_take_arrays(struct work *w, const struct assembly *s, int chunks,
   w->arrays = rt_hold(held, s->result_count, sizeof(void *));
   for (int n = 0; n < s->result_count && !held->failed; ++n) {
     int item = s->results[n].held.bits / 8;
-    int64_t count = chunks * row * s->results[n].block;
+    int64_t count = rt_times(rt_times(chunks, row), s->results[n].block);
     w->arrays[n] = rt_hold(held, count, item);
     if (w->arrays[n]) rt_fill(w->arrays[n], count, item, s->results[n].initial);
   }
 }
 
 static int rt_take_stamps(struct work *w, const struct assembly *s, int chunks, struct held *held) {
-  rt_take_arrays(w, s, chunks, s->width + DUMPS, held);
-  w->seen = rt_hold_zeros(held, chunks * (s->width + DUMPS), 1);
-  w->places = rt_hold(held, chunks * s->width, 4);
+  int64_t row = rt_plus(s->width, DUMPS);
+  rt_take_arrays(w, s, chunks, row, held);
+  w->seen = rt_hold_zeros(held, rt_times(chunks, row), 1);
+  w->places = rt_hold(held, rt_times(chunks, s->width), 4);
   for (int64_t n = 0; !held->failed && n < chunks * s->width; ++n)
     ((int32_t *)w->places)[n] = (int32_t)(n % s->width & (DUMPS - 1));
   return held->failed;
@@ -178,32 +184,33 @@ static int rt_take_tables(struct work *w, const struct assembly *s, const struct
   w->width = w->words = INT64_C(2) << (64 - __builtin_clzll((unsigned long long)largest));
   w->tops = w->highs = 0;
   rt_take_arrays(w, s, split->chunks, w->width, held);
-  w->bits = rt_hold_zeros(held, split->chunks * w->words, 8);
+  w->bits = rt_hold_zeros(held, rt_times(split->chunks, w->words), 8);
   return held->failed;
 }
 
 static int rt_take_masks(struct work *w, const struct assembly *s, int chunks, struct held *held) {
-  int64_t words = (s->width + WORD - 1) / WORD;
+  int64_t words = rt_groups(s->width, WORD);
   w->masks = rt_hold(held, s->filter_count, sizeof(void *));
-  for (int n = 0; n < s->filter_count && !held->failed; ++n) w->masks[n] = rt_hold_zeros(held, chunks * words, 8);
+  for (int n = 0; n < s->filter_count && !held->failed; ++n)
+    w->masks[n] = rt_hold_zeros(held, rt_times(chunks, words), 8);
   return held->failed;
 }
 
 static int rt_take(struct work *w, const struct assembly *s, int chunks, struct held *held) {
   w->width = s->width;
-  w->words = (s->width + WORD - 1) / WORD;
-  w->tops = (w->words + WORD - 1) / WORD * WORD;
-  w->highs = (w->tops / WORD + BYTES - 1) / BYTES * BYTES;
-  w->bits = rt_hold_zeros(held, chunks * w->words, 8);
-  w->bytes = rt_hold_zeros(held, chunks * w->words * WORD, 1);
-  w->top = rt_hold_zeros(held, chunks * w->tops, 1);
-  w->high = rt_hold_zeros(held, chunks * w->highs, 1);
+  w->words = rt_groups(s->width, WORD);
+  w->tops = rt_groups(w->words, WORD) * WORD;
+  w->highs = rt_groups(w->tops / WORD, BYTES) * BYTES;
+  w->bits = rt_hold_zeros(held, rt_times(chunks, w->words), 8);
+  w->bytes = rt_hold_zeros(held, rt_times(chunks, rt_times(w->words, WORD)), 1);
+  w->top = rt_hold_zeros(held, rt_times(chunks, w->tops), 1);
+  w->high = rt_hold_zeros(held, rt_times(chunks, w->highs), 1);
   rt_take_arrays(w, s, chunks, s->width, held);
   return held->failed;
 }
 
 static void rt_push_work(struct arguments *a, const struct work *w, const struct assembly *s, int chunks, int values) {
-  int64_t words = (s->width + WORD - 1) / WORD;
+  int64_t words = rt_groups(s->width, WORD);
   if (values) rt_push(a, w->width);
   rt_push(a, w->words);
   rt_push(a, w->tops);
@@ -343,7 +350,7 @@ static int rt_numeric(const struct assembly *s, const struct split *split, const
   else rt_push_work(&a, work, s, split->chunks, 1);
   if (s->selects) {
     int64_t largest = rt_largest(s, split), most = s->top > 0 && s->top < largest ? s->top : largest;
-    void *heap = rt_hold(held, split->chunks * most, s->ordered.bits / 8);
+    void *heap = rt_hold(held, rt_times(split->chunks, most), s->ordered.bits / 8);
     if (held->failed) return -1;
     rt_push(&a, most);
     a.values[a.count++] = s->least;
@@ -354,7 +361,7 @@ static int rt_numeric(const struct assembly *s, const struct split *split, const
 
 /* Bytes of a coordinate, or of what result n has for one. */
 static int64_t rt_item(const struct assembly *s, int n) {
-  return n < 0 ? s->key.bits / 8 : s->results[n].dtype.bits / 8 * s->results[n].block;
+  return n < 0 ? s->key.bits / 8 : rt_times(s->results[n].dtype.bits / 8, s->results[n].block);
 }
 
 /* Chunks that were written without counting stand where they begin at most: move them together. */
@@ -411,10 +418,22 @@ static int rt_fill_results(const struct assembly *s, struct held *held) {
   return 0;
 }
 
+static int rt_check_sizes(struct assembly *s) {
+  int64_t width = 1;
+  int is_negative = s->rows < 0;
+  for (int n = 0; n < s->length_count; ++n) is_negative |= s->lengths[n] < 0;
+  if (is_negative) return rt_fail("the result would be of a negative size: sizes must not be negative");
+  for (int n = 0; n < s->axis_count; ++n) width = rt_times(width, s->lengths[n]);
+  if (width == INT64_MAX && s->axis_count > 1)
+    return rt_fail("a row of the result has more coordinates than 64 bits can count");
+  s->width = s->bound ? width : 0; /* merged rows need no accumulators */
+  return 0;
+}
+
 /* The results are NULL when it begins. */
-static int rt_assemble(const struct assembly *s) {
+static int rt_assemble(struct assembly *s) {
   struct held held = {0};
-  if (s->rows < 0 || s->width < 0) return rt_fail("the result would be of a negative size: sizes must not be negative");
+  if (rt_check_sizes(s)) return -1;
   int status = rt_fill_results(s, &held);
   rt_drop(&held);
   if (status == 0) return 0;

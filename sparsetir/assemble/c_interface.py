@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 
 import numpy as np
@@ -133,7 +133,9 @@ class AssembledInterface(Interface):
 
     def block(self, result: Result) -> str:
         """Whether a coordinate has a block of elements, and how many it has."""
-        return f"1, {' * '.join(f'({self.size_of(n)})' for n in result.inner)}" if result.inner else "0, 1"
+        if not result.inner:
+            return "0, 1"
+        return f"1, {reduce(lambda a, b: f'rt_times({a}, {b})', map(self.size_of, result.inner))}"
 
     @property
     def selection(self) -> list[str]:
@@ -148,12 +150,14 @@ class AssembledInterface(Interface):
         merge, filters = self.assembly.merge, self.assembly.filters
         offsets = [] if merge is None else [str(a.indptr.name) for a in merge.members if a.indptr is not None]
         members = [f"&arrays[{self.places[name]}]" for name in offsets]
-        width = "0" if merge is not None else " * ".join(f"({self.size_of(a.length)})" for a in self.assembly.axes)
+        axes = [a.length for a in self.assembly.axes]
+        lengths = [self.size_of(n) for n in (*axes, *(n for r in self.assembly.results for n in r.inner))]
         fields = [
             ", ".join(f".{name} = code_{name}" for name in self.functions),
             f".common = common, .common_count = {len(self.given) - len(self.chosen_by)}",
             f".is_stamped = {int(self.is_stamped)}, .is_table = {int(self.is_table)}",
-            f".rows = {'1' if self.rows is None else self.size_of(self.rows)}, .width = {width}",
+            f".rows = {'1' if self.rows is None else self.size_of(self.rows)}",
+            f".lengths = lengths, .axis_count = {len(axes)}, .length_count = {len(lengths)}",
             f".key = {_dtype(self.assembly.key_dtype)}",
             f".results = results, .result_count = {len(self.values)}, .filter_count = {len(filters)}",
             f".members = members, .member_count = {len(members)}",
@@ -169,7 +173,8 @@ class AssembledInterface(Interface):
             f"const TVMFFIAny common[] = {{{self.passed}}};",
             f"const struct array *const members[] = {{{', '.join(members) or 'NULL'}}};",
             f"const struct result results[] = {{{', '.join(results)}}};",
-            "const struct assembly assembly = {",
+            f"const int64_t lengths[] = {{{', '.join(lengths)}}};",
+            "struct assembly assembly = {",
             *(f"  {field}," for field in fields),
             "};",
             "return rt_assemble(&assembly);",

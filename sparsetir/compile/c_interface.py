@@ -31,9 +31,9 @@ TYPES = {
 }
 
 SIZES = {
-    tirx.Add: "({} + {})",
-    tirx.Sub: "({} - {})",
-    tirx.Mul: "({} * {})",
+    tirx.Add: "rt_plus({}, {})",
+    tirx.Sub: "rt_minus({}, {})",
+    tirx.Mul: "rt_times({}, {})",
     tirx.FloorDiv: "rt_floor_div({}, {})",
     tirx.FloorMod: "rt_floor_mod({}, {})",
     tirx.Min: "rt_smaller({}, {})",

@@ -156,11 +156,29 @@ struct array {
   DLTensor tensor;
 };
 
+/* Sizes that 64 bits do not hold become the largest or the least number, which no array has. */
+static inline int64_t rt_plus(int64_t a, int64_t b) {
+  int64_t sum;
+  return __builtin_add_overflow(a, b, &sum) ? (b < 0 ? INT64_MIN : INT64_MAX) : sum;
+}
+
+static inline int64_t rt_minus(int64_t a, int64_t b) {
+  int64_t difference;
+  return __builtin_sub_overflow(a, b, &difference) ? (b < 0 ? INT64_MAX : INT64_MIN) : difference;
+}
+
+static inline int64_t rt_times(int64_t a, int64_t b) {
+  int64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? ((a < 0) == (b < 0) ? INT64_MAX : INT64_MIN) : product;
+}
+
 /* No size is divided by zero or less: -1 is reported as a negative size. */
 static inline int64_t rt_floor_div(int64_t a, int64_t b) { return b > 0 ? a / b - (a % b < 0) : -1; }
 static inline int64_t rt_floor_mod(int64_t a, int64_t b) { return b > 0 ? (a % b + b) % b : -1; }
 static inline int64_t rt_smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t rt_larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+#define MOST_ELEMENTS (INT64_MAX / 8) /* that 64 bits count the bytes of */
 
 static int rt_check_array(struct array *a) {
   a->count = 1;
@@ -169,6 +187,7 @@ static int rt_check_array(struct array *a) {
     if (extent < 0) return rt_fail("dimension %d of %s would be %lld: sizes must not be negative", d, a->name, extent);
     if (__builtin_mul_overflow(a->count, a->shape[d], &a->count)) return rt_fail("%s is too large to address", a->name);
   }
+  if (a->count > MOST_ELEMENTS) return rt_fail("%s is too large to address", a->name);
   if (NARROW && a->count > INT32_MAX)
     return rt_fail("%s has %lld elements, more than 32-bit sizes can count", a->name, (long long)a->count);
   if (!a->data && a->count) return rt_fail("%s is NULL, expected %lld elements", a->name, (long long)a->count);
