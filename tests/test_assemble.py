@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from tvm import tirx
 
 import sparsetir
 from corpus.computed import PROGRAMS, SHAPES, draw_arguments
 from sparsetir import Accumulators, CooTensor
 from sparsetir.assemble import Options
-from sparsetir.assemble.options import FIRST
+from sparsetir.assemble.options import FIRST, FUNCTIONS
 from sparsetir.call import assembled
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.make import assembled_kernel
@@ -59,6 +60,19 @@ def test_programs_agree_with_the_interpreter(name: str) -> None:
     for shape in SHAPES:
         for density in (0, 0.1, 0.6):
             _agrees(name, _kernel(name), draw_arguments(name, shape, density))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_arrays_need_the_alignment_of_their_elements(name: str) -> None:
+    for func in _kernel(name).compiled.functions.module(FUNCTIONS).functions.values():
+        for param in filter(tirx.is_buffer_var, func.params):
+            assert int(param.ty.data_alignment) <= max(np.dtype(str(param.ty.dtype)).itemsize, 1), param
+
+
+def test_rows_are_counted_in_vectors_wherever_arrays_begin() -> None:
+    name = "computed subscripts"  # what a row enters is known without a loop
+    for rows in (31, 32, 33, 61, 64, 65, 130, 257):
+        _agrees(name, _kernel(name), draw_arguments(name, (rows, 9, 1, 1), 0.3))
 
 
 TWICE = ["least sums", "two iterations over the same rows", "a tensor times a matrix", "a product of blocks"]

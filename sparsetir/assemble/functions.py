@@ -139,7 +139,7 @@ class Functions:
                 makers["packed"] = self.packed
             makers["small"] = self.small
         attrs = dict(self.rows.func.attrs)
-        made = {name: make() for name, make in makers.items() if name in names}
+        made = {name: realign(make()) for name, make in makers.items() if name in names}
         named = {f"{self.assembly.name}_{name}": self.of_params(func) for name, func in made.items()}
         return ir.IRModule({n: f.with_attrs({**attrs, "global_symbol": n}) for n, f in named.items()})
 
@@ -367,7 +367,7 @@ class Functions:
         )
         read = [p for p in self.common if str(p.name) not in unread(assembly)]
         extra = [top, least, heap] if self.options.select else []
-        return realign(tirx.PrimFunc([*read, capacity, indptr, keys, *values, *params, *extra], renewed(body)))
+        return tirx.PrimFunc([*read, capacity, indptr, keys, *values, *params, *extra], renewed(body))
 
     def room(self, one: Split) -> tuple[Workspace | Stamps, list[Var]]:
         """The accumulators of a call of little work, and its parameters."""
