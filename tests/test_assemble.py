@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from sparsetir.assemble.options import FIRST, FUNCTIONS
 from sparsetir.call import assembled
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.make import assembled_kernel
-from sparsetir.errors import ArgumentTypeError, LoweringError, ScriptError, VerifyError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, ScriptError, VerifyError
 
 
 @cache
@@ -101,6 +102,20 @@ def test_wide_results_are_collected_in_tables() -> None:
     assert np.array_equal(found.indptr, wanted.indptr)
     assert np.array_equal(found.indices, columns[wanted.indices])
     assert np.allclose(found.data, wanted.data)
+
+
+@pytest.mark.slow
+def test_coordinates_that_64_bits_cannot_count_are_an_error() -> None:
+    text = re.sub(r"(T\.(?:dense_fixed|sparse_\w+)\(.*)\)\n", r'\1, "int64")\n', PROGRAMS["a tensor times a matrix"])
+    kernel = sparsetir.build(sparsetir.parse(text.replace("T.int32", "T.int64")), {"kind": "llvm", "opt-level": 0})
+    for n, q in ((2**32, 2**32), (2**62, 2), (2**62, 3), (2**31, 2**31)):
+        A = CooTensor(np.array([[0, 1], [n - 1, 0], [0, 1]]), np.ones(2, "float32"), (2, n, 2))
+        B = sp.csr_array((np.ones(2, "float32"), np.array([q - 1, 0]), np.array([0, 1, 2])), shape=(2, q))
+        if n * q < 2**63:
+            assert kernel(A=A, B=B).coords.tolist() == [[0, 1], [n - 1, 0], [q - 1, 0]]
+            continue
+        with pytest.raises(ArgumentError, match=f"{n} x {q} coordinates, more than 64 bits can count"):
+            kernel(A=A, B=B)
 
 
 def test_merged_rows_take_no_accumulators() -> None:

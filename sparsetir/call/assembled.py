@@ -56,7 +56,7 @@ from sparsetir.call.workspace import (
 from sparsetir.compile.cache import compile_cached, write_one
 from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.export import export
-from sparsetir.errors import ArgumentTypeError, LoweringError, StructureError, VerifyError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.script.printer import script
 from sparsetir.shown import shown_signature
@@ -70,6 +70,7 @@ MOST_COUNTS = 2  # arrays with a number for each row that wait for the next call
 WIDE_BYTES = 1 << 28  # of accumulators with an element for every coordinate
 ROOMY_BYTES = 1 << 28  # of a result that is written before its size is known
 MUCH = 8  # a gain that is at least the inverse of what is left counts
+MOST_COORDINATES = 2**63 - 1  # below a row: of several axes they are one number
 MOST_WASTE = 1.5  # times as much memory as its entries that a result may hold
 
 
@@ -603,7 +604,11 @@ class AssembledKernel(Saved):
             spare.append(work)  # type: ignore[arg-type]
 
     def _width(self, sizes: dict[str, int]) -> int:
-        return math.prod(int(n.at(sizes)) for n in self._lengths)
+        width = math.prod(int(n.at(sizes)) for n in self._lengths)
+        if width > MOST_COORDINATES:
+            lengths = " x ".join(str(int(n.at(sizes))) for n in self._lengths)
+            raise ArgumentError(f"a row of {self.name} has {lengths} coordinates, more than 64 bits can count")
+        return width
 
     def _initial(self, number: int) -> Any:
         initial = self.assembly.results[number].initial
