@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import re
 from functools import cache
@@ -20,7 +21,7 @@ from corpus.computed import PROGRAMS, SHAPES, draw_arguments
 from sparsetir import Accumulators, CooTensor
 from sparsetir.assemble import Options
 from sparsetir.assemble.options import FIRST, FUNCTIONS
-from sparsetir.call import assembled
+from sparsetir.call import assembled, workspace
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.make import assembled_kernel
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, ScriptError, VerifyError
@@ -134,6 +135,29 @@ def test_large_results_are_counted_first(monkeypatch: pytest.MonkeyPatch) -> Non
     found = sparsetir.matmul(A, A)
     assert np.array_equal(found.indices, expected.indices)
     assert np.array_equal(found.data, expected.data)
+
+
+def test_where_no_addresses_are_left_results_are_counted_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise MemoryError
+
+    A = sp.random_array((90, 90), density=0.3, format="csr", dtype="float64", rng=np.random.default_rng(0))
+    expected = sparsetir.matmul(A, A)
+    monkeypatch.setattr(assembled.AssembledKernel, "room", refused)
+    found = sparsetir.matmul(A, A)
+    assert np.array_equal(found.indices, expected.indices)
+    assert np.array_equal(found.data, expected.data)
+
+
+@pytest.mark.parametrize("step", [1, 4096, 10_000, 1 << 24])
+@pytest.mark.parametrize("width", [(), (3,)])
+def test_gaps_are_closed_in_place(step: int, width: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that overlap where they belong, and parts that do not, in steps of less than a page and of more."""
+    monkeypatch.setattr(workspace, "STEP_BYTES", step)
+    array = np.arange(9000 * math.prod(width), dtype="int32").reshape(9000, *width).copy()
+    parts = [(0, 0, 1100), (1500, 1100, 2000), (8000, 3100, 1000)]
+    expected = np.concatenate([array[source : source + count] for source, _, count in parts])
+    assert np.array_equal(workspace.closed(array, parts), expected)
 
 
 @pytest.mark.slow

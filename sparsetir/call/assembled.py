@@ -57,6 +57,7 @@ from sparsetir.compile.cache import compile_cached, write_one
 from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.export import export
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError, VerifyError
+from sparsetir.formats.memory import memory_size
 from sparsetir.ir import decode
 from sparsetir.script.printer import script
 from sparsetir.shown import shown_signature
@@ -68,7 +69,8 @@ WORD, BYTES = 64, 8  # coordinates in a word of a bitmap, words that are looked 
 KEPT_BYTES = 1 << 26  # of accumulators that wait for the next call
 MOST_COUNTS = 2  # arrays with a number for each row that wait for the next call
 WIDE_BYTES = 1 << 28  # of accumulators with an element for every coordinate
-ROOMY_BYTES = 1 << 28  # of a result that is written before its size is known
+ROOMY_BYTES = max(1 << 28, memory_size() // 2)  # of addresses for a result that is written before its size is known
+HELD_BYTES = 1 << 28  # of such addresses that wait for the next call
 MUCH = 8  # a gain that is at least the inverse of what is left counts
 MOST_COORDINATES = 2**63 - 1  # below a row: of several axes they are one number
 MOST_WASTE = 1.5  # times as much memory as its entries that a result may hold
@@ -431,10 +433,15 @@ class AssembledKernel(Saved):
         """Write the rows of each chunk from where they may begin at most, then close the gaps."""
         if self.assembly.merge is not None:
             return self.merged(call)
+        first, total = self.places(call, top)
+        try:
+            room = self.room(total, call.sizes)
+        except MemoryError:  # the system counts addresses that are never written
+            if self.options.select or self.is_stamped:
+                raise
+            return self.two_phases(call)
         work = self.stamps(call) if self.is_stamped else self.take(call)
         indptr = np.zeros(call.rows + 1, np.int64)
-        first, total = self.places(call, top)
-        room = self.room(total, call.sizes)
         self.numeric(call, work, indptr[1:], first, room[0], room[1:], *self.selected(call, top, above))
         self._give_back(work)
         keys, *values = self.together(room, self.parts(call, indptr, first))
@@ -457,7 +464,8 @@ class AssembledKernel(Saved):
             self._earlier.keep(found)  # once there is a view of it: another thread takes it otherwise
         for source, target in zip(room, made, strict=True):
             gather(source, parts, target)
-        self._rooms.append(room)
+        if nbytes <= HELD_BYTES:
+            self._rooms.append(room)
         return made
 
     def parts(self, call: Call, indptr: np.ndarray, first: np.ndarray) -> list[tuple[int, int, int]]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import mmap
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ MOST_WORDS = 1 << 16  # of bitmaps at once, each beside its count: more do not s
 PLACE_BYTES = 4  # for each coordinate, where rows stand in the order of a mask
 ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
 SERIAL_WORK = 20_000  # coordinates entered, below which a second thread costs more than it does
+STEP_BYTES = 1 << 24  # that are moved at a time
 MERGED_ROW_WORK, MERGED_SERIAL_WORK = 2, 30_000  # the same of rows that are merged, whose entries take less time
 
 
@@ -283,9 +286,30 @@ def without_gaps(array: np.ndarray, parts: list[tuple[int, int, int]]) -> np.nda
 
 
 def closed(array: np.ndarray, parts: list[tuple[int, int, int]]) -> np.ndarray:
-    """The parts of an array moved together in its own memory, and the rest given back."""
-    without_gaps(array, parts).resize((sum(count for _, _, count in parts), *array.shape[1:]), refcheck=False)
+    """The parts of an array moved together in its own memory, and the rest given back.
+
+    Pages behind the end go back as they are moved, so that no entry is in memory twice for long.
+    """
+    end = sum(count for _, _, count in parts)
+    step = max(1, STEP_BYTES * len(array) // max(array.nbytes, 1))
+    for source, target, count in parts:
+        for at in range(0, count if source != target else 0, step):
+            some = min(step, count - at)
+            moved(array, source + at, target + at, some)
+            forget(array, max(source + at, end), source + at + some)
+    array.resize((end, *array.shape[1:]), refcheck=False)
     return array
+
+
+def forget(array: np.ndarray, begin: int, end: int) -> None:
+    """Give back the whole pages of a range of elements that nobody reads any more, where the system takes them."""
+    if end <= begin or array.nbytes <= STEP_BYTES or sys.platform != "linux":
+        return
+    item, base = array.itemsize * math.prod(array.shape[1:]), array.ctypes.data
+    first, last = -(-(base + begin * item) // mmap.PAGESIZE), (base + end * item) // mmap.PAGESIZE
+    if last > first:
+        where, size = (ctypes.c_size_t(pages * mmap.PAGESIZE) for pages in (first, last - first))
+        ctypes.CDLL(None).madvise(where, size, mmap.MADV_DONTNEED)
 
 
 def moved(array: np.ndarray, source: int, target: int, count: int) -> None:

@@ -130,7 +130,8 @@ def galerkin(A: Any) -> tuple[Any, ...]:
     """R, A and P: rows that follow each other are one aggregate, and one step of Jacobi smooths the aggregates."""
     n = A.shape[0]
     shape = (n, -(-n // AGGREGATE))
-    tentative = sp.csr_array((np.ones(n, np.float32), np.arange(n) // AGGREGATE, np.arange(n + 1)), shape=shape)
+    columns, rows = np.arange(n, dtype=A.indices.dtype) // AGGREGATE, np.arange(n + 1, dtype=A.indptr.dtype)
+    tentative = sp.csr_array((np.ones(n, np.float32), columns, rows), shape=shape)
     sums = abs(A).sum(axis=1)
     steps = sp.diags_array(np.divide(DAMPING, sums, out=np.zeros_like(sums), where=sums != 0), dtype=np.float32)
     P = sorted_csr((tentative - steps @ A @ tentative).astype(np.float32))
