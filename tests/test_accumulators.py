@@ -13,6 +13,7 @@ import scipy.sparse as sp
 import sparsetir
 from corpus.computed import PROGRAMS, SHAPES, draw_arguments, matrix
 from each import pairwise
+from fences import Fences
 from sparsetir import Accumulators, ops
 from sparsetir.assemble.options import KINDS, ORDERS
 from sparsetir.call.assembled import AssembledKernel
@@ -225,6 +226,33 @@ def test_rows_of_wide_results(kind: str) -> None:
             assert np.array_equal(found.indptr, expected.indptr)
             assert np.array_equal(found.indices, expected.indices)
             assert np.allclose(found.data, expected.data, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_long_rows_with_more_products_than_columns_in_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each product has a place, also of a column that has one; rows with more than there is room for are in one piece.
+
+    The arrays of the products end at unreadable pages.
+    """
+    kept, fences = AssembledKernel.take, Fences()
+
+    def taken(kernel: AssembledKernel, call: Any) -> Any:
+        work = kept(kernel, call)
+        work.parts = [fences.fenced(part) for part in work.parts]
+        return work
+
+    monkeypatch.setattr(AssembledKernel, "take", taken)
+    width = 70_000
+    columns = np.tile(np.arange(width, dtype="int32"), 40)
+    B = sp.csr_array((np.ones(len(columns), "float32"), columns, width * np.arange(41)))
+    for order, counted in (("stored", False), ("nonempty", False), ("stored", True)):
+        schedule = Accumulators(kind="segments", order=order, counted=counted)
+        kernel = sparsetir.build(ops.spgemm(), schedule=schedule)
+        for rows in (1, 2, 40):
+            A = sp.csr_array(np.ones((1, rows), "float32"))
+            found = kernel(A=A, B=B[:rows])
+            assert np.array_equal(found.indices, np.arange(width))
+            assert (found.data == rows).all()
 
 
 @pytest.mark.slow

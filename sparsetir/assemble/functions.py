@@ -490,13 +490,15 @@ class Functions:
         whole = tirx.IfThenElse(is_sparse, self.collected(tiered, row, work, chunk), usual)
         if work.parts is None:
             return whole
-        segments = self.in_segments(out, work, work.parts, chunk, row)
-        return tirx.IfThenElse(work.parts.fits(entered), segments, whole)
+        return self.in_segments(out, work, chunk, row, entered, whole)
 
-    def in_segments(self, out: Output, work: Workspace, parts: Parts, chunk: Var, row: Var) -> tirx.Stmt:
-        """A long row, one segment of its columns after the other."""
-        update = self.update
+    def in_segments(
+        self, out: Output, work: Workspace, chunk: Var, row: Var, bound: ir.Expr, whole: tirx.Stmt
+    ) -> tirx.Stmt:
+        """A long row, one segment of its columns after the other; others as a `whole`."""
+        update, parts = self.update, work.parts
         assert update is not None
+        assert parts is not None
         kept = update.parts if work.has_values else ()
         count, keep = (
             seq(*self.filtered(self.each_entered(stmts, work, chunk), work, chunk, row))
@@ -522,7 +524,7 @@ class Functions:
                 ways.append(seq(serial(entry, after - first, seq(*stmts)), *marked.finish()))
             return tirx.IfThenElse(after - first < blocks * long(DENSE), *ways)
 
-        return seq(put(out.count, long(0)), parts.collected(chunk, count, keep, one))
+        return seq(put(out.count, long(0)), parts.collected(chunk, bound, count, keep, one, whole))
 
     def each_entered(self, stmts: Callable[[Var], list[tirx.Stmt]], work: Workspace, chunk: Var) -> tirx.Stmt:
         """The body of a row with statements for every coordinate that it enters."""

@@ -96,9 +96,9 @@ class Parts:
     def params(self) -> list[Var]:
         return [self.count, self.room, self.places, self.keys, *self.values]
 
-    def fits(self, entered: ir.Expr) -> ir.Expr:
-        """Whether a row that enters so much is sorted into segments."""
-        return tirx.And(entered <= self.room, entered >= self.count * long(LEAST_PARTS))
+    def fits(self, bound: ir.Expr) -> ir.Expr:
+        """Whether a row that has so much at most may be sorted into segments."""
+        return tirx.And(bound <= self.room, bound >= self.count * long(LEAST_PARTS))
 
     def place(self, chunk: Var, segment: ir.Expr) -> ir.Expr:
         return tirx.BufferLoad(self.places, [chunk, segment])
@@ -125,22 +125,35 @@ class Parts:
     def collected(
         self,
         chunk: Var,
+        bound: ir.Expr,
         count: tirx.Stmt,
         keep: tirx.Stmt,
         one: Callable[[Var, Var, Var], tirx.Stmt],
+        whole: tirx.Stmt,
     ) -> tirx.Stmt:
-        """Sort the products of a row, then do `one` for each segment, given its number, its begin and its end."""
+        """Sort the products of a row, then do `one` for each segment, given its number, its begin and its end.
+
+        `whole` for rows that are short, or have more products than there is room for: `bound`, what a row has at most,
+        is no more than the number of columns, while all that enter the same one are kept.
+        """
         step, segment = Var("s", ir.PrimType(LONG)), Var("segment", ir.PrimType(LONG))
-        total, held = cell("total", LONG), cell("held", LONG)
+        total, held, is_cut = (cell(name, LONG) for name in ("total", "held", "is_cut"))
         none = Var("s", ir.PrimType(LONG))
         clear = serial(none, self.count, self.set_place(chunk, none, long(0)))
         begin = [put(held, self.place(chunk, step)), self.set_place(chunk, step, get(total)), add(total, get(held))]
         starts = serial(step, self.count, seq(*begin))
         first, after = Var("first", ir.PrimType(LONG)), Var("after", ir.PrimType(LONG))
-        bound = [tirx.Bind(first, get(total)), tirx.Bind(after, self.place(chunk, segment))]
+        bound_to = [tirx.Bind(first, get(total)), tirx.Bind(after, self.place(chunk, segment))]
         some = tirx.IfThenElse(after > first, one(segment, first, after), None)
-        each_one = serial(segment, self.count, seq(*bound, some, put(total, after)))
-        return seq(*alloc(total, held), put(total, long(0)), clear, count, starts, keep, put(total, long(0)), each_one)
+        each_one = serial(segment, self.count, seq(*bound_to, some, put(total, after)))
+        counted = seq(clear, count, starts, put(is_cut, cast(get(total) <= self.room, LONG)))
+        return seq(
+            *alloc(total, held, is_cut),
+            put(total, long(0)),
+            put(is_cut, cast(self.fits(bound), LONG)),
+            tirx.IfThenElse(get(is_cut) != long(0), counted, None),
+            tirx.IfThenElse(get(is_cut) != long(0), seq(keep, put(total, long(0)), each_one), whole),
+        )
 
 
 __all__ = ["LEAST_PARTS", "MOST_PARTS", "SHIFT", "Parts", "Update", "update_of"]

@@ -333,8 +333,10 @@ class AssembledKernel(Saved):
         cost, bound, lookups = self.counted(args, common, rows)
         order = None if self._orders is None else self._orders.of(args, bound, self._columns(args))
         ranges = shared_out(cost if order is None else cost[order])
+        entered = int(cost.max(initial=ROW_WORK)) - ROW_WORK
         self.keep_counts(cost)
-        return Call(common, args.sizes, rows, width, bound, ranges, initial, order=order, lookups=lookups)
+        call = Call(common, args.sizes, rows, width, bound, ranges, initial, order=order, lookups=lookups)
+        return replace(call, entered=entered)
 
     def counts(self, rows: int) -> np.ndarray:
         """Memory for a number for each row: that of an earlier call, whose pages the system need not clear again."""
@@ -588,8 +590,8 @@ class AssembledKernel(Saved):
         """Shapes and dtypes of what holds the products of long rows; nothing where those are in one piece."""
         if self._kept is None:
             return []
-        segments, largest = -(-call.width >> SHIFT), 0 if call.bound is None else int(call.bound.max(initial=0))
-        room = min(largest, MOST_PARTS) if largest >= segments * LEAST_PARTS else 0
+        segments = -(-call.width >> SHIFT)
+        room = min(call.entered, MOST_PARTS) if call.entered >= segments * LEAST_PARTS else 0
         shapes = [(call.chunks, max(n, 1)) for n in (segments, room)]
         kept = [np.dtype(np.int64), self._key_dtype(), *self._kept]
         return [(shape, dtype) for shape, dtype in zip([shapes[0], *[shapes[1]] * (len(kept) - 1)], kept, strict=True)]
