@@ -232,13 +232,13 @@ def test_rows_of_wide_results(kind: str) -> None:
 def test_long_rows_with_more_products_than_columns_in_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each product has a place, also of a column that has one; rows with more than there is room for are in one piece.
 
-    The arrays of the products end at unreadable pages.
+    The arrays of the products and of the marks end at unreadable pages.
     """
     kept, fences = AssembledKernel.take, Fences()
 
     def taken(kernel: AssembledKernel, call: Any) -> Any:
         work = kept(kernel, call)
-        work.parts = [fences.fenced(part) for part in work.parts]
+        work.parts, work.top = [fences.fenced(part) for part in work.parts], fences.fenced(work.top)
         return work
 
     monkeypatch.setattr(AssembledKernel, "take", taken)
@@ -253,6 +253,9 @@ def test_long_rows_with_more_products_than_columns_in_segments(monkeypatch: pyte
             found = kernel(A=A, B=B[:rows])
             assert np.array_equal(found.indices, np.arange(width))
             assert (found.data == rows).all()
+        few = kernel(A=A, B=B[:, :600])  # less than a segment
+        assert np.array_equal(few.indices, np.arange(600))
+        assert (few.data == 40).all()
 
 
 @pytest.mark.slow

@@ -509,7 +509,7 @@ class Functions:
         )
 
         def one(segment: Var, first: Var, after: Var) -> tirx.Stmt:
-            base, blocks = segment << long(SHIFT), long(1 << (SHIFT - 6))
+            base, blocks = segment << long(SHIFT), tirx.min(long(1 << (SHIFT - 6)), work.tops)
             ways = []
             for kind, marks in ((Bits, work.bits), (Bytes, work.bytes)):
                 marked = kind(out, chunk, work.arrays, marks, work.top, base, blocks)
