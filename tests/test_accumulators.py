@@ -258,6 +258,18 @@ def test_long_rows_with_more_products_than_columns_in_segments(monkeypatch: pyte
         assert (few.data == 40).all()
 
 
+def test_tables_of_a_narrow_result_are_not_those_of_a_wide_one() -> None:
+    """The bitmap of a mask's row is as wide as the result, also where the tables beside it have the same size."""
+    kernel = sparsetir.build(ops.masked_spgemm(), schedule=Accumulators(kind="table"))
+    A = sp.csr_array(np.ones((1, 1), "float32"))
+    for width in (40, 400, 40_000):
+        B = sp.csr_array((np.ones(30, "float32"), np.arange(width - 30, width), [0, 30]), shape=(1, width))
+        args = kernel.prepare((), {"A": A, "B": B, "M": B.astype(bool)})
+        work = kernel.take(kernel.begin(args))
+        assert [mask.shape for mask in work.allowed] == [(1, -(-width // 64))]
+        assert kernel.assemble(args).keys.tolist() == B.indices.tolist()
+
+
 @pytest.mark.slow
 def test_long_rows_in_segments() -> None:
     """The same bits as in one piece, for other sums, for floats that round, and where the largest are kept."""

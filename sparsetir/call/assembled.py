@@ -577,11 +577,12 @@ class AssembledKernel(Saved):
             highs = -(-tops // (WORD * BYTES)) * BYTES
             shapes = [(call.chunks, n) for n in (call.width, words, words * WORD, tops, highs)]
         elements, parts = self.elements(call, shapes[0]), self.products_held(call)
-        held = kept(self._spare, *(shape for shape, _ in elements), shapes[1], *(shape for shape, _ in parts))
+        filters = [(call.chunks, words)] * len(self.assembly.filters)  # tables are no wider for a wider result
+        held = kept(self._spare, *(shape for shape, _ in elements), shapes[1], *filters, *(shape for shape, _ in parts))
         if held is not None:
             return held
         arrays = [full(shape, dtype, v) for (shape, dtype), v in zip(elements, call.initial, strict=True)]
-        allowed = [np.zeros((call.chunks, words), np.int64) for _ in self.assembly.filters]
+        allowed = [np.zeros(shape, np.int64) for shape in filters]
         bits = full(shapes[1], np.dtype(np.int64), 0)
         bytes_, top, high = [*(full(shape, np.dtype(np.uint8), 0) for shape in shapes[2:]), None, None, None][:3]
         return Work(arrays, bits, bytes_, top, high, allowed, [alignment.empty(*part) for part in parts])

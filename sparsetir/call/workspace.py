@@ -46,7 +46,7 @@ class Work:
     @property
     def shapes(self) -> tuple[Any, ...]:
         """Of the arrays, and of what tells which of their elements are there."""
-        return (*(a.shape for a in self.arrays), self.bits.shape, *(a.shape for a in self.parts))
+        return tuple(a.shape for a in (*self.arrays, self.bits, *self.allowed, *self.parts))
 
     @property
     def width(self) -> int:
