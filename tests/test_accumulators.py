@@ -270,6 +270,13 @@ def test_tables_of_a_narrow_result_are_not_those_of_a_wide_one() -> None:
         assert kernel.assemble(args).keys.tolist() == B.indices.tolist()
 
 
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_matrices_without_entries_have_a_band(rows: int) -> None:
+    kernel = sparsetir.build(ops.spgemm(), schedule=Accumulators(order="banded"))
+    A, B = sp.csr_array((rows, rows), dtype="float32"), sp.csr_array((rows, 3), dtype="float32")
+    assert kernel(A=A, B=B).shape == (rows, 3)
+
+
 @pytest.mark.slow
 def test_long_rows_in_segments() -> None:
     """The same bits as in one piece, for other sums, for floats that round, and where the largest are kept."""

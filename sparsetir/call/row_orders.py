@@ -67,6 +67,8 @@ def clustered(indptr: np.ndarray, indices: np.ndarray, columns: int) -> np.ndarr
 
 def banded(indptr: np.ndarray, indices: np.ndarray, columns: int) -> np.ndarray:
     """The order that makes the band around the diagonal narrow (reverse Cuthill-McKee)."""
+    if not len(indices):  # scipy does not take matrices of no rows
+        return np.arange(len(indptr) - 1)
     pattern = sp.csr_array((np.ones(len(indices), np.bool_), indices, indptr), shape=(len(indptr) - 1, columns))
     return reverse_cuthill_mckee(sp.csr_matrix(pattern), symmetric_mode=False).astype(np.int64)
 
