@@ -17,7 +17,7 @@ import scipy.sparse as sp
 import sparsetir
 from each import on
 from product_oracle import DTYPES
-from sparsetir import products
+from sparsetir import ops, products
 from sparsetir.call.rows import CompressedRows
 from sparsetir.call.small import SmallCalls
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
@@ -111,6 +111,19 @@ def test_a_limit_that_nothing_exceeds_is_an_error() -> None:
     assert sparsetir.matmul(A, A, above=-7).nnz == 4
     with pytest.raises(ArgumentError, match="less than the largest uint8, 255; found 255"):
         sparsetir.matmul(A, A, above=255)
+
+
+@pytest.mark.parametrize("program", ["add", "scaled_add"])
+def test_no_argument_of_a_sum_is_passed_over(program: str) -> None:
+    A = sp.csr_array(np.eye(3, dtype="float32"))
+    kernel, given = sparsetir.build(getattr(ops, program)()), {"A": A, "B": A}
+    given |= {"alpha": 1.0, "beta": 1.0} if program == "scaled_add" else {}
+    assert kernel(**given, n=3).nnz == kernel(**given).nnz == 3
+    with pytest.raises(ArgumentError, match="n is"):
+        kernel(**given, n=4)
+    for name, value in (("C", A), ("gamma", 2.0)):
+        with pytest.raises(ArgumentTypeError, match=name):
+            kernel(**given, **{name: value})
 
 
 @pytest.mark.parametrize("wide", [False, True])

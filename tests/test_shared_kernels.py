@@ -109,7 +109,6 @@ def test_memory_of_a_result_is_not_free_when_it_is_kept(
     if waste is None:
         kernel = AssembledKernel(sparsetir.build(ops.add()).compiled)
         operands = {name: sp.csr_array(sp.vstack([part] * 2)) for name, part in operands.items()}
-        operands |= {"alpha": 1.0, "beta": 1.0}
     else:
         monkeypatch.setattr(assembled, "MOST_WASTE", waste)
     expected, keep, taken = bits(kernel(**operands)), Rooms.keep, []
