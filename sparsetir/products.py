@@ -501,7 +501,7 @@ class _Operands(dict[str, Any]):
         """A result in the class of the first operand."""
         first = self.first
         if sp.issparse(first) and result.format != first.format:
-            return self.in_blocks(result) if first.format == "bsr" else _in_format(result, first.format)
+            return _in_format(result, first.format, self.block(result) if first.format == "bsr" else None)
         if interop.is_torch(first):
             return _like_torch(result, first)
         if isinstance(first, (CooTensor, SparseTensor)):
@@ -509,11 +509,11 @@ class _Operands(dict[str, Any]):
             return tensor.to_coo() if isinstance(first, CooTensor) else tensor
         return result
 
-    def in_blocks(self, result: Any) -> Any:
-        """A result in blocks as high as those of the first operand, and as wide as those of the last one."""
+    def block(self, result: Any) -> tuple[int, int]:
+        """Blocks as high as those of the first operand, and as wide as those of the last one."""
         last = self.last if sp.issparse(self.last) and self.last.format == "bsr" else self.first
         width = last.blocksize[1]
-        return result.tobsr(blocksize=(self.first.blocksize[0], 1 if result.shape[1] % width else width))
+        return self.first.blocksize[0], 1 if result.shape[1] % width else width
 
 
 def _rows(value: Any, name: str, function: str) -> Any:
@@ -539,11 +539,21 @@ def _torch_rows(value: Any) -> Any:
     return value if layout == "torch.sparse_csr" else value.to_sparse_csr()
 
 
-def _in_format(result: Any, format: str) -> Any:
-    """A result in another of scipy's formats."""
-    if not interop.is_half(result):
-        return result.asformat(format)
-    return SparseTensor.from_any(result).to_scipy(format)
+def _in_format(result: Any, format: str, block: tuple[int, int] | None) -> Any:
+    """A result in another of scipy's formats; in rows where that holds no floats of 16 bits."""
+    is_half, dtype = interop.is_half(result), result.dtype
+    if is_half:
+        if format in ("lil", "dok"):
+            return result
+        result = interop.compressed_of(
+            type(result), result.indptr, result.indices, result.data.view(np.uint16), result.shape
+        )
+    made = result.asformat(format) if block is None else result.tobsr(blocksize=block)
+    if block is not None:
+        made.sort_indices()  # scipy stores blocks in the order of their first entries
+    if is_half:
+        made.data = made.data.view(dtype)
+    return made
 
 
 def _dtype_name(value: Any) -> str:

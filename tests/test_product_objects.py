@@ -37,27 +37,46 @@ def finite(m: int, n: int, seed: int = 0, dtype: str = "float32") -> sp.csr_arra
     return sp.random_array((m, n), density=0.3, format="csr", dtype=dtype, rng=np.random.default_rng(seed))
 
 
+TABLE = sparsetir.Accumulators(kind="table")
 FORMATS = ("csr", "csc", "coo", "bsr", "dia", "lil", "dok")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["array", "matrix"])
 def test_the_class_of_the_first_comes_back(kind: str) -> None:
-    """Where a format holds no pattern that is not known before, rows come back."""
-    A, B = finite(9, 7), finite(7, 8, 1)
+    """In its format; blocks are sorted, too."""
+    A, B, other = finite(8, 30), finite(30, 8, 1), finite(8, 30, 2)
+    blocks = {"bsr": {"blocksize": (2, 3)}}
     for format in FORMATS:
-        given = getattr(sp, f"{format}_{kind}")(A)
+        given = getattr(sp, f"{format}_{kind}")(A, **blocks.get(format, {}))
         with on(format):
-            found = sparsetir.matmul(given, B)
-            assert isinstance(found, sp.sparray if kind == "array" else sp.spmatrix)
-            assert found.format in (format, "csr")
-            assert found.format == format or format in ("dia", "lil", "dok")
-            same(found, A @ B)
+            for found, expected in ((sparsetir.matmul(given, B), A @ B), (sparsetir.add(given, other), A + other)):
+                assert type(found) is type(given)
+                same(found, expected)
+                for begin, end in itertools.pairwise(found.indptr if format == "bsr" else ()):
+                    assert np.all(np.diff(found.indices[begin:end]) > 0)
     for format in FORMATS:
         with on(("second", format)):
             found = sparsetir.matmul(A, getattr(sp, f"{format}_{kind}")(B))
             assert type(found) is sp.csr_array
             same(found, A @ B)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_classes_of_scipy_hold_halves(dtype: str) -> None:
+    """scipy has no such matrix of its own, but a torch tensor decides the common dtype."""
+    torch = pytest.importorskip("torch")
+    A, B = sp.csr_array(np.round(finite(8, 6) * 8).astype("int8")), finite(8, 6, 1)
+    other = torch.tensor(np.round(B.toarray() * 4)).to(getattr(torch, dtype)).to_sparse_csr()
+    expected = A.toarray() + np.round(B.toarray() * 4)
+    for format, kind in itertools.product(FORMATS, ("array", "matrix")):
+        given = getattr(sp, f"{format}_{kind}")(A, **({"blocksize": (2, 3)} if format == "bsr" else {}))
+        with on((format, kind)):
+            found = sparsetir.add(given, other)
+            assert type(found) is (getattr(sp, f"csr_{kind}") if format in ("lil", "dok") else type(given))
+            assert str(found.dtype) == dtype
+            found.data = found.data.astype("float32")
+            np.testing.assert_array_equal(found.toarray(), expected)
 
 
 @pytest.mark.slow
@@ -92,6 +111,31 @@ def test_torch_tensors_of_halves(dtype: str) -> None:
             found = sparsetir.matmul(A, A, top=2, above=2) if name == "top" else getattr(sparsetir, name)(A, A)
             assert found.dtype == A.dtype
             np.testing.assert_array_equal(found.to_dense().float(), value)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_halves_are_rounded_once(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    kind, rng, every = getattr(torch, dtype), np.random.default_rng(3), torch.ones(4, 90).to_sparse_csr()
+    few = torch.sparse_csr_tensor(torch.arange(5), torch.tensor([3, 0, 5, 8]), torch.ones(4), (4, 90))
+    for count in (3, 30, 300):  # a row of each length is collected in another way
+        left, right = (torch.tensor(rng.random(shape) + 0.5).to(kind) for shape in ((4, count), (count, 90)))
+        A, B, exact = left.to_sparse_csr(), right.to_sparse_csr(), left.double() @ right.double()
+        plan = sparsetir.matmul_plan(A, B)
+        found = {
+            "whole": sparsetir.matmul(A, B),
+            "masked": sparsetir.matmul(A, B, mask=every),
+            "outside": sparsetir.matmul(A, B, mask=few, complement=True),
+            "top": sparsetir.matmul(A, B, top=90),
+            "plan": plan(A, B),
+            "table": sparsetir.build(sparsetir.ops.spgemm(dtype, idtype="int64"), schedule=TABLE)(A=A, B=B),
+        }
+        for name, C in found.items():
+            with on((count, name)):
+                assert C.dtype == kind
+                held = C.to_dense()
+                wanted = torch.where(few.to_dense() > 0, 0, exact) if name == "outside" else exact
+                assert torch.all((held.double() - wanted).abs() <= 0.52 * torch.finfo(kind).eps * wanted)
 
 
 @pytest.mark.slow

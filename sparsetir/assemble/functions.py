@@ -759,10 +759,12 @@ class _Known:
 
 def _update(scatter: Scatter, held: Var, place: list[ir.Expr]) -> tirx.Stmt:
     """The statement of a scatter on the element in an accumulator; 16-bit floats are added up in 32 bits."""
-    place = [*place, *scatter.inner]
-    kind, own = str(held.ty.dtype), tirx.BufferLoad(held, place)
-    value = with_own(scatter, cast(own, scatter.result.dtype))
-    return tirx.BufferStore(held, widened(value) if kind != scatter.result.dtype else value, place)
+    place, dtype = [*place, *scatter.inner], scatter.result.dtype
+    if str(held.ty.dtype) == dtype:
+        return tirx.BufferStore(held, with_own(scatter, tirx.BufferLoad(held, place)), place)
+    narrow = tirx.decl_buffer(held.ty.shape, dtype, name=str(held.name), layout=None)
+    value = with_own(scatter, tirx.BufferLoad(narrow, place))
+    return tirx.BufferStore(held, widened(value, {narrow: held}), place)
 
 
 Counted = Callable[["ir.Expr | int", "tirx.For | None"], list[tirx.Stmt]]

@@ -103,9 +103,12 @@ class _Promoter:
         return tirx.AllocBuffer(self.local.get(node.buffer, node.buffer))
 
 
-def widened(expr: ir.Expr) -> ir.Expr:
-    """A 16-bit floating-point expression computed in float32; others as they are."""
-    return _Promoter({}).wide(expr) if _is_half(expr) else expr
+def widened(expr: ir.Expr, held: dict[Var, Var] | None = None) -> ir.Expr:
+    """A 16-bit floating-point expression computed in float32; others as they are.
+
+    Elements of the arrays that are keys of `held` are read in those of float32 in their place.
+    """
+    return _Promoter(held or {}).wide(expr) if _is_half(expr) else expr
 
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PromoteHalves")
