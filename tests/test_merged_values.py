@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from sparsetir import CooTensor
 
 FLOATS = [
     "T.if_then_else(a > b, a, b)",
@@ -115,6 +118,30 @@ def test_dense_results_over_a_union_are_the_interpreters(dtype: str, expressions
         for k, text in enumerate(expressions):
             expected = wanted[f"c{k}"].reshape(m, n)
             np.testing.assert_allclose(results[f"C{k}"], expected, rtol=1e-6, atol=1e-7, err_msg=text)
+
+
+OF_HALVES: dict[str, Callable[[Any, Any], Any]] = {
+    "T.min(a, b)": np.minimum,
+    "T.max(a * b, a) + b": lambda a, b: np.maximum(a * b, a) + b,
+    "T.if_then_else(a > b, T.min(a, b) - a, b)": lambda a, b: np.where(a > b, np.minimum(a, b) - a, b),
+    "T.if_then_else(T.max(a, b) != b, a, b)": lambda a, b: np.where(np.maximum(a, b) != b, a, b),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_extremes_and_comparisons_of_halves(dtype: str) -> None:
+    """They are computed in float32, and what neither operand stores is not."""
+    kind, rng = np.dtype(getattr(ml_dtypes, dtype, dtype)), np.random.default_rng(2)
+    kernel = sparsetir.build(sparsetir.parse(program(list(OF_HALVES), dtype, "union")))
+    for m, n in [(1, 1), (6, 9), (70, 40)]:
+        dense = [drawn(rng, m, n, "float32").toarray() for _ in "AB"]
+        given = {name: CooTensor.from_dense(array.astype(kind)) for name, array in zip("AB", dense, strict=True)}
+        held = (dense[0] != 0) | (dense[1] != 0)
+        found = kernel(**given, X=np.zeros(m, kind), Y=np.zeros(n, kind))
+        for (text, function), result in zip(OF_HALVES.items(), found, strict=True):
+            with np.errstate(all="ignore"):
+                wanted = np.where(held, function(*dense), 0).astype(kind)
+            np.testing.assert_array_equal(result.to_dense().astype("float64"), wanted.astype("float64"), err_msg=text)
 
 
 def test_the_maximum_with_nan_is_nan() -> None:

@@ -13,7 +13,7 @@ after::
     acc[0] = acc[0] + T.Cast("float32", a[p]) * T.Cast("float32", b[q])
     c[i] = T.Cast("float16", acc[0])
 
-Functions such as ``T.exp`` and ``T.erf`` are computed in float32 likewise.
+Functions such as ``T.exp`` and ``T.erf``, comparisons and choices are computed in float32 likewise.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from sparsetir.type_rules import FLOAT_FUNCTIONS
 from sparsetir.walks import structural_mutate
 
 HALVES = ("float16", "bfloat16")
+COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.Min, tirx.Max)
 
 
@@ -66,6 +67,8 @@ class _Promoter:
             return tirx.BufferLoad(self.local[expr.source], [self.rewrite(i) for i in expr.indices])
         if op.is_if_then_else(expr):
             return tirx.if_then_else(self.rewrite(expr.args[0]), self.wide(expr.args[1]), self.wide(expr.args[2]))
+        if isinstance(expr, tirx.Select):
+            return tirx.Select(self.rewrite(expr.condition), self.wide(expr.true_value), self.wide(expr.false_value))
         if _is_function(expr):
             return ir.Call(expr.op, [self.wide(a) for a in expr.args], ret_ty=ir.PrimType(_like(expr)))
         return tirx.Cast(_like(expr), self.rewrite(expr))
@@ -81,11 +84,17 @@ class _Promoter:
         def on_arithmetic(expr: Any, mutator: Any) -> Any:
             return tirx.Cast(str(expr.ty.dtype), self.wide(expr)) if _is_half(expr) else mutator.default_mutate(expr)
 
+        def on_comparison(expr: Any, mutator: Any) -> Any:
+            if not _is_half(expr.a):
+                return mutator.default_mutate(expr)
+            return type(expr)(self.wide(expr.a), self.wide(expr.b))
+
         def on_call(call: ir.Call, mutator: Any) -> Any:
             return on_arithmetic(call, mutator) if _is_function(call) else mutator.default_mutate(call)
 
         callbacks: list[Any] = [(ir.TensorLoad, on_load), (ir.Call, on_call)]
         callbacks += [(kind, on_arithmetic) for kind in ARITHMETIC]
+        callbacks += [(kind, on_comparison) for kind in COMPARISONS]
         return structural_mutate(node, callbacks)
 
     def store(self, node: tirx.BufferStore, _mutator: Any) -> tirx.Stmt:
