@@ -333,10 +333,11 @@ class AssembledKernel(Saved):
         cost, bound, lookups = self.counted(args, common, rows)
         order = None if self._orders is None else self._orders.of(args, bound, self._columns(args))
         ranges = shared_out(cost if order is None else cost[order])
-        entered = int(cost.max(initial=ROW_WORK)) - ROW_WORK
+        entered = 0 if self._kept is None else int(cost.max(initial=ROW_WORK)) - ROW_WORK
         self.keep_counts(cost)
-        call = Call(common, args.sizes, rows, width, bound, ranges, initial, order=order, lookups=lookups)
-        return replace(call, entered=entered)
+        return Call(
+            common, args.sizes, rows, width, bound, ranges, initial, order=order, lookups=lookups, entered=entered
+        )
 
     def counts(self, rows: int) -> np.ndarray:
         """Memory for a number for each row: that of an earlier call, whose pages the system need not clear again."""

@@ -189,7 +189,7 @@ class Call:
     pointers: list[np.ndarray] = field(default_factory=list)
     order: np.ndarray | None = None
     lookups: Lookups | None = None
-    entered: int = 0  # the products of the row that has most, those of the same column, too
+    entered: int = 0  # products of the row that has most, those of the same column, too; where rows are cut
     chunks: int = field(init=False)
 
     def __post_init__(self) -> None:
