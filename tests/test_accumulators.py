@@ -25,7 +25,7 @@ from sparsetir.tuning.measure import Measurement
 pytestmark = pytest.mark.usefixtures("quick_comparisons")
 
 NAMES = ["least sums", "a tensor times a matrix"]
-WAYS = pairwise(NAMES, (0, 3, 64), ("both", "bits", "bytes", "table"), (False, True))
+WAYS = pairwise(NAMES, (0, 3, 64), ("both", "bits", "bytes", "table"), (False, True), (0, 5, 111))
 
 
 def operands(rows: int = 60) -> dict[str, sp.csr_array]:
@@ -40,10 +40,10 @@ def pattern_of(kernel: AssembledKernel, arguments: dict[str, Any]) -> list[bytes
 
 @pytest.mark.slow
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize(("name", "insertion", "kind", "counted"), WAYS)
-def test_every_way_gives_the_same(name: str, insertion: int, kind: str, counted: bool) -> None:
+@pytest.mark.parametrize(("name", "insertion", "kind", "counted", "ranked"), WAYS)
+def test_every_way_gives_the_same(name: str, insertion: int, kind: str, counted: bool, ranked: int) -> None:
     program = sparsetir.parse(PROGRAMS[name])
-    way = Accumulators(insertion, kind, counted)
+    way = Accumulators(insertion, kind, counted, ranked=ranked)
     usual, other = sparsetir.build(program), sparsetir.build(program, schedule=way)
     for shape in SHAPES:
         for density in (0, 0.1, 0.6):
@@ -57,6 +57,7 @@ def test_every_way_gives_the_same(name: str, insertion: int, kind: str, counted:
         ({"insertion": -1}, "a number of entries from 0 to 256; found -1"),
         ({"insertion": True}, "found True"),
         ({"insertion": 257}, "found 257"),
+        ({"ranked": 112}, "ranked is a number of entries from 0 to 111; found 112"),
         ({"kind": "heap"}, "expected one of the kinds both, bits, bytes, table, segments; found 'heap'"),
         ({"counted": 1}, "counted is True or False, found 1"),
         ({"order": "random"}, "expected one of the orders stored, nonempty, clustered, banded; found 'random'"),
@@ -93,15 +94,15 @@ class Timed(accumulators.Trials):
 @pytest.mark.slow
 def test_a_search_finds_the_fastest_and_records_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulators, "Trials", Timed)
-    monkeypatch.setattr(
-        accumulators, "VALUES", {**accumulators.VALUES, "insertion": (24, 0), "counted": (False,), "order": ("stored",)}
-    )
+    fewer = {"insertion": (24, 0), "counted": (False,), "order": ("stored",), "ranked": (0,)}
+    monkeypatch.setattr(accumulators, "VALUES", {**accumulators.VALUES, **fewer})
     records, given = tmp_path / "records.json", operands()
     found = sparsetir.tune_sparse(ops.spgemm(), given, strategy="exhaustive", database=records)
     assert (found.speedup, len(found.history)) == (2.0, 9)
     assert (found.schedule.kind, found.schedule.insertion) == ("bits", 0)
     assert "bits" in found.report()
-    assert "chosen: as it is block=None counted=False insertion=0 kind='bits' order='stored'" in found.explain()
+    chosen = "block=None counted=False insertion=0 kind='bits' order='stored' ranked=0"
+    assert f"chosen: as it is {chosen}" in found.explain()
     expected = given["A"] @ given["B"]
     assert (found.kernel(**given) != expected).nnz == 0
     again = sparsetir.tune_sparse(ops.spgemm(), given, strategy="exhaustive", database=records)
@@ -124,7 +125,8 @@ class Blocked(Timed):
 @pytest.mark.slow
 def test_a_search_finds_blocks_and_an_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulators, "Trials", Blocked)
-    fewer = {"kind": ("both",), "insertion": (24,), "counted": (False,), "order": ("stored", "clustered", "banded")}
+    orders = ("stored", "clustered", "banded")
+    fewer = {"kind": ("both",), "insertion": (24,), "counted": (False,), "order": orders, "ranked": (96,)}
     monkeypatch.setattr(accumulators, "VALUES", {**accumulators.VALUES, **fewer})
     records, given = tmp_path / "records.json", full_blocks(7)
     found = sparsetir.tune_sparse(ops.spgemm(), given, strategy="exhaustive", database=records)
@@ -217,7 +219,7 @@ def test_rows_of_wide_results(kind: str) -> None:
     B = sp.random_array((300, 700_000), density=1e-4, format="csr", dtype="float32", rng=rng)
     A = sp.vstack([matrix(rng, 30, 300, 0.005), matrix(rng, 3, 300, 0.5), matrix(rng, 30, 300, 0.02)], format="csr")
     A.data[:] = 1  # scipy leaves out sums of zeros
-    kernel = sparsetir.build(ops.spgemm(), schedule=Accumulators(insertion=3, kind=kind))
+    kernel = sparsetir.build(ops.spgemm(), schedule=Accumulators(insertion=3, kind=kind, ranked=0))
     expected = (A @ B).tocsr()
     expected.sort_indices()
     for _ in range(2):  # accumulators are empty again after a call

@@ -49,6 +49,7 @@ VALUES: Values = {
     "counted": (False, True),
     "order": ORDERS,
     "block": (None,),
+    "ranked": (96, 0, 32),
 }
 FINALISTS = 4
 MOST_BLOCKS = 4  # sizes of blocks that are tried

@@ -23,6 +23,7 @@ BYTES = 8  # that are looked at together
 SPREAD = 0x9E3779B1  # an odd number that spreads neighbouring coordinates over a table
 DUMPS = 256  # elements that take what a mask lacks: neighbours seldom wait for each other
 GATHER = 0x0102040810204080  # takes the lowest bits of eight bytes to the highest byte
+LANES = 16  # coordinates that are compared at a time
 LONG = "int64"
 
 
@@ -157,6 +158,83 @@ class Insertion:
 
     def finish(self) -> list[tirx.Stmt]:
         return []
+
+
+@dataclass
+class Ranked:
+    """An array with an element for each coordinate, and a list of those that are there, sorted by their ranks.
+
+    For rows of up to `most` entries, however wide they are: the rank of a coordinate is how many of the others are
+    smaller, which are compared `LANES` at a time. Nothing has to be foreseen but how many there are. Between rows every
+    element has its initial value and no mark is set.
+    """
+
+    out: Output
+    chunk: Var
+    arrays: Sequence[Var]
+    marks: Var
+    most: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        room = -(-(self.most + 1) // LANES) * LANES
+        self.listed, self.ranks = (
+            tirx.decl_buffer([room], dtype, name=name, scope="local", layout=None)
+            for name, dtype in (("listed", self.dtype), ("ranks", self.dtype))
+        )
+
+    def begin(self) -> list[tirx.Stmt]:
+        local = [self.listed] if self.out.counts_only else [self.listed, self.ranks]
+        return [*alloc(*local), put(self.out.count, long(0))]
+
+    def enter(self, key: ir.Expr) -> list[tirx.Stmt]:
+        mark, is_new = [self.chunk, cast(key, LONG)], Var("is_new", ir.PrimType(LONG))
+        return [
+            tirx.BufferStore(self.listed, cast(key, self.dtype), [get(self.out.count)]),
+            tirx.Bind(is_new, long(1) - cast(tirx.BufferLoad(self.marks, mark), LONG)),
+            tirx.BufferStore(self.marks, const(1, "uint8"), mark),
+            add(self.out.count, is_new),
+        ]
+
+    def element(self, result: int, key: ir.Expr) -> tuple[Var, list[ir.Expr]]:
+        return self.arrays[result], [self.chunk, cast(key, LONG)]
+
+    def finish(self) -> list[tirx.Stmt]:
+        step, key = Var("entry", ir.PrimType(LONG)), Var("key", ir.PrimType(LONG))
+        held = [self.chunk, key]
+        stmts = [tirx.Bind(key, cast(tirx.BufferLoad(self.listed, [step]), LONG))]
+        none = tirx.BufferStore(self.marks, const(0, "uint8"), held)
+        if self.out.counts_only:
+            return [serial(step, get(self.out.count), seq(*stmts, none))]
+        assert self.out.keys is not None
+        place = Var("place", ir.PrimType(LONG))
+        stmts += [tirx.Bind(place, get(self.out.pos) + cast(tirx.BufferLoad(self.ranks, [step]), LONG))]
+        stmts += [tirx.BufferStore(self.out.keys, cast(key, str(self.out.keys.ty.dtype)), [place])]
+        parts = zip(self.arrays, self.out.values, self.out.initial, self.out.blocks, strict=True)
+        for array, values, initial, block in parts:
+            stmts += [each(block, copied(values, [place], array, held)), each(block, stored(array, held, initial))]
+        return [self.ranked(), serial(step, get(self.out.count), seq(*stmts, none))]
+
+    def ranked(self) -> tirx.Stmt:
+        """How many coordinates are smaller than each of them."""
+        part, other = Var("part", ir.PrimType(LONG)), Var("other", ir.PrimType(LONG))
+        lanes = tirx.Ramp(part * long(LANES), long(1), LANES)
+        mine, ranks = (
+            tirx.decl_buffer([LANES], self.dtype, name=name, scope="local", layout=None) for name in ("mine", "smaller")
+        )
+        every = tirx.Ramp(long(0), long(1), LANES)
+        held = lambda array: tirx.BufferLoad(array, [every])  # noqa: E731
+        less = tirx.Broadcast(tirx.BufferLoad(self.listed, [other]), LANES) < held(mine)
+        count = tirx.BufferStore(ranks, held(ranks) + cast(less, f"{self.dtype}x{LANES}"), [every])
+        one = [
+            *alloc(mine, ranks),
+            tirx.BufferStore(mine, tirx.BufferLoad(self.listed, [lanes]), [every]),
+            tirx.BufferStore(ranks, tirx.Broadcast(const(0, self.dtype), LANES), [every]),
+            serial(other, get(self.out.count), count),
+            tirx.BufferStore(self.ranks, held(ranks), [lanes]),
+        ]
+        parts = tirx.floordiv(get(self.out.count) + long(LANES - 1), long(LANES))
+        return serial(part, parts, seq(*one))
 
 
 @dataclass

@@ -33,6 +33,7 @@ from sparsetir.assemble.accumulators import (
     Bytes,
     Insertion,
     Output,
+    Ranked,
     Stamped,
     Table,
     Tiered,
@@ -457,20 +458,25 @@ class Functions:
     def ways(
         self, out: Output, work: Workspace | Stamps, chunk: Var, split: Split, done: Callable[[Var], list[tirx.Stmt]]
     ) -> Callable[[Var], list[tirx.Stmt]]:
-        """What is done with a row: small ones by insertion, others in an array."""
+        """What is done with a row: short ones by ranks or by insertion, others in an array."""
 
-        small = self.options.accumulators.insertion
+        accumulators = self.options.accumulators
+        ranked = 0 if accumulators.is_table else accumulators.ranked
+        small = accumulators.insertion if accumulators.insertion > ranked else 0
         most = -1 if any(r.held_dtype != r.dtype for r in self.assembly.results) else small
 
         def at(row: Var) -> list[tirx.Stmt]:
             if isinstance(work, Stamps):
                 return [self.under_mask(out, work, chunk, row), *done(row)]
             entered = tirx.BufferLoad(split.bound, [row])
-            larger = self.larger(out, work, chunk, row, entered)
-            if small == 0:
-                return [larger, *done(row)]
-            short = self.collected(Insertion(out, small, self.assembly.key_dtype), row, work, chunk)
-            return [tirx.IfThenElse(entered <= long(most), short, larger), *done(row)]
+            way = self.larger(out, work, chunk, row, entered)
+            if small:
+                short = self.collected(Insertion(out, small, self.assembly.key_dtype), row, work, chunk)
+                way = tirx.IfThenElse(entered <= long(most), short, way)
+            if ranked:
+                listed = Ranked(out, chunk, work.arrays, work.bytes, ranked, self.assembly.key_dtype)
+                way = tirx.IfThenElse(entered <= long(ranked), self.collected(listed, row, work, chunk), way)
+            return [way, *done(row)]
 
         return at
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from sparsetir.assemble.program import Assembly
 
 SMALL = 24  # entries up to which a row is sorted by insertion
-MOST_INSERTED = 256  # every build has room for so many on its stack
+RANKED = 96  # entries up to which a row is sorted by ranks
+MOST_INSERTED, MOST_RANKED = 256, 111  # every build has room for so many on its stack
 FUNCTIONS = ("bound", "symbolic", "numeric", "looking", "values", "packed")  # one chunk of merged rows has "alone"
 FIRST = ("bound", "numeric")
 KINDS = ("both", "bits", "bytes", "table", "segments")
@@ -44,6 +45,11 @@ class Accumulators:
         Of a product, ``(r, q, s)``: A is stored in blocks of shape (r, q), B of (q, s). Operands whose blocks are not
         full are multiplied as they are.
 
+    ranked : int
+        Entries, repeated ones included, up to which a row is listed beside an array as wide as the result, and each of
+        its entries put where the number of smaller ones says; from 0 to 111. Such rows are not sorted by insertion.
+        Hash tables do without.
+
     Raises
     ------
     ArgumentError
@@ -61,12 +67,13 @@ class Accumulators:
     counted: bool = False
     order: str = "stored"
     block: tuple[int, int, int] | None = None
+    ranked: int = RANKED
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.insertion, int) and not isinstance(self.insertion, bool)
-        if not whole or not 0 <= self.insertion <= MOST_INSERTED:
-            message = f"insertion is a number of entries from 0 to {MOST_INSERTED}"
-            raise ArgumentError(f"{message}; found {self.insertion!r}")
+        for name, found, most in (("insertion", self.insertion, MOST_INSERTED), ("ranked", self.ranked, MOST_RANKED)):
+            whole = isinstance(found, int) and not isinstance(found, bool)
+            if not whole or not 0 <= found <= most:
+                raise ArgumentError(f"{name} is a number of entries from 0 to {most}; found {found!r}")
         if self.kind not in KINDS:
             raise ArgumentError(f"expected one of the kinds {', '.join(KINDS)}; found {self.kind!r}")
         if not isinstance(self.counted, bool):
