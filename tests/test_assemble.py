@@ -160,6 +160,33 @@ def test_gaps_are_closed_in_place(step: int, width: tuple[int, ...], monkeypatch
     assert np.array_equal(workspace.closed(array, parts), expected)
 
 
+def repeated(rng: np.random.Generator, rows: int, columns: int) -> sp.csr_array:
+    """A matrix whose rows are not sorted and hold entries with the same coordinates."""
+    counts = rng.integers(0, 2 * columns + 1, rows) if columns else np.zeros(rows, int)
+    indptr = np.append(0, np.cumsum(counts)).astype("int32")
+    indices = rng.integers(0, max(columns, 1), indptr[-1]).astype("int32")
+    made = sp.csr_array((rng.integers(1, 5, indptr[-1]).astype("float32"), indices, indptr), shape=(rows, columns))
+    made.has_canonical_format = False
+    return made
+
+
+@pytest.mark.parametrize("is_read", [False, True], ids=["only the pattern", "values, too"])
+def test_entries_meet_each_one_of_a_mask_whose_coordinates_repeat(is_read: bool) -> None:
+    text = PROGRAMS["two iterations over the same rows"].partition('    with T.sp_iter([I, K, J], "SRS", "mm")')[0]
+    for axis in ("(I, (p, za), (pa, ja)", "(KD, (n, zb), (pb, jb)", "(I, (n, zd), (pd, jd)"):
+        text = text.replace(axis, f"{axis}, sorted=False, unique=False")
+    text += '    with T.sp_iter([I, K, T.intersect(T.attach(JB, K), JD)], "SRS", "mm") as [i, k, j]:\n'
+    text += "        C[i, j] = C[i, j] + A[i, k] * B[k, j]" + " * D[i, j]" * is_read + "\n"
+    kernel, rng = sparsetir.build(sparsetir.parse(text)), np.random.default_rng(4)
+    for m, p, n in [(1, 1, 1), (3, 4, 5), (20, 9, 30), (4, 0, 3), (2, 3, 0)]:
+        A, B, D = repeated(rng, m, p), repeated(rng, p, n), repeated(rng, m, n)
+        often = np.zeros((m, n))
+        np.add.at(often, (np.repeat(np.arange(m), np.diff(D.indptr)), D.indices), D.data if is_read else 1)
+        found, wanted = kernel(A=A, B=B, D=D), (A.toarray() @ B.toarray()) * often
+        np.testing.assert_array_equal(found.toarray(), wanted)
+        assert found.nnz == np.count_nonzero(wanted)
+
+
 @pytest.mark.slow
 def test_results_over_the_same_pattern_share_no_memory() -> None:
     text = PROGRAMS["a union of three axes"].replace("c: T.handle", "c: T.handle, e: T.handle", 1)

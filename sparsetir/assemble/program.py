@@ -105,7 +105,7 @@ class Assembly:
         Those above them.
     results : tuple of Result
     filters : tuple of Axis
-        Axes below the row that an intersection lists: coordinates are entered only where they store them.
+        Axes below the row that an intersection lists and that store each coordinate once: others are not entered.
     merge : Merge, optional
         The one iteration of the program, where that merges sorted axes of the row.
     """
@@ -290,10 +290,13 @@ class _Rewriter:
         return len(self.axes) == 1 and all(s.indices[-1].same_as(var) for s in stores)
 
     def without_filters(self, target: Call) -> ir.Expr:
-        """An intersection without the axes of the row that nothing lies below, if it has others."""
+        """An intersection without the axes of the row that nothing lies below, if it has others.
+
+        Coordinates that repeat stay in it: it visits each of them.
+        """
         above = {axis.parent for axis in self.program.axes.values()}
         row = [m for m in target.args if isinstance(m, Var) and self.program.axes[m].parent in self.rows]
-        fixed = [m for m in row if self.program.axes[m] not in above]
+        fixed = [m for m in row if self.program.axes[m] not in above and self.program.axes[m].unique]
         others = [m for m in target.args if m not in fixed]
         if not others or not fixed:
             return target
