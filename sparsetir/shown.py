@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from sparsetir.ir import SparseBuffer
+from sparsetir.ir import Program, SparseBuffer
 
 if TYPE_CHECKING:
     from sparsetir.call.signature import Signature
@@ -34,7 +34,8 @@ def layout_of(buffer: SparseBuffer) -> str:
     if buffer.is_dense:
         return ""
     sparse = [tree for tree in buffer.trees if len(tree) > 1 or tree[0].kind != "dense_fixed"]
-    name = LAYOUTS.get(tuple(axis.kind for axis in sparse[0]), "sparse") if len(sparse) == 1 else "sparse"
+    kinds = tuple(axis.kind.replace("sparse_assembled", "sparse_variable") for axis in sparse[0])
+    name = LAYOUTS.get(kinds, "sparse") if len(sparse) == 1 else "sparse"
     if name == "csr" and len(buffer.trees) == 3:
         return "bsr"
     in_order = [buffer.axes.index(axis) for axis in sparse[0]]
@@ -48,14 +49,23 @@ def shown_buffer(buffer: SparseBuffer, *, layout: bool = True) -> str:
     return f"{buffer.name}: {buffer.dtype}[{sizes}] {named}".rstrip()
 
 
-def shown_signature(signature: Signature, converted: Collection[str] = ()) -> str:
-    """The arguments and results of a kernel; of those in `converted`, whose class is free, without their layout.
+def shown_signature(signature: Signature, converted: Collection[str] = (), declared: Program | None = None) -> str:
+    """The arguments and results of a kernel.
 
     Index arrays of buffers that are passed whole are left out.
+
+    Parameters
+    ----------
+    signature : Signature
+    converted : collection of str
+        Buffers whose class is free: they are shown without their layout.
+    declared : Program, optional
+        The program as it was written, where the signature is of one with stand-ins for results.
     """
+    written = {} if declared is None else {b.name: b for b in declared.buffers.values()}
     held = [signature.holder[p.name] for p in signature.params if p.name in signature.holder]
-    outputs = [signature.holder[name] for name in signature.outputs]
-    show = lambda b: shown_buffer(b, layout=b.name not in converted)  # noqa: E731
+    outputs = [signature.holder[name] for name in signature.results]
+    show = lambda b: shown_buffer(written.get(b.name, b), layout=b.name not in converted)  # noqa: E731
     taken = [show(b) for b in held if b not in outputs]
     taken += [p.name for p in signature.params if p.is_array and p.name not in _passed_whole(signature)]
     return f"({', '.join(taken)}) -> {', '.join(map(show, outputs)) or 'updates in place'}"

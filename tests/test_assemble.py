@@ -225,7 +225,10 @@ def test_functions_are_shown() -> None:
     kernel = sparsetir.build(sparsetir.ops.spgemm())
     assert "T.sparse_assembled(I, n" in kernel.script()
     assert "spgemm_numeric" in kernel.script(3)
-    assert "A: csr" in repr(kernel) or "Kernel spgemm" in repr(kernel)
+    assert repr(kernel) == "Kernel spgemm(A: float32[m, p] csr, B: float32[p, n] csr) -> C: float32[m, n] csr"
+    assert "spgemm_symbolic" in kernel.source("asm")
+    with pytest.raises(ArgumentTypeError, match=r"as in kernel\(A=..., B=...\); found 2 without names"):
+        kernel(1, 2)
 
 
 def test_kernels_are_bound_copied_and_written(tmp_path: Path) -> None:
@@ -240,7 +243,7 @@ def test_kernels_are_bound_copied_and_written(tmp_path: Path) -> None:
     assert kernel.time(A=A, B=A, seconds=0.001).median > 0
     with pytest.raises(ArgumentTypeError, match="B is fixed in this kernel: leave it out"):
         bound(A=A, B=A)
-    with pytest.raises(ArgumentTypeError, match="this kernel has no argument 'X'"):
+    with pytest.raises(ArgumentTypeError, match="this kernel has no argument 'X'; it takes the buffers A, B, indptr_a"):
         kernel.bind(X=A)
 
 

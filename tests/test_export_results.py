@@ -24,7 +24,7 @@ from each import FULL
 from sparsetir.assemble.c_interface import AssembledInterface
 from sparsetir.call.arguments import Arguments, numpy_dtype
 from sparsetir.call.assembled import AssembledKernel
-from sparsetir.errors import ArgumentError, LoweringError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 
 CC = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 READY = {name: getattr(sparsetir.ops, name) for name in ("spgemm", "masked_spgemm", "add", "multiply")}
@@ -278,8 +278,12 @@ def test_a_kernel_that_selects_is_called_like_matmul() -> None:
     given = operands("spgemm", 60, 0.1)
     for how in ({"top": 2}, {"above": 3}, {"top": 4, "above": -1}, {}):
         assert (kernel(**given, **how) != sparsetir.matmul(given["A"], given["B"], **how)).nnz == 0
+    assert (kernel.bind(A=given["A"], top=2)(B=given["B"]) != kernel(**given, top=2)).nnz == 0
     with pytest.raises(ArgumentError, match="at least 1; found 0"):
         kernel(**given, top=0)
+    for call in (sparsetir.build(sparsetir.ops.spgemm()), sparsetir.build(sparsetir.ops.spgemm()).bind):
+        with pytest.raises(ArgumentTypeError, match=r"top is an argument of kernel.selecting\(\)"):
+            call(**given, top=2)
     with pytest.raises(LoweringError, match="add merges rows: the largest entries are those of one product"):
         sparsetir.build(sparsetir.ops.add()).selecting()
 

@@ -71,6 +71,7 @@ MOST_COUNTS = 2  # arrays with a number for each row that wait for the next call
 WIDE_BYTES = 1 << 28  # of accumulators with an element for every coordinate
 ROOMY_BYTES = max(1 << 28, memory_size() // 2)  # of addresses for a result that is written before its size is known
 HELD_BYTES = 1 << 28  # of such addresses that wait for the next call
+CHOSEN = ("top", "above")  # arguments of a kernel that selects
 MUCH = 8  # a gain that is at least the inverse of what is left counts
 MOST_COORDINATES = 2**63 - 1  # below a row: of several axes they are one number
 MOST_WASTE = 1.5  # times as much memory as its entries that a result may hold
@@ -157,7 +158,7 @@ class AssembledKernel(Saved):
         return self.options.accumulators
 
     def __repr__(self) -> str:
-        return f"Kernel {self.name}{shown_signature(self.signature)}"
+        return f"Kernel {self.name}{shown_signature(self.signature, declared=self.assembly.source)}"
 
     # ------------------------------------------------------------------ calling
 
@@ -208,7 +209,7 @@ class AssembledKernel(Saved):
 
     def _chosen(self, arguments: dict[str, Any]) -> tuple[int | None, Any]:
         """What is kept of each row, taken out of the arguments of a call."""
-        top, above = (arguments.pop(name, None) for name in ("top", "above"))
+        top, above = (arguments.pop(name, None) for name in CHOSEN)
         return top_of(top), least_of(above, self.assembly.results[0].dtype)
 
     def selecting(self) -> AssembledKernel:
@@ -250,10 +251,19 @@ class AssembledKernel(Saved):
             given = next((n for n in (result.name, result.storage) if n in arguments), None)
             if given is not None:
                 raise ArgumentTypeError(f"the pattern of {given} is computed: leave it out and take the result")
+        unknown = next((name for name in arguments if not self.signature.knows(name)), None)
+        if unknown is not None:
+            raise self.unknown(unknown)
         args = self.signature.gather(arguments)
         self.signature.check(args)
         self.signature.complete(args)
         return args
+
+    def unknown(self, name: str) -> ArgumentTypeError:
+        """The error for an argument that a call does not take."""
+        if name in CHOSEN:
+            return ArgumentTypeError(f"{name} is an argument of kernel.selecting(), which keeps the largest entries")
+        return self.signature.unknown(name)
 
     def returned(self, args: Arguments, pattern: Pattern, arguments: dict[str, Any]) -> Any:
         """The results in the class of the first sparse argument."""
@@ -691,6 +701,10 @@ class AssembledKernel(Saved):
             raise VerifyError(f"stage must be 1, 2 or 3, found {stage!r}")
         return script(self.func) if stage == 1 else str(self.compiled.stage(stage).script())
 
+    def source(self, kind: str = "ll") -> str:
+        """LLVM IR (``"ll"``) or assembly (``"asm"``) of all functions of `script`."""
+        return self.with_functions(*FUNCTIONS).source(kind)
+
 
 class BoundAssembledKernel:
     """A kernel with some arguments fixed.
@@ -703,10 +717,10 @@ class BoundAssembledKernel:
     """
 
     def __init__(self, kernel: AssembledKernel, arguments: dict[str, Any]) -> None:
-        known = {*kernel.signature.buffers, *kernel.signature.by_name}
+        known = (*kernel.signature.buffers, *kernel.signature.by_name, *(CHOSEN if kernel.options.select else ()))
         wrong = next((name for name in arguments if name not in known), None)
         if wrong is not None:
-            raise kernel.signature.unknown(wrong)
+            raise kernel.unknown(wrong)
         self.kernel, self.arguments = kernel, arguments
         self.order = {name: at for at, name in enumerate(kernel.signature.buffers)}
 

@@ -61,6 +61,11 @@ class Signature:
         self.index_arrays = {n for names in self.axes_of_array.values() for n in names if n is not None}
         self.narrow = all(p.dtype != "int64" for p in self.params if not p.is_array)
 
+    @property
+    def results(self) -> list[str]:
+        """The arrays of what a call returns: outputs, which may be passed, and what nobody passes."""
+        return [*self.outputs, *(name for name in self.made if name not in self.outputs)]
+
     # ------------------------------------------------------------------ names
 
     def storage_name(self, name: str) -> str | None:
@@ -70,13 +75,18 @@ class Signature:
         param = self.by_name.get(name)
         return name if param is not None and param.is_array else None
 
+    def knows(self, name: str) -> bool:
+        """Whether the program has a buffer or a parameter of a name."""
+        return name in self.buffers or name in self.by_name
+
     def shown(self, storage: str) -> str:
         """What a user calls the parameter `storage`."""
         return self.holder[storage].name if storage in self.holder else storage
 
     def unknown(self, name: str) -> ArgumentTypeError:
         """The error for an argument that the program does not have."""
-        buffers = [*self.buffers, *(p.name for p in self.params if p.is_array and p.name not in self.holder)]
+        buffers = [b.name for storage, b in self.holder.items() if storage not in self.made]
+        buffers += [p.name for p in self.params if p.is_array and p.name not in self.holder]
         scalars = [p.name for p in self.params if not p.is_array]
         hint = f"it takes the buffers {', '.join(buffers)}"
         return ArgumentTypeError(
@@ -85,7 +95,7 @@ class Signature:
 
     def unnamed(self, arguments: tuple[Any, ...]) -> ArgumentTypeError:
         """The error for arguments without names."""
-        inputs = [b.name for n, b in self.holder.items() if n not in self.outputs and b.name.isidentifier()]
+        inputs = [b.name for n, b in self.holder.items() if n not in self.results and b.name.isidentifier()]
         form = ", ".join(f"{name}=..." for name in inputs)
         count = len(arguments)
         found = f"found {count} without {'a name' if count == 1 else 'names'}"
