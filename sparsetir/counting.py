@@ -79,6 +79,7 @@ def _rows(A: Any) -> Any:
     if A.shape[0] != A.shape[1]:
         raise ArgumentError(f"triangles takes the square matrix of a graph, found shape {tuple(A.shape)}")
     if sp.issparse(A):
+        interop.check_blocks(A, "A")
         # The rows of the transpose have the same triangles.
         return A if A.format in ("csr", "csc") else A.tocsr()
     return SparseTensor.from_any(A).to_scipy("csr")

@@ -528,6 +528,7 @@ def _rows(value: Any, name: str, function: str) -> Any:
         return SparseTensor.from_any(value).to_scipy("csr")
     if value.format == "csr":
         return value
+    interop.check_blocks(value, name)
     return SparseTensor.from_any(value, "csr").to_scipy("csr") if interop.is_half(value) else value.tocsr()
 
 

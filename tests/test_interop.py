@@ -7,6 +7,7 @@ import array
 import copy
 import itertools
 import math
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -720,6 +721,24 @@ def test_wrong_blocks():
     unknown = [*matrix_formats()["csr"], *(replace(level, length=None) for level in inner)]
     expected = r"the block size of A is not known: pass A.tobsr\(\(rows, columns\)\) or the lengths of II and JI"
     refused(ArgumentError, expected, sp.csr_array(np.eye(6)), unknown)
+
+
+@pytest.mark.parametrize("shape", [(0, 0, 2), (0, 2, 0), (0, 2)])
+def test_blocks_without_rows_or_columns(shape):
+    """scipy makes no such matrix, but takes the array afterwards, and divides by zero itself."""
+    value, other = sp.bsr_array((4, 4), dtype="float32"), sp.csr_array((4, 4), dtype="float32")
+    value.data = np.zeros(shape, "float32")
+    expected = rf"data of \w+ has shape {re.escape(str(shape))}, expected blocks of a row and a column at least"
+    refused(StructureError, expected, value, matrix_formats()["csr"])
+    for call in (
+        lambda: sparsetir.matmul(value, np.ones((4, 2), "float32")),
+        lambda: sparsetir.matmul(value, other),
+        lambda: sparsetir.matmul(other, other, mask=value),
+        lambda: sparsetir.add(other, value),
+        lambda: sparsetir.triangles(value),
+    ):
+        with pytest.raises(StructureError, match=expected):
+            call()
 
 
 def test_fiber_longer_than_the_width():

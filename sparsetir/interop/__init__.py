@@ -11,7 +11,7 @@ from __future__ import annotations
 from sparsetir.interop.dense import aligned_contiguous, as_numpy, writable_alias
 from sparsetir.interop.levels import Array, Level, check_dtype
 from sparsetir.interop.scipy_arrays import HALVES, compressed_of, coordinates_of, is_half, recast, sorted_rows
-from sparsetir.interop.sources import CooTensor, Source, holds_own_values, is_sparse, open_source
+from sparsetir.interop.sources import CooTensor, Source, check_blocks, holds_own_values, is_sparse, open_source
 from sparsetir.interop.storage import Stored, entries, has_layout, restore, store, with_values
 from sparsetir.interop.structure import are_ascending, check_distinct, check_level, is_sound
 from sparsetir.interop.torch_arrays import check_detached, is_torch, to_torch
@@ -26,6 +26,7 @@ __all__ = [
     "aligned_contiguous",
     "are_ascending",
     "as_numpy",
+    "check_blocks",
     "check_detached",
     "check_distinct",
     "check_dtype",

@@ -243,12 +243,22 @@ def _open_scipy(value: Any, name: str) -> Source:
         if np.ndim(getattr(value, part)) != 1:
             found = f"{part} of {name} has shape {np.shape(getattr(value, part))}"
             raise StructureError(f"{found}, expected one dimension")
+    check_blocks(value, name)
     value = _without_reserve(value)
     if value.ndim == 1:
         _check_lists((value.indices,), value.data, 1, name)
         return Coordinates(value.shape, value.data, _rebuild_scipy(value), (value.indices,))
     major, indptr, indices = int(value.format == "csc"), _signed(value.indptr), _signed(value.indices)
     return Compressed(value.shape, value.data, _rebuild_scipy(value), indptr, indices, major)
+
+
+def check_blocks(value: Any, name: str) -> None:
+    """Raise for a scipy matrix of blocks without rows or columns, by whose number scipy divides."""
+    if value.format != "bsr":
+        return
+    shape = np.shape(value.data)
+    if len(shape) != 3 or 0 in shape[1:]:
+        raise StructureError(f"data of {name} has shape {shape}, expected blocks of a row and a column at least")
 
 
 def _signed(array: Any) -> Array:
