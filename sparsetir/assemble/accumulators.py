@@ -225,7 +225,8 @@ class Ranked:
         every = tirx.Ramp(long(0), long(1), LANES)
         held = lambda array: tirx.BufferLoad(array, [every])  # noqa: E731
         less = tirx.Broadcast(tirx.BufferLoad(self.listed, [other]), LANES) < held(mine)
-        count = tirx.BufferStore(ranks, held(ranks) + cast(less, f"{self.dtype}x{LANES}"), [every])
+        more = held(ranks) + tirx.Broadcast(const(1, self.dtype), LANES)
+        count = tirx.BufferStore(ranks, tirx.Select(less, more, held(ranks)), [every])
         one = [
             *alloc(mine, ranks),
             tirx.BufferStore(mine, tirx.BufferLoad(self.listed, [lanes]), [every]),
