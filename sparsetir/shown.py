@@ -62,10 +62,13 @@ def shown_signature(signature: Signature, converted: Collection[str] = (), decla
     declared : Program, optional
         The program as it was written, where the signature is of one with stand-ins for results.
     """
-    written = {} if declared is None else {b.name: b for b in declared.buffers.values()}
+    written: dict[str, SparseBuffer] = {} if declared is None else {b.name: b for b in declared.buffers.values()}
     held = [signature.holder[p.name] for p in signature.params if p.name in signature.holder]
     outputs = [signature.holder[name] for name in signature.results]
-    show = lambda b: shown_buffer(written.get(b.name, b), layout=b.name not in converted)  # noqa: E731
+
+    def show(buffer: SparseBuffer) -> str:
+        return shown_buffer(written.get(buffer.name, buffer), layout=buffer.name not in converted)
+
     taken = [show(b) for b in held if b not in outputs]
     taken += [p.name for p in signature.params if p.is_array and p.name not in _passed_whole(signature)]
     return f"({', '.join(taken)}) -> {', '.join(map(show, outputs)) or 'updates in place'}"

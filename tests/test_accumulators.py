@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fences import Fences
 from sparsetir import Accumulators, ops
 from sparsetir.assemble.options import KINDS, ORDERS
 from sparsetir.call.assembled import AssembledKernel
-from sparsetir.errors import ArgumentError, LoweringError
+from sparsetir.errors import ArgumentError, LoweringError, VerifyError
 from sparsetir.tuning import accumulators
 from sparsetir.tuning.contest import Outcome, judged
 from sparsetir.tuning.measure import Measurement
@@ -107,11 +108,47 @@ def test_a_search_finds_the_fastest_and_records_it(tmp_path: Path, monkeypatch: 
     assert (found.kernel(**given) != expected).nnz == 0
     again = sparsetir.tune_sparse(ops.spgemm(), given, strategy="exhaustive", database=records)
     assert (again.measured, again.schedule) == (0, found.schedule)
+    lines = len(records.read_text().splitlines())
+    for fewer in (0, 2):
+        recalled = sparsetir.tune_sparse(ops.spgemm(), given, max_trials=fewer, database=records)
+        assert (recalled.schedule, recalled.is_recalled, recalled.speedup) == (found.schedule, True, 2.0)
+        assert recalled.kernel.accumulators == found.schedule
+        assert "nothing was timed again" in recalled.report()
     built = sparsetir.build(ops.spgemm(), database=records)
     assert built.options.accumulators == found.schedule
     assert (built(**given) != expected).nnz == 0
-    other = sparsetir.build(ops.masked_spgemm(), database=records)
+    with pytest.warns(UserWarning, match="has no records of this program"):
+        other = sparsetir.build(ops.masked_spgemm(), database=records)
     assert other.options.accumulators == Accumulators()
+    written = records.read_text().splitlines(keepends=True)
+    assert len(written) == lines + 1  # the trial of the untuned kernel without a budget, and no end but the first
+    assert sum('"comparison"' in line for line in written) == 1
+    trials = [line for line in written if '"comparison"' not in line]
+    records.write_text("".join(trials))  # as of a search that was ended
+    assert sparsetir.build(ops.spgemm(), database=records).options.accumulators == found.schedule
+    assert sparsetir.tune_sparse(ops.spgemm(), given, max_trials=0, database=records).schedule == found.schedule
+
+
+DAMAGE: list[dict[str, Any]] = [{"kind": "x"}, {"insertion": None}, {"block": [0, 0, 0]}, {"other": 1}, {"order": []}]
+
+
+def test_damaged_ends_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accumulators, "Trials", Timed)
+    fewer: dict[str, tuple[Any, ...]] = {name: values[:1] for name, values in accumulators.VALUES.items()}
+    monkeypatch.setattr(accumulators, "VALUES", {**fewer, "insertion": (0,), "kind": ("both", "bits")})
+    records, given = tmp_path / "records.json", operands()
+    found = sparsetir.tune_sparse(ops.spgemm(), given, strategy="exhaustive", database=records)
+    assert found.schedule.kind == "bits"
+    *trials, end = records.read_text().splitlines()
+    for damage in DAMAGE:
+        line = json.loads(end)
+        chosen = line["comparison"]["candidates"][line["comparison"]["chosen"]]
+        chosen["knobs"] |= damage
+        for before in ([end], []):  # the end before it counts, else the best trial
+            records.write_text("\n".join([*trials, *before, json.dumps(line)]) + "\n")
+            assert sparsetir.build(ops.spgemm(), database=records).options.accumulators == found.schedule, damage
+            again = sparsetir.tune_sparse(ops.spgemm(), given, max_trials=0, database=records)
+            assert again.schedule == found.schedule, damage
 
 
 class Blocked(Timed):
@@ -345,8 +382,17 @@ def test_a_wrong_candidate_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_not_searched_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="formats is not searched for computed patterns"):
         sparsetir.tune_sparse(ops.spgemm(), operands(), formats=[sparsetir.formats.csr()])
-    with pytest.raises(LoweringError, match="tune_sparse searches its accumulators"):
+    for name, value in {"executor": "processes:2", "machines": "each", "isolate": True, "timeout": 1.0}.items():
+        with pytest.raises(ArgumentError, match=f"run in this process, one by one: leave {name} out"):
+            sparsetir.tune_sparse(ops.spgemm(), operands(), **{name: value})
+    with pytest.raises(ArgumentError, match="no other library is timed against computed patterns"):
+        sparsetir.tune_sparse(ops.spgemm(), operands(), against=["scipy"])
+    with pytest.raises(LoweringError, match="autotune compares loops and formats; tune_sparse searches its accum"):
         sparsetir.autotune(configs=[sparsetir.Choices()])(ops.spgemm())
+    with pytest.raises(LoweringError, match="tune_many compares loops and formats; tune_sparse searches its accum"):
+        sparsetir.tune_many([(ops.spgemm(), operands())], seconds=1)
+    with pytest.raises(VerifyError, match="found the function spgemm: call it if it makes one"):
+        sparsetir.tune_sparse(ops.spgemm, operands())
     with pytest.raises(ArgumentError, match="there is no database"):
         sparsetir.build(ops.spgemm(), database=tmp_path / "none.json")
     (tmp_path / "empty.json").touch()

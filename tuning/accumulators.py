@@ -31,13 +31,13 @@ from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.ir import decode
 from sparsetir.sizes import Size
 from sparsetir.tuning.candidate import Candidate
-from sparsetir.tuning.comparison import Comparison, compared, note, rescaled, winner
+from sparsetir.tuning.comparison import WORTH, Comparison, compared, last_of, note, rescaled, winner
 from sparsetir.tuning.contest import Outcome, contest
 from sparsetir.tuning.database import Database, Key, Record, fingerprint
 from sparsetir.tuning.knobs import AccumulatorKnobs, Config
 from sparsetir.tuning.measure import BURST_SECONDS, Measurement, Timed, burst, duel, reason, summary, typical
 from sparsetir.tuning.progress import Progress
-from sparsetir.tuning.recorded import circumstances
+from sparsetir.tuning.recorded import agrees, circumstances, unfinished, warn_of_no_records
 from sparsetir.tuning.report import TuneResult
 from sparsetir.tuning.search import Search
 from sparsetir.tuning.space import Space, Values
@@ -60,18 +60,34 @@ def computes_patterns(program: Any) -> bool:
     return is_assembled(decode(single(program)))
 
 
-def refuse_assembled(func: tirx.PrimFunc) -> None:
-    """Raise where a program computes patterns, of which no listed configurations are compared."""
+def refuse_assembled(func: tirx.PrimFunc, search: str) -> None:
+    """Raise where a program computes patterns, which a search that compares loops and formats does not know."""
     if is_assembled(decode(func)):
         found = f"{func.attrs['global_symbol']} computes the pattern of its results"
-        raise LoweringError(f"{found}: autotune compares loops and formats; tune_sparse searches its accumulators")
+        raise LoweringError(f"{found}: {search} compares loops and formats; tune_sparse searches its accumulators")
 
 
-def refuse_others(**given: Any) -> None:
-    """Raise where a search was given what only other programs leave open."""
-    wrong = next((name for name, value in given.items() if value is not None), None)
+def refuse_others(searched: Mapping[str, Any], apart: Mapping[str, Any], against: Sequence[str]) -> None:
+    """Raise where a search was given what only those of other programs take.
+
+    Parameters
+    ----------
+    searched : mapping of str to value
+        What is searched there.
+    apart : mapping of str to value
+        How candidates run in other processes.
+    against : sequence of str
+        Libraries to compare with.
+    """
+    wrong = next((name for name, value in searched.items() if value), None)
     if wrong is not None:
         raise ArgumentError(f"{wrong} is not searched for computed patterns, only how their rows are collected")
+    wrong = next((name for name, value in apart.items() if value), None)
+    if wrong is not None:
+        raise ArgumentError(f"candidates for computed patterns run in this process, one by one: leave {wrong} out")
+    if against:
+        how = "`sparsetir bench FILE --ops spgemm` compares products with them"
+        raise ArgumentError(f"no other library is timed against computed patterns: leave against out; {how}")
 
 
 class Trials:
@@ -142,7 +158,7 @@ class Trials:
     def of(self, candidate: Candidate) -> AssembledKernel:
         """The kernel of a candidate."""
         if candidate not in self.built:
-            schedule = Accumulators(**candidate.choices.as_dict())
+            schedule = accumulators(candidate)
             self.built[candidate] = assembled_kernel(self.func, self.target, Options(accumulators=schedule))
         return self.built[candidate]
 
@@ -162,13 +178,17 @@ class Trials:
     def measured(self, candidate: Candidate) -> Measurement:
         """A candidate between two looks at the untuned kernel; an error if its result differs."""
         kernel = self.of(candidate)
-        if not same(self.call(kernel)(), self.expected):
+        if not self.is_right(candidate):
             return Measurement(error="the result differs from the untuned kernel's")
         before = typical(self.call(self.kernel), BURST_SECONDS)
         found = summary(burst(self.call(kernel), BURST_SECONDS))
         after = typical(self.call(self.kernel), BURST_SECONDS)
         times = (found.seconds, found.median, found.spread)
         return Measurement(*times, usual=(before + after) / 2)
+
+    def is_right(self, candidate: Candidate) -> bool:
+        """Whether a candidate's result is the untuned kernel's."""
+        return same(self.call(self.of(candidate))(), self.expected)
 
     def compare(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, float]:
         """Seconds of candidates and the untuned kernel, interleaved."""
@@ -181,6 +201,28 @@ class Trials:
     def _cases(self, candidates: Sequence[Candidate]) -> dict[Candidate | None, Timed]:
         kernels: dict[Candidate | None, AssembledKernel] = {None: self.kernel, **{c: self.of(c) for c in candidates}}
         return {c: partial(typical, self.call(kernel)) for c, kernel in kernels.items()}
+
+
+def accumulators(candidate: Candidate) -> Accumulators:
+    """What a candidate stands for.
+
+    Raises
+    ------
+    ArgumentError
+        It is one of something else, or has values that there are not: another version, or nobody, wrote the record.
+    """
+    choices = candidate.choices
+    if not isinstance(choices, Config) or not set(VALUES) >= set(choices.keys()):
+        raise ArgumentError(f"expected choices among {', '.join(VALUES)}; found {choices}")
+    return Accumulators(**choices.as_dict())
+
+
+def is_one(candidate: Candidate | None) -> bool:
+    """Whether a candidate of a record stands for accumulators; None is the untuned kernel."""
+    try:
+        return candidate is None or isinstance(accumulators(candidate), Accumulators)
+    except ArgumentError:
+        return False
 
 
 def same(one: Pattern, other: Pattern) -> bool:
@@ -223,6 +265,10 @@ def tune_accumulators(
         for record in history:
             search.tell(record.candidate, record.seconds)
         history, interrupted = _explored(trials, search, history, budget, records, key, bar)
+        ended = last_of(records, key) if all(r.reused for r in history) or not budget.trials else None
+        ended = ended if ended is not None and (ended.chosen is None or ended.chosen in space) else None
+        if not interrupted and (ended is not None or not budget.trials):
+            return _recalled(trials, history, space, budget, records, key, ended)
         bar.say("comparing the fastest")
         return _result(trials, history, space, budget, records, key, interrupted=interrupted)
 
@@ -272,10 +318,47 @@ def _result(
     found = Comparison(times[None], tuple(held), best)
     if not interrupted:
         note(records, key, found)
-    untuned = Record(Candidate().choices, seconds=times[None])
+    how: dict[str, Any] = {"comparison": found, "interrupted": interrupted}
+    return _told(trials, history, space, budget, records, key, found.best, times[None], **how)
+
+
+def _recalled(
+    trials: Trials,
+    history: list[Record],
+    space: Space,
+    budget: Budget,
+    records: Database,
+    key: Key,
+    ended: Comparison | None,
+) -> TuneResult:
+    """What the last search for the same arguments returned; of one that did not end, its best trial."""
+    held = [r for r in records.load(key) if r.seconds is not None]
+    before = next((r for r in held if is_untuned(r)), history[0]).seconds or 0.0
+    tried = (r for r in held if not is_untuned(r) and r.candidate in space and (r.seconds or 0.0) <= WORTH * before)
+    best = min(tried, key=lambda r: r.seconds or 0.0, default=None) if ended is None else ended.best
+    if best is not None and not trials.is_right(best.candidate):
+        best = None
+    untuned = before if ended is None else ended.untuned
+    how: dict[str, Any] = {"comparison": ended, "is_recalled": True}
+    return _told(trials, history, space, budget, records, key, best, untuned, **how)
+
+
+def _told(
+    trials: Trials,
+    history: list[Record],
+    space: Space,
+    budget: Budget,
+    records: Database,
+    key: Key,
+    best: Record | None,
+    seconds: float,
+    **how: Any,
+) -> TuneResult:
+    """What was found, with all that is told about it; `seconds` are those of the untuned kernel."""
+    untuned = Record(Candidate().choices, seconds=seconds)
     return TuneResult(
-        kernel=trials.kernel if best is None else trials.of(best),
-        best=found.best or untuned,
+        kernel=trials.kernel if best is None else trials.of(best.candidate),
+        best=best or untuned,
         untuned=untuned,
         history=history,
         space=space.values(None) or {},
@@ -283,29 +366,31 @@ def _result(
         key=key,
         checked_against="the untuned kernel",
         database=records.path,
-        interrupted=interrupted,
         template=AccumulatorKnobs(),
-        comparison=found,
+        **how,
     )
 
 
 def recorded_accumulators(program: Any, target: Any, path: str | Path) -> AssembledKernel:
-    """The kernel that the last search for a program on this machine ended with; the untuned one without any."""
+    """The kernel that the last search for a program on this machine ended with, whatever its arguments were.
+
+    Without one that ended, the best trial of the last that did not, if it is clearly better; else the untuned kernel.
+    """
     path = Path(path)
     if not path.is_file():
         raise ArgumentError(f"there is no database {path}: tune_sparse(..., database={str(path)!r}) makes one")
     func = single(program)
-    untuned = assembled_kernel(func, target)
-    about = circumstances(untuned)
-    ended = [
-        found
-        for key, found in compared(Database(path), about["program"])
-        if all(getattr(key, name) == value for name, value in about.items())
-    ]
-    best = ended[-1].best if ended else None
-    if best is None:
-        return untuned
-    return assembled_kernel(func, target, Options(accumulators=Accumulators(**best.choices.as_dict())))
+    kernel, records = assembled_kernel(func, target), Database(path)
+    about = circumstances(kernel)
+    held = [found for key, found in compared(records, about["program"]) if agrees(key, about)]
+    ended = [found.chosen for found in held if is_one(found.chosen)]
+    tried = [r.candidate for _, r in unfinished(records, about) if is_one(r.candidate)] if not ended else []
+    if not ended and not tried and not any(agrees(key, about) for key, *_ in records.of_program(about["program"])):
+        warn_of_no_records(path, stacklevel=4)
+    best = [*tried, *ended][-1:]
+    if not best or best[0] is None:
+        return kernel
+    return assembled_kernel(func, target, Options(accumulators=accumulators(best[0])))
 
 
 __all__ = ["computes_patterns", "recorded_accumulators", "refuse_assembled", "refuse_others", "tune_accumulators"]

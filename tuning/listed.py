@@ -60,7 +60,7 @@ class Autotuned:
         self, program: Any, configs: Sequence[Config], key: Sequence[str], target: Any, database: str | Path | None
     ) -> None:
         self.func: tirx.PrimFunc = single(program)
-        refuse_assembled(self.func)
+        refuse_assembled(self.func, "autotune")
         self.candidates = [candidate(config) for config in configs]
         self.target, self.database = target, Database(None if database is None else Path(database))
         self.kernel = make_kernel(self.func, target)

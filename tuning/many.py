@@ -13,8 +13,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from sparsetir.call.make import single
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ExecutorLostError
 from sparsetir.harness.tables import aligned
+from sparsetir.tuning.accumulators import refuse_assembled
 from sparsetir.tuning.database import Database, Key, Record
 from sparsetir.tuning.executors import opened
 from sparsetir.tuning.fleet import check_executor
@@ -267,6 +269,7 @@ def tune_many(
         raise ArgumentError(f"seconds must be positive, found {seconds!r}")
     for task in given:
         check_arguments(task.inputs, max_trials=1, max_seconds=seconds, seed=seed, patience=patience)
+        refuse_assembled(single(task.program), "tune_many")
     check_executor(executor, machines)
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
     apart = seconds > MANY_SECONDS if isolate is None else isolate

@@ -72,15 +72,20 @@ def recorded(func: Any, target: Any, schedule: Any, path: str | Path, *, finite:
     program = single(func)
     plain: Kernel = make_kernel(program, target)
     about, records = circumstances(plain, schedule), Database(path)
-    ended = {_arguments(key): (key, found) for key, found in compared(records, about["program"]) if _agrees(key, about)}
+    ended = {_arguments(key): (key, found) for key, found in compared(records, about["program"]) if agrees(key, about)}
     best: list[tuple[Key, dict[str, int], Record, Comparison | None]]
     best = [(key, r.fixed, r, found) for key, found in ended.values() if (r := found.best) is not None]
-    best += [(key, r.fixed, r, None) for key, r in _unfinished(records, about) if _arguments(key) not in ended]
+    best += [(key, r.fixed, r, None) for key, r in unfinished(records, about) if _arguments(key) not in ended]
     if not ended and not best:
-        fields = "program, target, machine, number of threads and versions"
-        warnings.warn(f"{path} has no records of this {fields}: the kernel is untuned", stacklevel=3)
+        warn_of_no_records(path, stacklevel=4)
     variants = [_variant(program, target, schedule, *each) for each in reversed(best)]
     return TunedKernel(plain, variants, finite=finite)
+
+
+def warn_of_no_records(path: Path, *, stacklevel: int) -> None:
+    """Say that a database holds nothing for a kernel."""
+    fields = "program, target, machine, number of threads and versions"
+    warnings.warn(f"{path} has no records of this {fields}: the kernel is untuned", stacklevel=stacklevel)
 
 
 def _variant(
@@ -96,7 +101,8 @@ def _variant(
     return Variant(program, target, record.candidate, argument, fixed, template, key.sizes, key.pattern)
 
 
-def _agrees(key: Key, about: dict[str, Any]) -> bool:
+def agrees(key: Key, about: dict[str, Any]) -> bool:
+    """Whether records of a key count in these `circumstances`."""
     return all(getattr(key, name) == value for name, value in about.items())
 
 
@@ -105,11 +111,11 @@ def _arguments(key: Key) -> tuple[Any, ...]:
     return key.pattern, *sorted(key.sizes.items())
 
 
-def _unfinished(records: Database, about: dict[str, Any]) -> Iterator[tuple[Key, Record]]:
+def unfinished(records: Database, about: dict[str, Any]) -> Iterator[tuple[Key, Record]]:
     """The best trials of searches that were ended before their last comparison, where they are clearly better."""
     trials: dict[tuple[Any, ...], list[tuple[Key, Record]]] = {}
     for key, record, _line in records.of_program(about["program"]):
-        if _agrees(key, about) and record.seconds is not None:
+        if agrees(key, about) and record.seconds is not None:
             trials.setdefault(_arguments(key), []).append((key, record))
     for held in trials.values():
         before = [r.seconds for _, r in held if is_untuned(r) and r.seconds is not None]
@@ -119,4 +125,4 @@ def _unfinished(records: Database, about: dict[str, Any]) -> Iterator[tuple[Key,
             yield best
 
 
-__all__ = ["circumstances", "recorded"]
+__all__ = ["agrees", "circumstances", "recorded", "unfinished", "warn_of_no_records"]

@@ -196,7 +196,9 @@ def tune_sparse(
     budget = Budget(trials_left, kept, patience, UNTIL if until is None and is_preset else until)
     records = database if isinstance(database, Database) else Database(None if database is None else Path(database))
     if computes_patterns(program):
-        refuse_others(formats=formats, schedule=schedule, amortize_over=amortize_over, executor=executor)
+        searched = {"formats": formats, "schedule": schedule, "amortize_over": amortize_over}
+        elsewhere = {"executor": executor, "machines": machines != "same"}
+        refuse_others(searched, {**elsewhere, "isolate": isolate, "timeout": timeout != TIMEOUT}, against)
         how: dict[str, Any] = {"strategy": strategy, "seed": seed, "target": target, "progress": progress}
         return tune_accumulators(program, inputs, budget, records, **how)
     apart = trials_left > ALONE if isolate is None else isolate

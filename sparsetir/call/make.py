@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from types import FunctionType
 from typing import Any, cast
 
 from tvm import ir, s_tir, tirx
@@ -17,7 +16,7 @@ from sparsetir.compile.target import make_target
 from sparsetir.doubtful import warn_of_doubtful
 from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
-from sparsetir.lower import as_module
+from sparsetir.lower import as_module, called
 from sparsetir.pauses import uncollected
 from sparsetir.rules import stores
 from sparsetir.scalars import as_whole
@@ -72,11 +71,8 @@ def _transformed(func: Any) -> Any:
     if isinstance(found, (tirx.PrimFunc, Decomposition)):
         return found
     expected = "build takes a program: a PrimFunc, an IRModule, a schedule or a decomposition"
-    if isinstance(func, FunctionType):
-        how = "call it if it makes one, as in sparsetir.ops.spmm(), or decorate it with @T.prim_func if it is one"
-        raise ArgumentTypeError(f"{expected}; found the function {func.__name__}: {how}")
     how = ", which is called as it is" if isinstance(getattr(func, "func", None), tirx.PrimFunc) else ""
-    raise ArgumentTypeError(f"{expected}; found {type(func).__name__}{how}")
+    raise ArgumentTypeError(f"{expected}; found {called(func)}{how}")
 
 
 def _check_stores(program: tirx.PrimFunc) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 import tvm
@@ -151,9 +152,17 @@ def as_module(func: Any) -> ir.IRModule:
     if isinstance(func, ir.IRModule):
         return func
     if not isinstance(func, tirx.PrimFunc):
-        raise VerifyError(f"expected a tirx.PrimFunc or an IRModule, found {type(func).__name__}")
+        raise VerifyError(f"expected a tirx.PrimFunc or an IRModule, found {called(func)}")
     name = func.attrs.get("global_symbol", "main") if func.attrs is not None else "main"
     return ir.IRModule({str(name): func.with_attr("global_symbol", str(name))})
+
+
+def called(program: Any) -> str:
+    """What something is that is no program, and what to do with it."""
+    if not isinstance(program, FunctionType):
+        return type(program).__name__
+    how = "call it if it makes one, as in sparsetir.ops.spmm(), or decorate it with @T.prim_func if it is one"
+    return f"the function {program.__name__}: {how}"
 
 
 def run(passes: list[Any], mod: ir.IRModule) -> ir.IRModule:
