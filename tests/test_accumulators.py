@@ -367,6 +367,13 @@ def test_a_search_times_for_real() -> None:
 
 
 @pytest.mark.slow
+def test_a_search_ends_when_little_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accumulators, "Trials", Timed)
+    found = sparsetir.tune_sparse(ops.spgemm(), operands(), max_trials=40, until=0.9)
+    assert 1 < len(found.history) < 40
+
+
+@pytest.mark.slow
 def test_merges_have_nothing_to_choose() -> None:
     found = sparsetir.tune_sparse(ops.add(), operands(), max_trials=3)
     assert (found.space, len(found.history), found.schedule) == ({}, 1, None)

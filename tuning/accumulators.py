@@ -289,7 +289,7 @@ def _explored(
         log.add(Candidate(), {}, trials.untuned())
     try:
         if trials.values:
-            explore(search, trials.measure, log, fixed={})
+            explore(search, trials.measure, log, fixed={}, chance=search.chance)
     except KeyboardInterrupt:
         return history, True
     return history, False
