@@ -16,30 +16,12 @@ from typing import Any
 import pytest
 
 from each import FULL, sample
+from quick_code import quick_code
 
 # Hundreds of programs are compiled here once: none of them belongs in the user's cache.
 os.environ.setdefault("SPARSETIR_CACHE", "off")
 # A sketch that does not lower is an error here, and not left out.
 os.environ.setdefault("SPARSETIR_STRICT", "1")
-# LLVM's optimisation level is not that of its code generator, which TVM always asks for its best: these are the passes
-# that take most of its time.
-PLAIN_CODE = [
-    "-fast-isel:bool=1",
-    "-disable-lsr:bool=1",
-    "-disable-cgp:bool=1",
-    "-enable-misched:bool=0",
-    "-disable-machine-licm:bool=1",
-    "-disable-machine-cse:bool=1",
-    "-disable-constant-hoisting:bool=1",
-    "-disable-peephole:bool=1",
-    "-disable-tail-duplicate:bool=1",
-    "-disable-early-taildup:bool=1",
-    "-disable-copyprop:bool=1",
-    "-disable-branch-fold:bool=1",
-    "-disable-block-placement:bool=1",
-    "-disable-post-ra:bool=1",
-    "-optimize-regalloc:int=2",  # of LLVM's "true", "false" and "unset": the fast register allocator
-]
 NEAR_FRAMES = 4  # which tell TVM whether a function stands in a class
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -166,17 +148,5 @@ def quick_machine_code(request: pytest.FixtureRequest) -> Iterator[None]:
     if FULL or request.node.get_closest_marker("optimised"):
         yield
         return
-    # Not at the top: the process that hands tests out to the workers needs no TVM.
-    import tvm
-
-    from sparsetir.compile.target import native_target
-
-    def unoptimised(target: Any) -> Any:
-        return tvm.target.Target({**target.export(), "opt-level": 0, "cl-opt": PLAIN_CODE})
-
-    detect = tvm.target.Target.from_device
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tvm.target.Target, "from_device", staticmethod(lambda device: unoptimised(detect(device))))
-        native_target.cache_clear()
+    with quick_code():
         yield
-    native_target.cache_clear()

@@ -1,12 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays between unreadable pages: a step past the end, or far before the start, ends the process at once."""
+"""Arrays between unreadable pages: a step past the end, or far before the start, ends the process at once.
+
+`Fences` copies single arrays. In a process that began with `environment`, `Everything` has every array of numpy in such
+memory, sparsetir's own among them, and what compiled functions allocate.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import mmap
+import os
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -68,3 +83,68 @@ def _fence(size: int) -> int:
 def fenced(array: np.ndarray) -> np.ndarray:
     """A copy that ends at an unreadable page; never freed, so keep it small."""
     return Fences().fenced(array)
+
+
+# ---------------------------------------------------------------------------------------------- of a whole process
+
+LIBRARY = "SPARSETIR_FENCES"  # the variable that names it
+SET_HANDLER = 304  # of numpy's C API, which never moves: PyDataMem_SetHandler
+
+
+@cache
+def environment() -> dict[str, str] | None:
+    """Variables of a process that may fence everything; None on other systems than Linux, or without a C compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if _LIBC is None or compiler is None:
+        return None
+    folder = Path(tempfile.mkdtemp(prefix="fences"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    source, library = Path(__file__).with_suffix(".c"), folder / "fences.so"
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    return {LIBRARY: str(library), "LD_PRELOAD": str(library)}  # loaded first, as it stands in for functions of TVM
+
+
+class Everything:
+    """Has all arrays of numpy between unreadable pages `within` a context, where that can be: see `environment`.
+
+    An array stays there until it is freed, also outside.
+    """
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL(os.environ[LIBRARY]) if LIBRARY in os.environ else None
+        if self.library is None:
+            return
+        core: Any = getattr(np, "_core", None) or np.core
+        api, table = ctypes.pythonapi, core._multiarray_umath._ARRAY_API
+        api.PyCapsule_GetPointer.restype, api.PyCapsule_New.restype = ctypes.c_void_p, ctypes.py_object
+        api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        functions = ctypes.cast(api.PyCapsule_GetPointer(table, None), ctypes.POINTER(ctypes.c_void_p))
+        self.set_handler = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(functions[SET_HANDLER])
+        handler = ctypes.addressof(ctypes.c_char.in_dll(self.library, "fences_handler"))
+        self.handler = api.PyCapsule_New(handler, b"mem_handler", None)
+        self.library.fences_made.restype = ctypes.c_int64
+
+    def place(self, *, begins: bool, fill: int) -> None:
+        """Whether memory begins after an unreadable page or ends at one, and the byte of which it is full."""
+        if self.library is not None:
+            self.library.fences_place(int(begins), fill)
+
+    @contextlib.contextmanager
+    def within(self) -> Iterator[None]:
+        """Where arrays are fenced."""
+        if self.library is None:
+            yield
+            return
+        usual, alignment = self.set_handler(self.handler), sys.modules.get("sparsetir.alignment")
+        try:
+            # An array that begins at a cache line has room behind its end otherwise.
+            with contextlib.nullcontext() if alignment is None else mock.patch.object(alignment, "empty", np.empty):
+                yield
+        finally:
+            self.set_handler(usual)
+
+    @property
+    def made(self) -> list[int]:
+        """How many blocks there have been, for arrays and for compiled functions."""
+        return [0, 0] if self.library is None else [self.library.fences_made(which) for which in (0, 1)]
