@@ -271,8 +271,8 @@ def over(
     def case(place: Place) -> None:
         made = [item for kind in inputs for item in inputs_of(kind, len(names), *types)]
         history = [(what, {n: given[n] for n in names}, expected(given)) for what, given in made]
-        for turn in place.turns(turns):
-            for what, given, right in history:
+        for n, turn in enumerate(place.turns(turns)):
+            for what, given, right in history if FULL or n < 2 else history[n % 2 :: 2]:
                 found = place.call(f"{what}, {turn}", call, given)
                 if isinstance(right, tuple):
                     compare(found, right)
@@ -426,7 +426,7 @@ def programs() -> Iterator[tuple[str, Make]]:
     """Programs of the corpus: those that compute patterns, and a share of the others."""
     for name in PROGRAMS:
         yield name, computed(name)
-    share = 1 if FULL else 8
+    share = 1 if FULL else 12
     tensors = [p for p in CASES if p.name.startswith(("ttv_3d", "mttkrp_3d", "scratch", "power_iteration"))]
     for n, program in enumerate([*tensors, *(p for p in CASES[::share] if p not in tensors)]):
         yield program.name, stage_one(program, TYPES[n % 2])
@@ -438,7 +438,7 @@ def computed(name: str) -> Make:
     def case(place: Place) -> None:
         place.tell("compiled")
         kernel, first = sparsetir.build(sparsetir.parse(PROGRAMS[name])), {}
-        inputs = {(s, d): draw_arguments(name, s, d) for s in SHAPES for d in (0, 0.2, 0.7)}
+        inputs = {(s, d): draw_arguments(name, s, d) for s in SHAPES for d in (0, 0.5)}
 
         def assembled_of(given: dict[str, Any]) -> Any:
             return kernel.assemble(kernel.prepare((), given))
@@ -472,13 +472,14 @@ def stage_one(program: Program, types: tuple[str, str]) -> Make:
 def stored_otherwise() -> Iterator[tuple[str, Make]]:
     """Products with dense matrices and vectors, and sampled ones, over formats."""
     chosen = [
-        formats.csc(), formats.coo(), formats.dcsr(), formats.bsr(2, 2), formats.ell(), formats.hyb(2, (1, 2, 4)),
-        formats.sell(4), formats.dia(), formats.padded_csr(4), formats.narrow_csr(),
+        formats.csc(), formats.ell(), formats.hyb(2, (1, 2, 4)), formats.bsr(2, 2), formats.dcsr(), formats.dia(),
+        formats.coo(), formats.sell(4), formats.padded_csr(4), formats.narrow_csr(),
     ]  # fmt: skip
+    chosen = chosen if FULL else chosen[:6]
     for n, chosen_format in enumerate(chosen):
         name = ("spmm", "spmv", "sddmm")[n % 3]
         yield f"{name} over {chosen_format}", over_format(name, chosen_format, TYPES[n % 2])
-    for name in ("spmm", "spmv", "sddmm"):
+    for name in ("spmm", "sddmm"):
         yield f"{name} as stored", over_format(name, None, TYPES[0])
 
 

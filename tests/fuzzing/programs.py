@@ -5,7 +5,7 @@
     python tests/fuzzing/programs.py --replay failures.jsonl
 
 A case is one program on one set of inputs. What is refused with a `SparseTIRError` is counted; any other exception, a
-wrong result, a crash or a hang is a failure.
+wrong result, a crash or a hang is a failure. All memory of a call lies between unreadable pages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ os.environ.setdefault("SPARSETIR_CACHE", "off")
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fences import Fences
+from fences import Everything, Fences, environment
 from fuzzing.calls import Call, calls
 from fuzzing.generate import draw
 from fuzzing.known import is_known
@@ -93,11 +93,12 @@ def check_calls(
     program: Program, recipe: Recipe, kernel: Any, seed: int, number: int, tell: Callable[..., None]
 ) -> None:
     """Call a kernel on all its inputs; the first that goes wrong ends the program."""
-    fences, count, refused = Fences(), 0, Counter()
+    fences, everything, count, refused = Fences(), Everything(), 0, Counter()
     for call in calls(program, kernel, seed):
         tell(call=call.as_json())
         try:
-            objections = attempted("raw error in a call", partial(call.objections, kernel, fences))
+            with everything.within():
+                objections = attempted("raw error in a call", partial(call.objections, kernel, fences))
         except SparseTIRError as error:
             refused[f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"] += 1
             continue
@@ -137,7 +138,8 @@ class Worker:
     def __init__(self, mode: str, seed: int, numbers: range) -> None:
         bounds = [str(n) for n in (numbers.start, numbers.stop, numbers.step)]
         command = [sys.executable, __file__, "--mode", mode, "--seed", str(seed), "--child", *bounds]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env={**os.environ, **(environment() or {})}, **pipes)
         self.lines: queue.Queue[str | None] = queue.Queue()
         self.errors: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
@@ -292,7 +294,9 @@ def replay(path: Path) -> int:
 
 def replayed(record: dict[str, Any]) -> str | None:
     """What goes wrong in a child of its own, if anything."""
-    made = subprocess.run([sys.executable, __file__, "--one"], input=json.dumps(record), capture_output=True, text=True)
+    pipes: dict[str, Any] = {"input": json.dumps(record), "capture_output": True, "text": True}
+    env = {**os.environ, **(environment() or {})}
+    made = subprocess.run([sys.executable, __file__, "--one"], env=env, check=False, **pipes)
     if made.returncode:
         return f"exit status {made.returncode}: {made.stderr[-1500:]}"
     return made.stdout.strip() or None
@@ -305,7 +309,8 @@ def replay_one() -> None:
     try:
         kernel = recipe.build()
         if record["call"] is not None:
-            print("\n".join(Call.from_json(record["call"]).objections(kernel, Fences())))
+            with Everything().within():
+                print("\n".join(Call.from_json(record["call"]).objections(kernel, Fences())))
     except SparseTIRError as error:
         print(f"refused: {error}", file=sys.stderr)
 
