@@ -91,11 +91,16 @@ LIBRARY = "SPARSETIR_FENCES"  # the variable that names it
 SET_HANDLER = 304  # of numpy's C API, which never moves: PyDataMem_SetHandler
 
 
+def fence_compiler() -> str | None:
+    """What compiles the library; None on other systems than Linux, or without a C compiler."""
+    return None if _LIBC is None else shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
 @cache
 def environment() -> dict[str, str] | None:
-    """Variables of a process that may fence everything; None on other systems than Linux, or without a C compiler."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if _LIBC is None or compiler is None:
+    """Variables of a process that may fence everything; None where that cannot be."""
+    compiler = fence_compiler()
+    if compiler is None:
         return None
     folder = Path(tempfile.mkdtemp(prefix="fences"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
