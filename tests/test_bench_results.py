@@ -120,6 +120,17 @@ def test_operations_that_are_not(text: str, message: str) -> None:
         measure.parse_products(text)
 
 
+def test_options_that_do_not_reach_an_operation_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    products = measure.parse_products("spmm:8,spgemm,topn:3")
+    command.say_of_options(products, kernels.Plan(tune=2.0))
+    assert capsys.readouterr().err.startswith("--tune is not for spgemm, topn:3: sparsetir.tune_sparse searches")
+    command.say_of_options(products, kernels.Plan(tune=2.0, sweep=True))
+    assert capsys.readouterr().err.startswith("--sweep and --tune are not for spgemm, topn:3")
+    for some, plan in ((products[:1], kernels.Plan(tune=2.0)), (products, kernels.Plan())):
+        command.say_of_options(some, plan)
+        assert not capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_run_of_both_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []

@@ -51,6 +51,7 @@ def run(
         set_num_threads(threads)
     others = result_peers if any(product.op in OPERATIONS for product in products) else peers
     others.set_threads(get_num_threads())
+    say_of_options(products, plan)
     report.roofline = ceilings()
     for name, sparse in loaded(sources):
         for _ in rows(name, sparse, products, plan, report):
@@ -59,6 +60,15 @@ def run(
         gc.collect()
     if not report.rows and not report.findings:
         raise ArgumentError("nothing could be measured: no file holds what the operations take")
+
+
+def say_of_options(products: Sequence[Product], plan: Plan) -> None:
+    """Name the operations that an option does not reach."""
+    left = ", ".join(str(product) for product in products if product.op in OPERATIONS)
+    given = [f"--{name}" for name in ("sweep", "tune") if getattr(plan, name)]
+    if left and given:
+        are = "is" if len(given) == 1 else "are"
+        say(f"{' and '.join(given)} {are} not for {left}: sparsetir.tune_sparse searches how their rows are collected")
 
 
 def ceilings() -> Roofline | None:
