@@ -289,9 +289,10 @@ def masked(given: Matrices, *, complement: bool) -> tuple[Dense, Dense]:
 
 def accumulated() -> Iterator[tuple[str, Make]]:
     """Products, plain, under a mask, outside of it, and the largest entries of each row, collected in every way."""
-    ways = pairwise(("spgemm", "mask", "complement", "top"), KINDS, ORDERS, (False, True), (0, 24), TYPES[:3])
-    for name, kind, order, counted, insertion, types in ways:
-        way = Accumulators(insertion, kind, counted, order)
+    names = ("spgemm", "mask", "complement", "top")
+    ways = pairwise(names, KINDS, ORDERS, (False, True), (0, 24), (0, 8, 96), TYPES[:3])
+    for name, kind, order, counted, insertion, ranked, types in ways:
+        way = Accumulators(insertion, kind, counted, order, ranked=ranked)
         yield f"{name} {types[0]} {types[1]} {way}", collected(name, way, types)
 
 
