@@ -264,6 +264,35 @@ def test_elements_begin_with_one_number() -> None:
         sparsetir.build(sparsetir.parse(other))
 
 
+MIXED = """
+@T.prim_func
+def f(a: T.handle, b: T.handle, d: T.handle, c: T.handle, ap: T.handle, ai: T.handle, bp: T.handle, bi: T.handle,
+      dp: T.handle, di: T.handle, m: T.int32, n: T.int32):
+    I = T.dense_fixed(m)
+    JA = T.sparse_variable(I, n, (ap, ai))
+    JB = T.sparse_variable(I, n, (bp, bi))
+    JD = T.sparse_variable(I, n, (dp, di))
+    J = T.sparse_assembled(I, n)
+    A = T.match_sparse_buffer(a, (I, JA))
+    B = T.match_sparse_buffer(b, (I, JB))
+    D = T.match_sparse_buffer(d, (I, JD))
+    C = T.match_sparse_buffer(c, (I, J))
+    with T.sp_iter([I, J], "SS", "mixed") as [i, j]:
+        C[i, j] = A[i, j] * (B[i, j] + D[i, j])
+"""
+
+
+def test_a_mix_of_unions_and_intersections_is_refused_in_words() -> None:
+    message = "j of iteration mixed would run over unions and intersections at once: list one axis"
+    with pytest.raises(LoweringError, match=message):
+        sparsetir.build(sparsetir.parse(MIXED))
+    over_one = sparsetir.build(sparsetir.parse(MIXED.replace("[I, J]", "[I, JA]")))
+    A, B, D = (sp.random_array((9, 7), density=0.3, format="csr", dtype="float32", rng=n) for n in range(3))
+    C = over_one(A=A, B=B, D=D)
+    assert np.array_equal(C.indices, A.indices)
+    assert np.allclose(C.toarray(), A.toarray() * (B + D).toarray())
+
+
 def test_none_of_a_block_is_the_largest() -> None:
     with pytest.raises(LoweringError, match="C has blocks of elements, of which none is the largest"):
         assembled_kernel(sparsetir.parse(PROGRAMS["a product of blocks"]), None, Options(select=True)).assembly.axes

@@ -16,7 +16,7 @@ from sparsetir.assemble.program import Assembly, assemble
 from sparsetir.assemble.rows import lower_rows
 from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.pipeline import machine_code
-from sparsetir.errors import VerifyError
+from sparsetir.errors import VerifyError, own_errors
 from sparsetir.lower import TO_FLAT, run
 from sparsetir.lower.host.promote_halves import PromoteHalves
 
@@ -29,12 +29,14 @@ class AssembledCompiled(Compiled):
     @cached_property
     def assembly(self) -> Assembly:
         """The program with dense stand-ins."""
-        return assemble(self.func)
+        with own_errors():
+            return assemble(self.func)
 
     @cached_property
     def functions(self) -> Functions:
         """What makes its functions."""
-        return Functions(self.assembly, lower_rows(self.assembly), self.schedule or Options())
+        with own_errors():
+            return Functions(self.assembly, lower_rows(self.assembly), self.schedule or Options())
 
     @cached_property
     def held(self) -> tuple[str, ...]:
@@ -45,7 +47,7 @@ class AssembledCompiled(Compiled):
     @cached_property
     def stages(self) -> dict[int, ir.IRModule]:
         """All functions, those that wait for a call that wants them, too."""
-        made = self.functions.module(FUNCTIONS)
+        made = self._module(FUNCTIONS)
         return {2: made, 3: run(LATE, made)}
 
     def stage(self, stage: int) -> Any:
@@ -54,8 +56,12 @@ class AssembledCompiled(Compiled):
 
     def compile(self) -> None:
         """Lower and compile the functions that it holds."""
-        made = self.functions.module(self.held)
+        made = self._module(self.held)
         self.library = machine_code(run(LATE, made), self.target)
+
+    def _module(self, names: tuple[str, ...]) -> ir.IRModule:
+        with own_errors():
+            return self.functions.module(names)
 
     def load(self, path: Path, facts: dict[str, Any]) -> None:
         """Take the machine code from a library on disk."""

@@ -42,16 +42,21 @@ def driving(iteration: SpIter, var: Var, axis: Axis, program: Program) -> ir.Exp
     if found is None:
         message = f"no operand of iteration {iteration.name} stores coordinates {var.name}"
         raise LoweringError(f"{message}: list the axis that it runs over instead of the assembled one")
-    return _set_of(found, iteration, program).entry
+    made = _set_of(found, iteration, program)
+    if made is None:
+        message = f"{var.name} of iteration {iteration.name} would run over unions and intersections at once"
+        raise LoweringError(f"{message}: list one axis, T.union or T.intersect in place of {axis.name}")
+    return made.entry
 
 
-def _set_of(found: Coordinates, iteration: SpIter, program: Program) -> _Set:
+def _set_of(found: Coordinates, iteration: SpIter, program: Program) -> _Set | None:
+    """What is run over; None where unions and intersections are nested."""
     if isinstance(found, Stored):
         return _Set((_placed(found, iteration, program),))
     how = "intersect" if isinstance(found, Both) else "union"
     first, *others = (_set_of(part, iteration, program) for part in found.parts)
     for other in others:
-        first = _joined(how, first, other)
+        first = None if first is None or other is None else _joined(how, first, other)
     return first
 
 
@@ -73,12 +78,12 @@ def _placed(stored: Stored, iteration: SpIter, program: Program) -> ir.Expr:
     return axis.var if is_own else op.call("attach", [axis.var, found.var], axis.idtype)
 
 
-def _joined(how: str, first: _Set, second: _Set) -> _Set:
-    """Two sets together."""
+def _joined(how: str, first: _Set, second: _Set) -> _Set | None:
+    """Two sets together; None where one is joined otherwise."""
     if len(first.members) == 1 == len(second.members) and same(first.members[0], second.members[0]):
         return first
     if any(len(s.members) > 1 and s.how != how for s in (first, second)):
-        raise LoweringError("sums of products of stored operands: list T.union or T.intersect of their axes")
+        return None
     return _Set((*first.members, *second.members), how)
 
 
