@@ -293,6 +293,31 @@ def test_a_mix_of_unions_and_intersections_is_refused_in_words() -> None:
     assert np.allclose(C.toarray(), A.toarray() * (B + D).toarray())
 
 
+DENSE_TOO = """
+@T.prim_func
+def f(a: T.handle, c: T.handle, y: T.handle, ap: T.handle, ai: T.handle, m: T.int32, n: T.int32):
+    I = T.dense_fixed(m)
+    K = T.sparse_variable(I, n, (ap, ai))
+    J = T.sparse_assembled(I, n)
+    A = T.match_sparse_buffer(a, (I, K))
+    C = T.match_sparse_buffer(c, (I, J))
+    Y = T.match_sparse_buffer(y, (I,))
+    with T.sp_iter([I, K], "SS", "both") as [i, k]:
+        C[i, k] = A[i, k]
+        Y[i] = Y[i] + A[i, k]
+"""
+
+
+@pytest.mark.parametrize("scratch", [False, True])
+def test_nothing_is_stored_beside_a_computed_pattern(scratch: bool) -> None:
+    """Rows that are counted first are visited twice, and several threads visit them."""
+    text = DENSE_TOO
+    if scratch:
+        text = text.replace("match_sparse_buffer(y, (I,))", "alloc_sparse_buffer((I,))").replace(" y: T.handle,", "")
+    with pytest.raises(LoweringError, match="computes the pattern of C stores nothing else, found Y: write a program"):
+        sparsetir.build(sparsetir.parse(text))
+
+
 def test_none_of_a_block_is_the_largest() -> None:
     with pytest.raises(LoweringError, match="C has blocks of elements, of which none is the largest"):
         assembled_kernel(sparsetir.parse(PROGRAMS["a product of blocks"]), None, Options(select=True)).assembly.axes

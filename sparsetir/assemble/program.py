@@ -8,7 +8,7 @@ is taken out: it says what an element is before the first statement sets it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from sparsetir.errors import LoweringError
 from sparsetir.ir import Axis, Program, SparseBuffer, SpIter, cast, decode
 from sparsetir.lower.host.promote_halves import HALVES
 from sparsetir.lower.rewriting import collect, mentions, product, same, seq
+from sparsetir.rules import stores
 from sparsetir.walks import structural_mutate
 
 LARGEST_INT32 = 2**31 - 1
@@ -166,10 +167,20 @@ def assemble(func: tirx.PrimFunc) -> Assembly:
     axes = _chain(program)
     rows = axes[0].ancestors
     held = [b for b in program.buffers.values() if any(a.is_assembled for a in b.axes)]
+    _check_stores(program, held)
     results = tuple(_result(b, axes, rows, program) for b in held)
     rewriter = _Rewriter(program, axes, rows, held)
     made = rewriter.function()
     return Assembly(program, made, axes, rows, results, tuple(rewriter.filters), rewriter.merge)
+
+
+def _check_stores(program: Program, held: Sequence[SparseBuffer]) -> None:
+    """Raise where something else is stored: the functions may visit a row more than once, and rows run in parallel."""
+    other = next((a for a in stores(program.func.body) if not any(a.buffer.same_as(b.view) for b in held)), None)
+    if other is not None:
+        names = ", ".join(str(b.name) for b in held)
+        message = f"a program that computes the pattern of {names} stores nothing else, found {other.name}"
+        raise LoweringError(f"{message}: write a program of its own for it")
 
 
 def _chain(program: Program) -> tuple[Axis, ...]:
