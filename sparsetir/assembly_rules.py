@@ -168,6 +168,9 @@ def _entry_fault(entry: Entry, place: Place, facts: Facts) -> str:
     wanted = operand_coordinates(place.iteration, var, axis, facts.program)
     if wanted is None:
         fault = f"no operand says which coordinates {var.name} of {axis.name} has: none stores coordinates along it"
+        cell = next((a.name for a in stores(body) if a.buffer not in facts.program.buffers), None)
+        if cell is not None:
+            fault += f", nor is it looked at what {cell} was set to: write that in its place"
         return f"{fault}; subscript a sparse axis by {var.name}, or list the axis that {var.name} runs over"
     order = [v for e in _entries(place) for v in e.vars]
     later = order[order.index(var) :]

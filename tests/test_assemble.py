@@ -318,6 +318,18 @@ def test_nothing_is_stored_beside_a_computed_pattern(scratch: bool) -> None:
         sparsetir.build(sparsetir.parse(text))
 
 
+def test_variables_of_a_body_are_no_results() -> None:
+    text = DENSE_TOO.replace("    Y = T.match_sparse_buffer(y, (I,))\n", "").replace(" y: T.handle,", "")
+    text = text.replace("        Y[i] = Y[i] + A[i, k]\n", "")
+    text = text.replace("C[i, k] = A[i, k]", "v = A[i, k]\n        C[i, k] = v * v")
+    A = sp.random_array((9, 7), density=0.3, format="csr", dtype="float32", rng=0)
+    for schedule in (None, Accumulators(counted=True)):
+        C = sparsetir.build(sparsetir.parse(text), schedule=schedule)(A=A)
+        assert np.array_equal(C.toarray(), A.toarray() ** 2)
+    with pytest.raises(ScriptError, match="nor is it looked at what v was set to: write that in its place"):
+        sparsetir.parse(text.replace("[I, K], ", "[I, J], "))
+
+
 def test_none_of_a_block_is_the_largest() -> None:
     with pytest.raises(LoweringError, match="C has blocks of elements, of which none is the largest"):
         assembled_kernel(sparsetir.parse(PROGRAMS["a product of blocks"]), None, Options(select=True)).assembly.axes

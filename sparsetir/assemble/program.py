@@ -176,7 +176,9 @@ def assemble(func: tirx.PrimFunc) -> Assembly:
 
 def _check_stores(program: Program, held: Sequence[SparseBuffer]) -> None:
     """Raise where something else is stored: the functions may visit a row more than once, and rows run in parallel."""
-    other = next((a for a in stores(program.func.body) if not any(a.buffer.same_as(b.view) for b in held)), None)
+    inside = [x.buffer for x in collect(program.func.body, tirx.AllocBuffer)]  # variables of a body
+    known = [*inside, *(b.view for b in held)]
+    other = next((a for a in stores(program.func.body) if not any(a.buffer.same_as(b) for b in known)), None)
     if other is not None:
         names = ", ".join(str(b.name) for b in held)
         message = f"a program that computes the pattern of {names} stores nothing else, found {other.name}"
