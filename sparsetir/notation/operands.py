@@ -194,8 +194,10 @@ def fits_layout(value: Any, layout: Layout) -> bool:
 
 
 def _is_listed(levels: Sequence[Level]) -> bool:
-    """Whether the root lists coordinates of compressed fibers, each once."""
-    return len(levels) > 1 and levels[0].kind == levels[1].kind == "compressed" and levels[0].unique
+    """Whether the root lists coordinates of compressed fibers in ascending order, each once."""
+    if len(levels) < 2 or not levels[0].kind == levels[1].kind == "compressed":
+        return False
+    return levels[0].sorted and levels[0].unique
 
 
 def layout_of(value: Any) -> Layout:
