@@ -493,6 +493,25 @@ def test_every_dtype_has_a_c_type(dtype: str, tmp_path: Path) -> None:
     assert y.tolist() == x.tolist()
 
 
+def test_sums_of_halves_in_memory(tmp_path: Path) -> None:
+    """In float16 they would stop at 2048."""
+
+    @T.prim_func
+    def scatter(x: T.handle, to: T.handle, y: T.handle, n: T.int32, m: T.int32):
+        I = T.dense_fixed(n)
+        J = T.dense_fixed(m)
+        X = T.match_sparse_buffer(x, (I,), "float16")
+        To = T.match_sparse_buffer(to, (I,), "int32")
+        Y = T.match_sparse_buffer(y, (J,), "float16")
+        with T.sp_iter([I], "R", "scatter") as [i]:
+            Y[To[i]] = Y[To[i]] + X[i]
+
+    library = made(sparsetir.build(scatter), tmp_path / "scatter.so")
+    x, to, y = np.ones(5000, "float16"), np.arange(5000, dtype="int32") % 2, np.full(3, 4, "float16")
+    assert library.call({"x": x.view("uint16"), "to": to, "y": y.view("uint16"), "n": 5000, "m": 3}) == ""
+    assert y.tolist() == [2504, 2504, 4]
+
+
 # ---------------------------------------------------------------------------------------------- files and failures
 
 

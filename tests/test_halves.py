@@ -209,3 +209,78 @@ def test_bfloat16_over_formats(op: str, format: Any) -> None:
     else:
         found = built(A=A, x=np.ascontiguousarray(Y[:, 0]))
         np.testing.assert_array_equal(found.astype("float64"), pattern @ wide[:, 0])
+
+
+def sums(shape: tuple[int, int], dtype: str) -> tuple[CooTensor, np.ndarray]:
+    """A matrix whose sums have many terms of one sign, and the same numbers in float64."""
+    rng = np.random.default_rng(4)
+    pattern = np.where(rng.random(shape) < 0.7, rng.random(shape), 0)
+    pattern[0] = pattern[:, 1] = 0
+    held = pattern[pattern.nonzero()].astype(HALVES[dtype])
+    wide = np.zeros(shape)
+    wide[pattern.nonzero()] = held.astype(np.float64)
+    return CooTensor(np.stack(pattern.nonzero()), held, shape), wide
+
+
+def check_once_rounded(found: Any, want: np.ndarray, dtype: str) -> None:
+    """Of terms that are not negative."""
+    slack = limits(dtype)["rtol"] + 1e-5
+    np.testing.assert_allclose(np.asarray(found).astype(np.float64), want, rtol=slack, atol=1e-7)
+
+
+SCATTERED = ("csr", "csc", "coo", formats.bsr(2, 3))
+EXPRESSIONS = {"ij->j": "", "ij->": "", "ij,ki->kj": "ki", "ij,jk->ik": "jk"}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_expressions_round_their_sums_once(dtype: str) -> None:
+    for shape in [(4, 300), (300, 4), (1, 2)]:
+        A, wide = sums(shape, dtype)
+        sizes = {"i": shape[0], "j": shape[1], "k": 3}
+        for format in SCATTERED:
+            S = sparsetir.SparseTensor.from_any(A, format)
+            for text, letters in EXPRESSIONS.items():
+                other = [np.full([sizes[c] for c in letters], 0.7).astype(HALVES[dtype])] if letters else []
+                want = np.einsum(text, wide, *(x.astype(np.float64) for x in other))
+                check_once_rounded(sparsetir.einsum(text, S, *other), want, dtype)
+
+
+SCATTER = """
+@T.prim_func
+def scatter(a: T.handle, b: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32, nnz: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices), sorted=True)
+    J_dense = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I, J), "{dtype}")
+    B = T.match_sparse_buffer(b, (J_dense,), "{dtype}")
+    with T.sp_iter([I, J], "RS", "scatter") as [i, j]:
+        B[j] = B[j] + A[i, j]
+"""
+
+
+def check_scatter(built: Any, dtype: str) -> None:
+    for shape in [(300, 4), (1, 2), (0, 3), (3, 0)]:
+        wide = np.full(shape, 0.3).astype(HALVES[dtype]).astype(np.float64)
+        matrix, B = sp.csr_array(wide), np.full(shape[1], 5, HALVES[dtype])
+        values, indptr, indices = matrix.data.astype(HALVES[dtype]), matrix.indptr, matrix.indices
+        built(a=values, b=B, indptr=indptr.astype(np.int32), indices=indices.astype(np.int32), m=shape[0], n=shape[1])
+        check_once_rounded(B, 5 + wide.sum(0), dtype)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_sums_begin_with_what_is_there(dtype: str, threads: int) -> None:
+    before = sparsetir.get_num_threads()
+    try:
+        sparsetir.set_num_threads(threads)
+        check_scatter(sparsetir.build(sparsetir.parse(SCATTER.format(dtype=dtype))), dtype)
+    finally:
+        sparsetir.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_rows_that_are_cut_are_rounded_once(dtype: str) -> None:
+    A, wide = sums((2, 4000), dtype)
+    B = np.full((4000, 9), 0.7).astype(HALVES[dtype])
+    found = kernel("spmm", dtype, chunks=6, carry=1)(A=A, B=B)
+    check_once_rounded(found, wide @ B.astype(np.float64), dtype)

@@ -175,11 +175,12 @@ class _Steps:
 
     def shared(self) -> Var | None:
         """An array of which two steps may use the same element, which one of them writes; None if there is none."""
-        for buffer in self.walk.written:
-            sites = [s for s in self.walk.found if s.buffer.same_as(buffer)]
-            if buffer not in self.walk.inside and not self._are_apart(sites):
-                return buffer
-        return None
+        return next((buffer for buffer in self.walk.written if self.shares(buffer)), None)
+
+    def shares(self, buffer: Var) -> bool:
+        """Whether two steps may use the same element of an array that is written."""
+        sites = [s for s in self.walk.found if s.buffer.same_as(buffer)]
+        return buffer not in self.walk.inside and not self._are_apart(sites)
 
     def _are_apart(self, sites: list[Site]) -> bool:
         places = [s.indices for s in sites if s.indices is not None]
@@ -273,4 +274,9 @@ def shared_array(loop: tirx.For, facts: Facts) -> Var | None:
     return _Steps(loop, facts).shared()
 
 
-__all__ = ["Facts", "is_one_to_one", "shared_array"]
+def is_shared(buffer: Var, loop: tirx.For, facts: Facts) -> bool:
+    """Whether two steps of a flat loop may use one element of an array that the loop writes."""
+    return _Steps(loop, facts).shares(buffer)
+
+
+__all__ = ["Facts", "is_one_to_one", "is_shared", "shared_array"]

@@ -13,6 +13,24 @@ after::
     acc[0] = acc[0] + T.Cast("float32", a[p]) * T.Cast("float32", b[q])
     c[i] = T.Cast("float16", acc[0])
 
+Sums that stay in memory, such as those of columns over rows, are made in a float32 copy of the array, which is
+rounded once at the end. Arrays of the function's own are float32 in place of a copy::
+
+    for i in range(n):
+        for j in range(indptr[i + 1] - indptr[i]):
+            c[indices[indptr[i] + j]] = c[indices[indptr[i] + j]] + a[indptr[i] + j]
+
+after::
+
+    wide = T.alloc_buffer((m,), "float32")
+    for j in range(m):
+        wide[j] = T.Cast("float32", c[j])
+    for i in range(n):
+        for j in range(indptr[i + 1] - indptr[i]):
+            wide[indices[indptr[i] + j]] = wide[indices[indptr[i] + j]] + T.Cast("float32", a[indptr[i] + j])
+    for j in range(m):
+        c[j] = T.Cast("float16", wide[j])
+
 Functions such as ``T.exp`` and ``T.erf``, comparisons and choices are computed in float32 likewise.
 """
 
@@ -25,12 +43,15 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir import op
-from sparsetir.lower.nests import with_body
-from sparsetir.lower.rewriting import collect
+from sparsetir.lower.checks.apart import Facts, is_shared
+from sparsetir.lower.marks import DISTINCT, INDPTR, names_in
+from sparsetir.lower.nests import SERIAL, UNROLLED, Update, is_element, serial, with_body
+from sparsetir.lower.rewriting import alloc, collect, seq
 from sparsetir.type_rules import FLOAT_FUNCTIONS
 from sparsetir.walks import structural_mutate
 
 HALVES = ("float16", "bfloat16")
+ROUNDED = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)
 COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.Min, tirx.Max)
 
@@ -92,20 +113,42 @@ class _Promoter:
         def on_call(call: ir.Call, mutator: Any) -> Any:
             return on_arithmetic(call, mutator) if _is_function(call) else mutator.default_mutate(call)
 
-        callbacks: list[Any] = [(ir.TensorLoad, on_load), (ir.Call, on_call)]
+        callbacks: list[Any] = [(ir.TensorLoad, self.load), (ir.Call, on_call)]
         callbacks += [(kind, on_arithmetic) for kind in ARITHMETIC]
         callbacks += [(kind, on_comparison) for kind in COMPARISONS]
         return structural_mutate(node, callbacks)
+
+    def load(self, node: ir.TensorLoad, mutator: Any) -> ir.Expr:
+        """An element, of the type it had."""
+        if node.source not in self.local:
+            return mutator.default_mutate(node)
+        return tirx.Cast(str(node.ty.dtype), self.wide(node))
+
+    def call(self, node: ir.Call, mutator: Any) -> ir.Expr:
+        """The address of what takes the place of an element."""
+        is_held = op.function_of(node) == "address_of" and node.args[0].source in self.local
+        return tirx.address_of(self.wide(node.args[0])) if is_held else mutator.default_mutate(node)
 
     def store(self, node: tirx.BufferStore, _mutator: Any) -> tirx.Stmt:
         """A store whose value is computed wide."""
         indices = [self.rewrite(i) for i in node.indices]
         if node.buffer in self.local:
-            return tirx.BufferStore(self.local[node.buffer], self.wide(node.value), indices)
+            value = self.update(node) if _rounds_wide(node.value) and _is_running(node) else self.wide(node.value)
+            return tirx.BufferStore(self.local[node.buffer], value, indices)
         value = self.rewrite(node.value)
         if op.is_if_then_else(value) and _is_half(value):  # TVM chooses between no vectors of bfloat16
             value = tirx.Cast(str(value.ty.dtype), self.wide(node.value))
         return tirx.BufferStore(node.buffer, value, indices)
+
+    def update(self, node: tirx.BufferStore) -> ir.Expr:
+        """The float32 sum that a store rounds, which begins with its own element."""
+        held = tirx.BufferLoad(self.local[node.buffer], node.indices)
+
+        def on_cast(cast: tirx.Cast, mutator: Any) -> ir.Expr:
+            is_own = str(cast.ty.dtype) == "float32" and is_element(cast.value, node)
+            return held if is_own else mutator.default_mutate(cast)
+
+        return self.rewrite(structural_mutate(node.value.value, [(tirx.Cast, on_cast)]))
 
     def alloc(self, node: tirx.AllocBuffer, _mutator: Any) -> tirx.Stmt:
         """A float32 array instead of a 16-bit one."""
@@ -120,18 +163,125 @@ def widened(expr: ir.Expr, held: dict[Var, Var] | None = None) -> ir.Expr:
     return _Promoter(held or {}).wide(expr) if _is_half(expr) else expr
 
 
+class _Sums:
+    """Finds the 16-bit arrays in memory whose elements are updated, and rounded, several times.
+
+    An update reads its own element, or begins with it in registers: by several steps of a loop, or by several of the
+    function's statements.
+    """
+
+    def __init__(self, func: tirx.PrimFunc) -> None:
+        self.facts = Facts(names_in(func, INDPTR), names_in(func, DISTINCT))
+        stores = [s for s in collect(func.body, tirx.BufferStore) if _is_half(s.value)]
+        self.begun = {(load.source, s.buffer) for s in stores for load in collect(s.value, ir.TensorLoad)}
+        self.running = {s.buffer for s in stores if _is_running(s)}
+        self.loops: list[tirx.For] = []
+        self.updated: dict[Var, None] = {}
+        self.found: dict[Var, None] = {}
+        self.parts: dict[Var, Var] = {}  # arrays that are added to others element by element
+
+    def look(self, body: tirx.Stmt) -> None:
+        """Go through the statements of a function."""
+        before: set[Var] = set()
+        for stmt in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
+            self.updated = {}
+            structural_mutate(stmt, [(tirx.For, self.on_for), (tirx.BufferStore, self.on_store)])
+            self.found |= {b: None for b in self.updated if b in before}
+            before |= set(self.updated)
+
+    def on_for(self, node: tirx.For, mutator: Any) -> tirx.Stmt:
+        """Go through the body; steps of other kinds of loops are apart."""
+        if node.kind not in (SERIAL, UNROLLED):
+            return mutator.default_mutate(node)
+        self.loops.append(node)
+        out = mutator.default_mutate(node)
+        self.loops.pop()
+        return out
+
+    def on_store(self, node: tirx.BufferStore, _mutator: Any) -> tirx.Stmt:
+        """Note the array of a running sum."""
+        target = node.buffer
+        is_in_memory = str(target.ty.dtype) in HALVES and str(target.ty.storage_scope) != "local"
+        if not is_in_memory or target in self.found or not (_is_running(node) or self._is_rest(node)):
+            return node
+        self.updated[target] = None
+        update = Update.of(node)
+        if update is not None and isinstance(update.term, ir.TensorLoad):
+            self.parts[update.term.source] = target
+        if any(is_shared(target, loop, self.facts) for loop in self.loops):
+            self.found[target] = None
+        return node
+
+    def _is_rest(self, store: tirx.BufferStore) -> bool:
+        """Whether a running sum in registers is stored that begins with elements of the same array."""
+        held = {load.source for load in collect(store.value, ir.TensorLoad)} & self.running
+        return any((store.buffer, x) in self.begun for x in held)
+
+
+def _rounds_wide(value: ir.Expr) -> bool:
+    """Whether an expression is float32 arithmetic that is rounded to 16 bits."""
+    is_wide = isinstance(value, tirx.Cast) and str(value.value.ty.dtype) == "float32"
+    return is_wide and isinstance(value.value, ROUNDED)
+
+
+def _is_running(store: tirx.BufferStore) -> bool:
+    """Whether a store rounds what it makes of the element that it sets."""
+    value = store.value
+    steps = [x for kind in ROUNDED for x in collect(value, kind) if _is_half(x)]
+    if _rounds_wide(value):
+        steps.append(value.value)
+    return any(is_element(load, store) for x in steps for load in collect(x, ir.TensorLoad))
+
+
+def _lent(func: tirx.PrimFunc) -> set[Var]:
+    """The arrays that a value reads by address, as 16-bit floats."""
+    calls = [c for store in collect(func.body, tirx.BufferStore) for c in collect(store.value, ir.Call)]
+    return {c.args[0].source for c in calls if op.function_of(c) == "address_of"}
+
+
+def _sums(func: tirx.PrimFunc) -> list[Var]:
+    """The 16-bit arrays in memory that are summed in float32, and those of the function's own with parts of sums."""
+    sums = _Sums(func)
+    sums.look(func.body)
+    lent = _lent(func) if sums.found else set()
+    parts = [part for part, whole in sums.parts.items() if whole in sums.found and part not in sums.found]
+    own = {a.buffer for a in collect(func.body, tirx.AllocBuffer)}
+    return [b for b in [*sums.found, *(p for p in parts if p in own)] if b not in lent]
+
+
+def _copy(source: Var, target: Var) -> tirx.Stmt:
+    """Every element of an array in that of another dtype."""
+    shape = list(source.ty.shape)
+    at = [Var(f"d{n}", extent.ty) for n, extent in enumerate(shape)]
+    value = tirx.Cast(str(target.ty.dtype), tirx.BufferLoad(source, at))
+    out: tirx.Stmt = tirx.BufferStore(target, value, at)
+    for var, extent in reversed(list(zip(at, shape, strict=True))):
+        out = serial(var, extent, out)
+    return out
+
+
+def _wide(buffer: Var, name: str) -> Var:
+    scope = str(buffer.ty.storage_scope)
+    return tirx.decl_buffer(buffer.ty.shape, "float32", name=name, scope=scope, layout=None)
+
+
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PromoteHalves")
 def PromoteHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Widen the 16-bit arithmetic of a function."""
     if not any(str(s.buffer.ty.dtype) in HALVES for s in collect(func.body, tirx.BufferStore)):
         return func
-    held = [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
-    local = {
-        b: tirx.decl_buffer(b.ty.shape, "float32", name=str(b.name), scope="local", layout=None)
-        for b in held
-        if str(b.ty.dtype) in HALVES and str(b.ty.storage_scope) == "local"
-    }
-    promoter = _Promoter(local)
-    callbacks = [(tirx.BufferStore, promoter.store), (tirx.AllocBuffer, promoter.alloc)]
+    summed = _sums(func)
+    own = [a.buffer for a in collect(func.body, tirx.AllocBuffer) if str(a.buffer.ty.dtype) in HALVES]
+    local = {b: _wide(b, str(b.name)) for b in own if str(b.ty.storage_scope) == "local" or b in summed}
+    copied = {b: _wide(b, f"{b.name}_wide") for b in summed if b not in own}
+    promoter = _Promoter(local | copied)
+    callbacks = [
+        (tirx.BufferStore, promoter.store),
+        (tirx.AllocBuffer, promoter.alloc),
+        (ir.TensorLoad, promoter.load),
+        (ir.Call, promoter.call),
+    ]
     body = structural_mutate(func.body, callbacks)
-    return with_body(func, body)
+    begin = [_copy(b, wide) for b, wide in copied.items()]
+    end = [_copy(wide, b) for b, wide in copied.items()]
+    return with_body(func, seq(*alloc(*copied.values()), *begin, body, *end))
