@@ -17,10 +17,11 @@ from sparsetir.assemble import Options
 from sparsetir.call.arguments import numpy_dtype
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.make import assembled_kernel
-from sparsetir.call.pattern_results import Pattern
+from sparsetir.call.pattern_results import Pattern, as_object
+from sparsetir.call.refilling import Refill, values_of
 from sparsetir.call.rows import ROWS
 from sparsetir.call.selecting import least_of, top_of
-from sparsetir.call.small import limits
+from sparsetir.call.small import are_little, limits
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor
@@ -124,14 +125,11 @@ def _is_little(A: Any, B: Any, kernel: AssembledKernel | None = None) -> bool:
 
     It is judged by the mean length of rows, and by that of each where a kernel must first be compiled for it.
     """
-    if type(A) not in ROWS or type(B) not in ROWS:
-        return False
-    left, right, (entered, stored) = len(A.indices), len(B.indices), limits()
-    if left + right > stored or left * right > entered * B.shape[0]:
+    if not are_little((A, B)):
         return False
     if (kernel is not None and kernel.has("small")) or len(B.indptr) < 2:
         return True
-    return bool(np.diff(B.indptr).take(A.indices, mode="clip").sum() <= entered)
+    return bool(np.diff(B.indptr).take(A.indices, mode="clip").sum() <= limits()[0])
 
 
 def _kernel_of_product(program: str, operands: _Operands, options: Options, A: Any, B: Any) -> AssembledKernel:
@@ -205,10 +203,13 @@ class ProductPlan:
         _check_inner("matmul_plan(A, B)", "A", operands["A"], "B", operands["B"])
         self._dtype, self._idtype = operands.dtype, operands.idtype
         self._kernel = _kernel("spgemm", operands.dtype, operands.idtype, Options())
-        args = self._kernel.prepare((), dict(operands))
-        self._structure = {n: a.copy() for n, a in args.arrays.items() if n.startswith("ind")}
-        self._call = self._kernel.begin(args)
-        self.pattern: Pattern = self._kernel.assemble(args)
+        self._shapes = [tuple(v.shape) for v in operands.values()]
+        self._refill = Refill(self._kernel, self._kernel.prepare((), dict(operands)))
+
+    @property
+    def pattern(self) -> Pattern:
+        """The pattern of the result."""
+        return self._refill.pattern
 
     def __call__(self, A: Any, B: Any) -> Any:
         """The product of matrices with the pattern of the plan.
@@ -228,6 +229,9 @@ class ProductPlan:
         ArgumentError
             An operand has another pattern or dtype.
         """
+        found = self._at_once(A, B)
+        if found is not None:
+            return found
         operands = _Operands.of("a plan", A=A, B=B)
         if (operands.dtype, operands.idtype) != (self._dtype, self._idtype):
             found = f"{operands.dtype} values and {operands.idtype} indices"
@@ -235,13 +239,19 @@ class ProductPlan:
             raise ArgumentError(f"this plan multiplies matrices with {expected}, found {found}: make another plan")
         named = dict(operands)
         args = self._kernel.prepare((), named)
-        for name, held in self._structure.items():
-            if not np.array_equal(held, args.arrays[name]):
-                operand = "A" if name.endswith("_a") else "B"
-                raise ArgumentError(f"{operand} has another pattern than the plan was made for: make another plan")
-        values = self._kernel.refill(args, self.pattern, self._call)
-        made = Pattern(self.pattern.shape, self.pattern.indptr, self.pattern.keys.copy(), values)
-        return operands.like_first(self._kernel.returned(args, made, named))
+        other = self._refill.other(args.arrays)
+        if other is not None:
+            operand = "A" if other.endswith("_a") else "B"
+            raise ArgumentError(f"{operand} has another pattern than the plan was made for: make another plan")
+        values = self._refill(args.arrays) if self._refill.has_values else self._kernel.assemble(args).values
+        return operands.like_first(self._kernel.returned(args, self.pattern.refilled(values), named))
+
+    def _at_once(self, A: Any, B: Any) -> Any:
+        """The product of scipy's matrices that are stored as the program reads them; None of others, or wrong ones."""
+        arrays = values_of(self._kernel, {"A": A, "B": B}) if self._refill.has_values else None
+        if arrays is None or [A.shape, B.shape] != self._shapes or self._refill.other(arrays) is not None:
+            return None
+        return as_object(self.pattern.refilled(self._refill(arrays)), 0, A)
 
 
 def add(A: Any, B: Any, alpha: float = 1, beta: float = 1) -> Any:

@@ -17,7 +17,8 @@ import scipy.sparse as sp
 import sparsetir
 from each import on
 from product_oracle import DTYPES
-from sparsetir import ops, products
+from sparsetir import ops
+from sparsetir.call import assembled, small
 from sparsetir.call.rows import CompressedRows
 from sparsetir.call.small import SmallCalls
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
@@ -490,12 +491,59 @@ def test_small_products_are_those_of_large_ones(name, monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(SmallCalls, "__call__", noted)
-    small = [outcome(call, pair) for pair in pairs]
-    assert sum(found is not None for found in made) > 5
+    found = [outcome(call, pair) for pair in pairs]
+    assert sum(result is not None for result in made) > 5
     made.clear()
-    monkeypatch.setattr(products, "limits", lambda: (-1, -1))
-    assert [outcome(call, pair) for pair in pairs] == small
+    monkeypatch.setattr(small, "limits", lambda: (-1, -1))
+    assert [outcome(call, pair) for pair in pairs] == found
     assert not made
+
+
+@pytest.mark.parametrize("selects", [False, True])
+def test_kernels_that_are_called_often_compile_a_function_for_little_work(selects, monkeypatch):
+    monkeypatch.setattr(assembled, "OFTEN", 3)
+    kernel = sparsetir.build(ops.spgemm())
+    A = sp.random_array((9, 9), density=0.4, format="csr", dtype="float32", rng=np.random.default_rng(3))
+    given = {"A": A, "B": A.T.tocsr()}
+    if selects:
+        kernel, given = kernel.selecting(), given | {"top": 2}
+    monkeypatch.setattr(kernel, "_functions", {})
+    monkeypatch.setattr(kernel, "has", lambda name: name in kernel._functions)
+    first = kernel(**given)
+    found = [kernel(**given) for _ in range(4)]
+    assert kernel.has("small")
+    for C in found:
+        assert type(C) is type(A)
+        for name in ("data", "indices", "indptr"):
+            np.testing.assert_array_equal(getattr(C, name), getattr(first, name))
+    with pytest.raises(ArgumentError):
+        kernel(**given, p=7)
+    with pytest.raises(ArgumentTypeError):
+        kernel(**given, D=A)
+    with pytest.raises(ArgumentError):
+        kernel(**given | {"B": A[:4]})
+
+
+def test_a_plan_takes_other_classes_and_refuses_other_patterns():
+    A = sp.random_array((9, 9), density=0.4, format="csr", rng=np.random.default_rng(3))
+    A.sort_indices()
+    plan = sparsetir.matmul_plan(A, A)
+    B = A.copy()
+    B.data = B.data[::-1]  # not contiguous
+    same(plan(A, B), A @ B)
+    found = plan(A.tocsc(), A.tocoo())
+    assert type(found) is sp.csc_array
+    same(found.tocsr(), A @ A)
+    B = A.copy()
+    B.indices[0] = (B.indices[0] + 1) % 9
+    for pair, name in (((B, A), "A"), ((A, B), "B"), ((A, A[:, :8]), "B")):
+        with pytest.raises(ArgumentError, match=f"{name} has another pattern|shape|columns"):
+            plan(*pair)
+    A.indices[:] = A.indices[:]  # the same again
+    same(plan(A, A), A @ A)
+    A.indices[0] = (A.indices[0] + 1) % 9
+    with pytest.raises(ArgumentError, match="A has another pattern"):
+        plan(A, A)
 
 
 def test_products_of_few_entries_with_much_work():

@@ -31,9 +31,8 @@ from product_oracle import (
     values,
     wide,
 )
-from sparsetir import products
 from sparsetir.assemble import Options
-from sparsetir.call import assembled, workspace
+from sparsetir.call import assembled, small, workspace
 from sparsetir.call.make import assembled_kernel
 from sparsetir.harness import suite
 
@@ -211,7 +210,7 @@ WAYS = {
 @pytest.mark.parametrize("name", ["matmul", "masked", "add", "multiply", "plan", "top"])
 def test_all_ways_agree(way: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What large inputs go through, on small ones."""
-    monkeypatch.setattr(products, "limits", lambda: (-1, -1))
+    monkeypatch.setattr(small, "limits", lambda: (-1, -1))
     for limit, value in WAYS[way].items():
         monkeypatch.setattr(assembled, limit, value)
     judge(PROGRAMS[name], 3, 40, ("float32", "int32"))
@@ -241,7 +240,7 @@ def test_widths_around_words(n: int, idtype: str, monkeypatch: pytest.MonkeyPatc
     assert np.array_equal(found.indptr, expected.indptr)
     assert np.array_equal(found.indices, expected.indices)
     np.testing.assert_allclose(found.data, expected.data)
-    monkeypatch.setattr(products, "limits", lambda: (-1, -1))
+    monkeypatch.setattr(small, "limits", lambda: (-1, -1))
     shared = sparsetir.matmul(A, B)
     for name in ("indptr", "indices", "data"):
         assert getattr(shared, name).tobytes() == getattr(found, name).tobytes()

@@ -34,6 +34,7 @@ from sparsetir.call.signature import Signature
 from sparsetir.call.small import SmallCalls
 from sparsetir.call.timing import Timing, measure
 from sparsetir.call.workspace import (
+    KEPT_BYTES,
     PLACE_BYTES,
     ROW_WORK,
     SERIAL_WORK,
@@ -66,7 +67,7 @@ from sparsetir.spare import LEAST_ROOM, MOST_ROOM, Rooms
 from sparsetir.threads import get_num_threads
 
 WORD, BYTES = 64, 8  # coordinates in a word of a bitmap, words that are looked at together
-KEPT_BYTES = 1 << 26  # of accumulators that wait for the next call
+OFTEN = 100  # calls of little work, after which a function for them is compiled
 MOST_COUNTS = 2  # arrays with a number for each row that wait for the next call
 WIDE_BYTES = 1 << 28  # of accumulators with an element for every coordinate
 ROOMY_BYTES = max(1 << 28, memory_size() // 2)  # of addresses for a result that is written before its size is known
@@ -107,7 +108,7 @@ class AssembledKernel(Saved):
         self._lengths = [Size(a.length) for a in self.assembly.axes]
         self._blocks = [[Size(n) for n in r.inner] for r in self.assembly.results]
         self._shape = [Size(a.length) for a in (*self.assembly.rows, *self.assembly.axes)]
-        self._rows = CompressedRows(self.signature)
+        self.rows = CompressedRows(self.signature)
         self.is_stamped = self.options.stamps(has_mask=self.assembly.mask is not None)
         self.looks_up = self.is_stamped and self.options.looks_up
         self.is_ordered = self.options.orders(self.assembly)
@@ -119,6 +120,7 @@ class AssembledKernel(Saved):
         self._rooms: list[list[np.ndarray]] = []
         self._counts: list[np.ndarray] = []
         dtypes = self._key_dtype(), *(np.dtype(numpy_dtype(r.dtype)) for r in self.assembly.results)
+        self._little = 0  # calls that a function for small ones could have made
         self._earlier = None if any(r.inner for r in self.assembly.results) else Rooms(dtypes)
 
     def _kept_of_products(self) -> list[np.dtype[Any]] | None:
@@ -135,7 +137,7 @@ class AssembledKernel(Saved):
             return None
         params = [p for p in self.signature.params if p.name not in self._results]
         dtypes = self._key_dtype(), numpy_dtype(results[0].dtype)
-        return MergedRows.of(self._rows, params, merge.members, merge.how, dtypes)
+        return MergedRows.of(self.rows, params, merge.members, merge.how, dtypes)
 
     def _row_orders(self) -> RowOrders | None:
         """Orders of the rows, where the functions take one."""
@@ -184,11 +186,11 @@ class AssembledKernel(Saved):
         StructureError
             Index arrays that are not what the axes promise.
         """
-        if self._merged_rows is not None and not unnamed:
-            found = self.merged_at_once(arguments)
+        chosen = self._chosen(arguments) if self.options.select else ()
+        if not unnamed:
+            found = self.merged_at_once(arguments) if self._merged_rows else self._often_small(arguments, *chosen)
             if found is not None:
                 return found
-        chosen = self._chosen(arguments) if self.options.select else ()
         args = self.prepare(unnamed, arguments)
         return self.returned(args, self.assemble(args, *chosen), arguments)
 
@@ -200,7 +202,16 @@ class AssembledKernel(Saved):
     @cached_property
     def small_calls(self) -> SmallCalls | None:
         """What makes calls of little work; None where there is no function for them."""
-        return SmallCalls.of(self.assembly, self.options, self.signature, self._rows)
+        return SmallCalls.of(self.assembly, self.options, self.signature, self.rows)
+
+    def _often_small(self, arguments: Mapping[str, Any], *selected: Any) -> Any:
+        """As `small_at_once`, from when on there were so many calls that its function is worth compiling."""
+        calls = self.small_calls
+        if calls is None or not calls.are_little(arguments):
+            return None
+        self._little += 1
+        is_ready = self._little > OFTEN or self.has("small")
+        return calls(arguments, self.function, *selected) if is_ready else None
 
     def small_at_once(self, arguments: Mapping[str, Any], *selected: Any) -> Any:
         """The result for small matrices of scipy that are stored as the program reads them; None for others."""
@@ -244,7 +255,7 @@ class AssembledKernel(Saved):
         """The arguments of a call, checked in full."""
         if unnamed:
             raise self.signature.unnamed(unnamed)
-        bound = self._rows.bind(arguments)
+        bound = self.rows.bind(arguments)
         if bound is not None:
             return bound
         for result in self.assembly.results:
@@ -405,7 +416,7 @@ class AssembledKernel(Saved):
         keys, values = self.entries(int(indptr[-1]), call.sizes)
         first = indptr[call.ranges[:-1]] if call.order is None else indptr[:-1]
         self.numeric(call, work, length, first, keys, values)
-        self._give_back(work)
+        self.give_back(work)
         return Pattern(self._held_shape(call), indptr, keys, values)
 
     def ordered_rows(self, call: Call) -> Pattern:
@@ -415,7 +426,7 @@ class AssembledKernel(Saved):
         room = self.room(int(first[-1]), call.sizes)
         ends = first[:-1].copy()
         self.numeric(call, work, ends, first[:-1], room[0], room[1:])
-        self._give_back(work)
+        self.give_back(work)
         indptr = running(ends - first[:-1])
         keys, values = self.entries(int(indptr[-1]), call.sizes)
         if len(keys):
@@ -456,7 +467,7 @@ class AssembledKernel(Saved):
         work = self.stamps(call) if self.is_stamped else self.take(call)
         indptr = np.zeros(call.rows + 1, np.int64)
         self.numeric(call, work, indptr[1:], first, room[0], room[1:], *self.selected(call, top, above))
-        self._give_back(work)
+        self.give_back(work)
         keys, *values = self.together(room, self.parts(call, indptr, first))
         return Pattern(self._held_shape(call), indptr, keys, values)
 
@@ -545,19 +556,10 @@ class AssembledKernel(Saved):
         name = "looking" if call.lookups is not None and call.lookups.is_some else "numeric"
         self.run(name, *call.split, ends, len(keys), first, keys, *values, *work.params_of(call), *selected)
 
-    def refill(self, args: Arguments, pattern: Pattern, call: Call) -> list[np.ndarray]:
-        """The values for other values of the operands, of which the pattern is known; `call` was one with it."""
+    def can_refill(self, args: Arguments) -> bool:
+        """Whether a function computes the values of a known pattern alone."""
         has_values = self.assembly.merge is None and not self.is_stamped and not self.options.accumulators.is_table
-        if not has_values or self.is_wide(args):
-            return self.assemble(args).values
-        call = replace(call, common=argument_list(self.signature, args, without=self._results))
-        keys, values = pattern.keys, self.entries(len(pattern.keys), args.sizes)[1]
-        if call.rows and len(keys):
-            work = self.take(call)
-            arrays = [*work.arrays, *work.masks]
-            self.run("values", *call.split, len(keys), pattern.indptr, keys, *values, work.width, *arrays)
-            self._give_back(work)
-        return values
+        return has_values and not self.is_wide(args)
 
     # ------------------------------------------------------------------ memory
 
@@ -620,7 +622,8 @@ class AssembledKernel(Saved):
         dtypes = (np.dtype(numpy_dtype(r.held_dtype)) for r in self.assembly.results)
         return [((*shape, *block), dtype) for block, dtype in zip(blocks, dtypes, strict=True)]
 
-    def _give_back(self, work: Work | Stamps) -> None:
+    def give_back(self, work: Work | Stamps) -> None:
+        """Keep accumulators for the next call."""
         spare = self._stamps if isinstance(work, Stamps) else self._spare
         if work.nbytes <= KEPT_BYTES and not spare:
             spare.append(work)  # type: ignore[arg-type]

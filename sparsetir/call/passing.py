@@ -25,11 +25,15 @@ def argument_list(signature: Signature, args: Arguments, *, without: Collection[
 def _passed(args: Arguments, param: Param) -> Any:
     if not param.is_array:
         return args.sizes[param.name]
-    array = args.arrays[param.name]
+    return as_passed(args.arrays[param.name], param.dtype)
+
+
+def as_passed(array: np.ndarray, dtype: str) -> Any:
+    """An array as the function takes it."""
     if array.size == 0:
         # numpy's strides of an empty array are not the compact ones that the compiled checks ask for.
-        return tvm.runtime.empty(array.shape, param.dtype)
-    return as_bfloat16(array) if param.dtype == "bfloat16" else interop.writable_alias(array)
+        return tvm.runtime.empty(array.shape, dtype)
+    return as_bfloat16(array) if dtype == "bfloat16" else interop.writable_alias(array)
 
 
 def as_bfloat16(array: np.ndarray) -> Any:
@@ -50,4 +54,4 @@ def check_overlap(signature: Signature, args: Arguments) -> None:
                 raise ArgumentError(f"{pair}, and {name} is written: pass a separate array")
 
 
-__all__ = ["argument_list", "as_bfloat16", "check_overlap"]
+__all__ = ["argument_list", "as_bfloat16", "as_passed", "check_overlap"]

@@ -38,6 +38,10 @@ class Pattern:
     keys: np.ndarray
     values: list[np.ndarray]
 
+    def refilled(self, values: list[np.ndarray]) -> Pattern:
+        """The same with other values, and coordinates of its own."""
+        return Pattern(self.shape, self.indptr, self.keys.copy(), values)
+
 
 def as_object(pattern: Pattern, number: int, model: Any, *, is_last: bool = True, block: tuple[int, ...] = ()) -> Any:
     """Result `number`, in the class of `model` where that holds such a result; the last one takes the arrays.

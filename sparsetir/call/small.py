@@ -6,7 +6,8 @@ A thread of its own would cost more than it does, and so would arrays that are m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,15 @@ def limits() -> tuple[int, int]:
     """How many coordinates a small product enters at most, and how many rows and entries its operands have."""
     times = ALONE if get_num_threads() == 1 else 1
     return MOST_ENTERED * times, MOST_STORED * times
+
+
+def are_little(matrices: Sequence[Any]) -> bool:
+    """Whether the work for a product of scipy's matrices is too little to be shared, by the mean length of rows."""
+    if not all(type(value) in ROWS for value in matrices):
+        return False
+    counts, (most, stored) = [len(value.indices) for value in matrices], limits()
+    rows = math.prod(value.shape[0] for value in matrices[1:])
+    return sum(counts) <= stored and math.prod(counts) <= most * rows
 
 
 @dataclass
@@ -101,6 +111,7 @@ class SmallCalls:
     options : Options
     signature : Signature
     operands : list of Operand
+        Filters are among them.
     """
 
     def __init__(self, assembly: Assembly, options: Options, signature: Signature, operands: list[Operand]) -> None:
@@ -108,6 +119,8 @@ class SmallCalls:
         params = _params(assembly, signature)
         self.numbers = [(at, p.name) for at, p in enumerate(params) if not p.is_array]
         self.count = len(params)
+        filters = {str(b.name) for b in assembly.source.buffers.values() if b.axes[-1] in assembly.filters}
+        self.factors = [o.name for o in operands if o.name not in filters]
         self.empty = {at: tvm.runtime.empty((0,), p.dtype) for at, p in enumerate(params) if p.is_array}
         self.rows, self.columns = (str(Size(a.length).name) for a in (assembly.rows[0], assembly.axes[0]))
         self.is_stamped = options.stamps(has_mask=assembly.mask is not None)
@@ -169,6 +182,12 @@ class SmallCalls:
         kind = sp.csr_matrix if isinstance(model, sp.spmatrix) else sp.csr_array
         return interop.sorted_rows(kind, indptr, keys, values, (rows, columns))
 
+    def are_little(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether these are all operands, and seem to be too little work to be shared."""
+        if len(arguments) != len(self.operands) or not all(name in arguments for name in self.factors):
+            return False
+        return are_little([arguments[name] for name in self.factors])
+
     def chosen(self, room: Room, top: int | None = None, least: Any = None) -> list[Any]:
         """What the choice of the largest entries takes."""
         if room.heap is None:
@@ -212,4 +231,4 @@ def _params(assembly: Assembly, signature: Signature) -> list[Any]:
     return [p for p in signature.params if p.name not in left_out]
 
 
-__all__ = ["SmallCalls", "limits"]
+__all__ = ["SmallCalls", "are_little", "limits"]

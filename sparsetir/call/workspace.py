@@ -11,10 +11,12 @@ import sys
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 import tvm
+import tvm_ffi
 
 from sparsetir import alignment, interop
 from sparsetir.assemble.accumulators import DUMPS, WORD
@@ -22,6 +24,7 @@ from sparsetir.assemble.lookups import LONG_ROW
 from sparsetir.call.passing import as_bfloat16
 from sparsetir.threads import get_num_threads
 
+KEPT_BYTES = 1 << 26  # of accumulators that wait for the next call
 LOOKUP_SHARE = 4  # of what lookups spare, the part that their bitmaps may cost
 MOST_WORDS = 1 << 16  # of bitmaps at once, each beside its count: more do not stay in a cache
 PLACE_BYTES = 4  # for each coordinate, where rows stand in the order of a mask
@@ -74,7 +77,17 @@ class Work:
 
     def params_of(self, _call: Call) -> list[Any]:
         """What the numeric function takes of it."""
-        return [self.width, *self.sizes, *self.arrays, *self.marks, *self.masks, *self.segments()]
+        return self._params
+
+    @cached_property
+    def _params(self) -> list[Any]:
+        held = [self.width, *self.sizes, *self.arrays, *self.marks, *self.masks, *self.segments()]
+        return [tensor(a) for a in held]
+
+    @cached_property
+    def values_params(self) -> list[Any]:
+        """What the function that refills a pattern takes of it."""
+        return [tensor(a) for a in (self.width, *self.arrays, *self.masks)]
 
     def segments(self, *, values: bool = True) -> list[Any]:
         """What holds the products of long rows."""
@@ -114,7 +127,12 @@ class Stamps:
     def params_of(self, call: Call) -> list[Any]:
         """What the numeric function takes of it."""
         looked = call.lookups.params if call.lookups is not None and call.lookups.is_some else []
-        return [self.seen.shape[1], self.places.shape[1], *self.arrays, self.seen, self.places, *looked]
+        return [*self._params, *looked]
+
+    @cached_property
+    def _params(self) -> list[Any]:
+        held = [self.seen.shape[1], self.places.shape[1], *self.arrays, self.seen, self.places]
+        return [tensor(a) for a in held]
 
 
 @dataclass
@@ -328,7 +346,14 @@ def passed(value: Any) -> Any:
     return tvm.runtime.empty(value.shape, str(value.dtype))
 
 
+def tensor(value: Any) -> Any:
+    """An array as a tensor of TVM, so that no call need make one; a number as it is."""
+    held = passed(value)
+    return tvm_ffi.from_dlpack(held) if isinstance(held, np.ndarray) else held
+
+
 __all__ = [
+    "KEPT_BYTES",
     "PLACE_BYTES",
     "ROW_WORK",
     "SERIAL_WORK",
@@ -347,5 +372,6 @@ __all__ = [
     "popped",
     "running",
     "shared_out",
+    "tensor",
     "without_gaps",
 ]
