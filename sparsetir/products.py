@@ -21,7 +21,7 @@ from sparsetir.call.pattern_results import Pattern, as_object
 from sparsetir.call.refilling import Refill, values_of
 from sparsetir.call.rows import ROWS
 from sparsetir.call.selecting import least_of, top_of
-from sparsetir.call.small import are_little, limits
+from sparsetir.call.small import function_for, limits
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor
@@ -110,8 +110,9 @@ def _product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, top: Any
     selected: tuple[Any, ...] = ()
     if top is not None or above is not None:
         selected = top_of(top), least_of(above, kernel.assembly.results[0].dtype)
-    if _is_little(named["A"], named["B"], kernel):
-        found = kernel.small_at_once(named if mask is None else {**named, "M": mask}, *selected)
+    name = _at_once_by(named["A"], named["B"], kernel)
+    if name:
+        found = kernel.small_at_once(name, named if mask is None else {**named, "M": mask}, *selected)
         if found is not None:
             return found
     if mask is not None:
@@ -120,22 +121,22 @@ def _product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, top: Any
     return kernel.returned(args, kernel.assemble(args, *selected), named)
 
 
-def _is_little(A: Any, B: Any, kernel: AssembledKernel | None = None) -> bool:
-    """Whether the work for a product is too little to be shared.
+def _at_once_by(A: Any, B: Any, kernel: AssembledKernel | None = None) -> str:
+    """Which function makes a product at once; "" where it is too much work for that.
 
-    It is judged by the mean length of rows, and by that of each where a kernel must first be compiled for it.
+    It is judged by the mean length of rows, and by that of each where a function must first be compiled for it.
     """
-    if not are_little((A, B)):
-        return False
-    if (kernel is not None and kernel.has("small")) or len(B.indptr) < 2:
-        return True
-    return bool(np.diff(B.indptr).take(A.indices, mode="clip").sum() <= limits()[0])
+    name = function_for((A, B))
+    if not name or (kernel is not None and kernel.has(name)) or len(B.indptr) < 2:
+        return name
+    return name if np.diff(B.indptr).take(A.indices, mode="clip").sum() <= limits()[0] else ""
 
 
 def _kernel_of_product(program: str, operands: _Operands, options: Options, A: Any, B: Any) -> AssembledKernel:
     """The kernel of a product, of which no more is compiled than the operands want."""
-    if operands.dtype != "bfloat16" and _is_little(A, B):
-        options = replace(options, functions=("small",))
+    name = "" if operands.dtype == "bfloat16" else _at_once_by(A, B)
+    if name:
+        options = replace(options, functions=(name,))
     return _kernel(program, operands.dtype, operands.idtype, options)
 
 

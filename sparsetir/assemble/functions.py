@@ -7,15 +7,16 @@ numeric   the coordinates and values of each row, from a given place on, and whe
 looking   the same, where rows of a mask are looked up in long rows of an operand
 values    the values alone, where the pattern is known
 packed    rows that were written with room between them, without it
-small     all of it for a call of little work: the index arrays are looked at, too
+small     all of it for a call of little work: the index arrays are looked at, too; see `at_once.py`
+shared    the same on several threads
 
-Each but the first and the last goes over chunks of rows in parallel; a chunk has an accumulator of its own.
+Each but the first and `small` goes over chunks of rows in parallel; a chunk has an accumulator of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -43,22 +44,22 @@ from sparsetir.assemble.accumulators import (
     long,
     stored,
 )
+from sparsetir.assemble.at_once import at_once
+from sparsetir.assemble.chunks import ROW_WORK, Split, alone_or_shared, array, size
 from sparsetir.assemble.lookups import LONG_ROW, LOOK_WORK, Lookups, Walk
 from sparsetir.assemble.options import Options
 from sparsetir.assemble.program import Assembly
-from sparsetir.assemble.rows import Rows, Scatter, with_own
+from sparsetir.assemble.rows import Rows, Scatter, entered_by, with_own
 from sparsetir.assemble.segments import SHIFT, Parts, update_of
-from sparsetir.assemble.selection import LANES, Selection, ordered
-from sparsetir.assemble.small import FEW, MOST_AHEAD, NARROW, Leveled, faults, operands, unread
+from sparsetir.assemble.selection import Selection, ordered
 from sparsetir.errors import LoweringError
-from sparsetir.ir import cast, const
+from sparsetir.ir import cast
 from sparsetir.lower.host.promote_halves import widened
 from sparsetir.lower.nest.align_params import realign
 from sparsetir.lower.nests import parallel, serial
 from sparsetir.lower.rewriting import (
     alloc,
     cell,
-    collect,
     conjunction,
     get,
     product,
@@ -69,46 +70,8 @@ from sparsetir.lower.rewriting import (
 )
 from sparsetir.walks import structural_mutate
 
-ROW_WORK = 8  # coordinates that take as long as the beginning and end of a row
 DENSE = 4  # entries in each block from which on they are marked in bytes
 SPARSE = 32  # blocks for each entry from which on it takes longer to go over them than to note where entries are
-
-
-@dataclass(frozen=True)
-class Split:
-    """The chunks of rows: chunk c has the rows from ``ranges[c]`` to ``ranges[c + 1]``, maybe in an `order`."""
-
-    chunks: Var
-    ranges: Var
-    bound: Var
-    order: Sequence[Var] = ()
-
-    @classmethod
-    def of(cls, rows: Rows, *, ordered: bool = False) -> Split:
-        chunks, count = Var("chunks", ir.PrimType("int32")), size("ordered")
-        order = [count, array("order", LONG, count)] if ordered else []
-        ranges = array("ranges", LONG, cast(chunks, LONG) + long(1))
-        return cls(chunks, ranges, array("bound", LONG, rows.count), order)
-
-    def row(self, place: ir.Expr) -> ir.Expr:
-        """The row at a place of the order."""
-        return tirx.BufferLoad(self.order[1], [place]) if self.order else place
-
-
-def array(name: str, dtype: str, *shape: ir.Expr) -> Var:
-    """A parameter."""
-    return tirx.decl_buffer(list(shape), dtype, name=name, layout=None)
-
-
-def size(name: str) -> Var:
-    """A size of 64 bits."""
-    return Var(name, ir.PrimType(LONG))
-
-
-def alone_or_shared(chunk: Var, chunks: Var, body: tirx.Stmt) -> tirx.Stmt:
-    """A loop over chunks, parallel if there are several: one waits for every thread of the pool, also for one step."""
-    alone = renewed(seq(tirx.Bind(chunk, const(0, "int32")), body))
-    return tirx.IfThenElse(chunks.equal(const(1, "int32")), alone, renewed(parallel(chunk, chunks, body)))
 
 
 class Functions:
@@ -138,7 +101,7 @@ class Functions:
                     makers["values"] = self.values
             if self.options.orders(self.assembly):
                 makers["packed"] = self.packed
-            makers["small"] = self.small
+            makers |= {n: partial(at_once, self, is_shared=n == "shared") for n in ("small", "shared")}
         attrs = dict(self.rows.func.attrs)
         made = {name: realign(make()) for name, make in makers.items() if name in names}
         named = {f"{self.assembly.name}_{name}": self.of_params(func) for name, func in made.items()}
@@ -188,7 +151,7 @@ class Functions:
             is_long = tirx.And(looks_up != long(0), amount >= long(LONG_ROW))
             return [add(total, amount), tirx.IfThenElse(is_long, add(spared, gain), None)]
 
-        entered = [*(put(c, long(0)) for c in cells), *_entered(self.rows.body, self.rows, count)]
+        entered = [*(put(c, long(0)) for c in cells), *entered_by(self.rows.body, self.rows, count)]
         most = tirx.min(get(total), self.width)
         for axis in () if self.options.complement else self.assembly.filters:
             stored = cast(axis.extent(cast(row, axis.idtype), []), LONG)
@@ -331,68 +294,6 @@ class Functions:
         arrays = [a for source, target, _ in pairs for a in (source, target)]
         params = [*self.common, split.chunks, split.ranges, first, indptr, capacity, count, *arrays]
         return tirx.PrimFunc(params, body)
-
-    def small(self) -> tirx.PrimFunc:
-        """The rows one behind the other, with row pointers, by one thread, if the index arrays are sound.
-
-        The first row pointer is 1 where they are not, or more is entered than there is room for: nothing is done then.
-        """
-        assembly, count, chunk = self.assembly, cast(self.rows.count, LONG), Var("chunk", ir.PrimType("int32"))
-        one = Split(const(1, "int32"), *[size("unused")] * 2)
-        capacity, indptr = size("capacity"), array("places", assembly.key_dtype, count + long(1))
-        keys = array("keys", assembly.key_dtype, capacity)
-        values = [array(f"{r.name}_values", r.dtype, capacity, *r.block) for r in assembly.results]
-        firsts, blocks = [r.initial for r in assembly.results], [r.block for r in assembly.results]
-        out = Output(cell("pos", LONG), cell("count", LONG), keys, values, firsts, blocks)
-        top, least = size("most"), Var("least", ir.PrimType(ordered(assembly.results[0].dtype)))
-        heap = array("heap", str(least.ty.dtype), one.chunks, capacity)
-        select = Selection(out, chunk, top, least, heap).stmts() if self.options.select else []
-        work, params = self.room(one)
-        total, every, fault, row = cell("total", LONG), cell("every", LONG), cell("fault", LONG), size("row")
-        entered = seq(
-            put(total, long(0)), *_entered(self.rows.body, self.rows, lambda amount, _loop: [add(total, amount)])
-        )
-        each = seq(self.at_row(row, entered), add(every, get(total)))
-        end = lambda place, n: tirx.BufferStore(indptr, cast(n, assembly.key_dtype), [place])  # noqa: E731
-        done = [*select, add(out.pos, get(out.count)), end(row + long(1), get(out.pos))]
-        rows = seq(self.at_row(row, entered), *self.small_row(out, work, chunk, row, get(total)), *done)
-        has_room = tirx.And(get(fault).equal(long(0)), get(every) + long(max(MOST_AHEAD, LANES)) <= capacity)
-        body = seq(
-            tirx.Bind(chunk, const(0, "int32")),
-            *alloc(out.pos, out.count, total, every, fault),
-            *(put(c, long(0)) for c in (out.pos, every)),
-            *faults(operands(assembly), fault),
-            tirx.IfThenElse(get(fault).equal(long(0)), serial(row, count, each), None),
-            end(long(0), long(1)),
-            tirx.IfThenElse(has_room, seq(end(long(0), long(0)), serial(row, count, rows)), None),
-        )
-        read = [p for p in self.common if str(p.name) not in unread(assembly)]
-        extra = [top, least, heap] if self.options.select else []
-        return tirx.PrimFunc([*read, capacity, indptr, keys, *values, *params, *extra], renewed(body))
-
-    def room(self, one: Split) -> tuple[Workspace | Stamps, list[Var]]:
-        """The accumulators of a call of little work, and its parameters."""
-        if self.is_stamped:
-            stamps = self.stamps(one)
-            return stamps, stamps.params
-        tops = size("tops")
-        work = replace(self.workspace(one, values=True), tops=tops, parts=None)
-        work = replace(work, top=array("top", LONG, one.chunks, tops))
-        return work, [work.width, work.words, tops, *work.arrays, work.bits, work.top, *work.masks]
-
-    def small_row(
-        self, out: Output, work: Workspace | Stamps, chunk: Var, row: Var, entered: ir.Expr
-    ) -> list[tirx.Stmt]:
-        """What is done with a row of a call of little work."""
-        if isinstance(work, Stamps):
-            return [self.under_mask(out, work, chunk, row)]
-        wide = Leveled(out, chunk, work.arrays, work.bits, work.top)
-        ways = [self.collected(x, row, work, chunk) for x in (Leveled.of(wide), wide)]
-        whole = tirx.IfThenElse(self.width <= long(NARROW), *ways)
-        if any(r.held_dtype != r.dtype for r in self.assembly.results):
-            return [whole]
-        short = self.collected(Insertion(out, FEW, self.assembly.key_dtype), row, work, chunk)
-        return [tirx.IfThenElse(entered <= long(FEW), short, whole)]
 
     # ------------------------------------------------------------------ what they share
 
@@ -771,45 +672,6 @@ def _update(scatter: Scatter, held: Var, place: list[ir.Expr]) -> tirx.Stmt:
     narrow = tirx.decl_buffer(held.ty.shape, dtype, name=str(held.name), layout=None)
     value = with_own(scatter, tirx.BufferLoad(narrow, place))
     return tirx.BufferStore(held, widened(value, {narrow: held}), place)
-
-
-Counted = Callable[["ir.Expr | int", "tirx.For | None"], list[tirx.Stmt]]
-
-
-def _entered(stmt: tirx.Stmt, rows: Rows, count: Counted) -> list[tirx.Stmt]:
-    """Statements that `count` the number of scatters of a statement, at most, and of which loop they are."""
-    constant = _per_step(stmt, rows)
-    if constant is not None:
-        return count(constant, None) if constant else []
-    if isinstance(stmt, tirx.SeqStmt):
-        return [s for child in stmt.seq for s in _entered(child, rows, count)]
-    if isinstance(stmt, tirx.For):
-        steps = _per_step(stmt.body, rows)
-        if steps is not None:
-            return count(cast(stmt.extent, LONG) * long(steps), stmt)
-        return [serial(stmt.loop_var, stmt.extent, seq(*_entered(stmt.body, rows, count)))]
-    if isinstance(stmt, tirx.IfThenElse):
-        cases = [c for c in (stmt.then_case, stmt.else_case) if c is not None]
-        parts = [seq(*found) if (found := _entered(c, rows, count)) else tirx.Evaluate(long(0)) for c in cases]
-        return [tirx.IfThenElse(stmt.condition, parts[0], parts[1] if len(parts) > 1 else None)]
-    raise LoweringError(f"a computed pattern is entered in loops and conditions, found {type(stmt).__name__}")
-
-
-def _per_step(stmt: tirx.Stmt, rows: Rows) -> int | None:
-    """How many scatters a statement makes, where that is a constant; None for loops and what is around them."""
-    if isinstance(stmt, tirx.BufferStore):
-        return int(rows.scatter_of(stmt) is not None)
-    if isinstance(stmt, tirx.SeqStmt):
-        parts = [_per_step(child, rows) for child in stmt.seq]
-        return None if None in parts else sum(p or 0 for p in parts)
-    if isinstance(stmt, tirx.IfThenElse):
-        cases = [_per_step(c, rows) for c in (stmt.then_case, stmt.else_case) if c is not None]
-        return None if None in cases else max(c or 0 for c in cases)
-    if isinstance(stmt, tirx.For) and rows.block_of(stmt) is not None:
-        return 1
-    if not any(rows.scatter_of(s) is not None for s in collect(stmt, tirx.BufferStore)):
-        return 0
-    return None
 
 
 __all__ = ["Functions"]

@@ -7,6 +7,7 @@ loop over rows names a coordinate. `functions.py` makes of them the functions th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from sparsetir.compile.pipeline import to_stage_2
 from sparsetir.errors import LoweringError
 from sparsetir.ir import cast, const
 from sparsetir.lower import TO_LOOPS, as_module, run
+from sparsetir.lower.nests import serial
 from sparsetir.lower.rewriting import all_same, collect, mentions, product, same, seq, substitute
 from sparsetir.walks import structural_mutate
 
@@ -201,3 +203,45 @@ def with_own(scatter: Scatter, value: ir.Expr) -> ir.Expr:
     store = scatter.store
     on_load = lambda x, m: value if x.source.same_as(store.buffer) else m.default_mutate(x)  # noqa: E731
     return structural_mutate(store.value, [(ir.TensorLoad, on_load)])
+
+
+Counted = Callable[["ir.Expr | int", "tirx.For | None"], list[tirx.Stmt]]
+
+
+def entered_by(stmt: tirx.Stmt, rows: Rows, count: Counted) -> list[tirx.Stmt]:
+    """Statements that `count` the number of scatters of a statement, at most, and of which loop they are."""
+    constant = _per_step(stmt, rows)
+    if constant is not None:
+        return count(constant, None) if constant else []
+    if isinstance(stmt, tirx.SeqStmt):
+        return [s for child in stmt.seq for s in entered_by(child, rows, count)]
+    if isinstance(stmt, tirx.For):
+        steps = _per_step(stmt.body, rows)
+        if steps is not None:
+            return count(cast(stmt.extent, LONG) * const(steps, LONG), stmt)
+        return [serial(stmt.loop_var, stmt.extent, seq(*entered_by(stmt.body, rows, count)))]
+    if isinstance(stmt, tirx.IfThenElse):
+        cases = [c for c in (stmt.then_case, stmt.else_case) if c is not None]
+        parts = [seq(*found) if (found := entered_by(c, rows, count)) else tirx.Evaluate(const(0, LONG)) for c in cases]
+        return [tirx.IfThenElse(stmt.condition, parts[0], parts[1] if len(parts) > 1 else None)]
+    raise LoweringError(f"a computed pattern is entered in loops and conditions, found {type(stmt).__name__}")
+
+
+def _per_step(stmt: tirx.Stmt, rows: Rows) -> int | None:
+    """How many scatters a statement makes, where that is a constant; None for loops and what is around them."""
+    if isinstance(stmt, tirx.BufferStore):
+        return int(rows.scatter_of(stmt) is not None)
+    if isinstance(stmt, tirx.SeqStmt):
+        parts = [_per_step(child, rows) for child in stmt.seq]
+        return None if None in parts else sum(p or 0 for p in parts)
+    if isinstance(stmt, tirx.IfThenElse):
+        cases = [_per_step(c, rows) for c in (stmt.then_case, stmt.else_case) if c is not None]
+        return None if None in cases else max(c or 0 for c in cases)
+    if isinstance(stmt, tirx.For) and rows.block_of(stmt) is not None:
+        return 1
+    if not any(rows.scatter_of(s) is not None for s in collect(stmt, tirx.BufferStore)):
+        return 0
+    return None
+
+
+__all__ = ["Blocked", "Rows", "Scatter", "entered_by", "lower_rows", "with_own"]

@@ -207,16 +207,17 @@ class AssembledKernel(Saved):
     def _often_small(self, arguments: Mapping[str, Any], *selected: Any) -> Any:
         """As `small_at_once`, from when on there were so many calls that its function is worth compiling."""
         calls = self.small_calls
-        if calls is None or not calls.are_little(arguments):
+        name = "" if calls is None else calls.function_for(arguments)
+        if calls is None or not name:
             return None
         self._little += 1
-        is_ready = self._little > OFTEN or self.has("small")
-        return calls(arguments, self.function, *selected) if is_ready else None
+        is_ready = self._little > OFTEN or self.has(name)
+        return calls(name, arguments, self.function, *selected) if is_ready else None
 
-    def small_at_once(self, arguments: Mapping[str, Any], *selected: Any) -> Any:
+    def small_at_once(self, name: str, arguments: Mapping[str, Any], *selected: Any) -> Any:
         """The result for small matrices of scipy that are stored as the program reads them; None for others."""
         calls = self.small_calls
-        return None if calls is None else calls(arguments, self.function, *selected)
+        return None if calls is None else calls(name, arguments, self.function, *selected)
 
     def _chosen(self, arguments: dict[str, Any]) -> tuple[int | None, Any]:
         """What is kept of each row, taken out of the arguments of a call."""

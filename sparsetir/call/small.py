@@ -26,28 +26,31 @@ from sparsetir.call.rows import ROWS, CompressedRows
 from sparsetir.call.signature import Signature
 from sparsetir.call.workspace import full, popped
 from sparsetir.sizes import Size
+from sparsetir.spare import Rooms
 from sparsetir.threads import get_num_threads
 
-MOST_ENTERED = 1 << 15  # coordinates, repeated ones included, beyond which several threads are sooner done
-MOST_STORED = 1 << 16  # rows and entries of all operands, which one thread looks at
-ALONE = 8  # times as much, where there is one thread
+MOST_ENTERED = 1 << 18  # coordinates, repeated ones included, that are entered at once
+MOST_STORED = 1 << 17  # rows and entries of all operands, which one thread looks at
+SHARED_WORK = 1 << 12  # coordinates from which on several threads are sooner done
 MOST_COLUMNS = 1 << 16
 LEAST_COLUMNS = 1 << 12
+LINE = 8  # words of a cache line
 
 
 def limits() -> tuple[int, int]:
     """How many coordinates a small product enters at most, and how many rows and entries its operands have."""
-    times = ALONE if get_num_threads() == 1 else 1
-    return MOST_ENTERED * times, MOST_STORED * times
+    return MOST_ENTERED, MOST_STORED
 
 
-def are_little(matrices: Sequence[Any]) -> bool:
-    """Whether the work for a product of scipy's matrices is too little to be shared, by the mean length of rows."""
+def function_for(matrices: Sequence[Any]) -> str:
+    """Which function makes a product of scipy's matrices at once, by the mean length of rows; "" if it is much work."""
     if not all(type(value) in ROWS for value in matrices):
-        return False
+        return ""
     counts, (most, stored) = [len(value.indices) for value in matrices], limits()
-    rows = math.prod(value.shape[0] for value in matrices[1:])
-    return sum(counts) <= stored and math.prod(counts) <= most * rows
+    rows, entered = math.prod(value.shape[0] for value in matrices[1:]), math.prod(counts)
+    if sum(counts) > stored or entered > most * rows:
+        return ""
+    return "small" if entered <= SHARED_WORK * rows or get_num_threads() == 1 else "shared"
 
 
 @dataclass
@@ -96,10 +99,22 @@ class Room:
     """Accumulators, empty between calls, and room for the entries; `passed` is what the function takes of it."""
 
     columns: int
+    chunks: int
     keys: np.ndarray
     values: np.ndarray
     passed: list[Any]
     heap: Any
+    split: list[np.ndarray]
+
+    def copy_to(self, made: Sequence[np.ndarray]) -> None:
+        """Copy the coordinates and values that were written to arrays for so many."""
+        filled, count = 0, len(made[0])
+        spans = zip(self.split[1].tolist(), self.split[2].tolist(), strict=True) if self.chunks > 1 else [(0, count)]
+        for first, end in spans:
+            after = min(filled + end - first, count)
+            for source, target in zip((self.keys, self.values), made, strict=True):
+                target[filled:after] = source[first : first + after - filled]
+            filled = after
 
 
 class SmallCalls:
@@ -126,6 +141,7 @@ class SmallCalls:
         self.is_stamped = options.stamps(has_mask=assembly.mask is not None)
         self.key = np.dtype(assembly.key_dtype)
         self.spare: list[Room] = []
+        self.rooms = Rooms((self.key, numpy_dtype(assembly.results[0].dtype)))
 
     @classmethod
     def of(cls, assembly: Assembly, options: Options, signature: Signature, rows: CompressedRows) -> SmallCalls | None:
@@ -147,9 +163,9 @@ class SmallCalls:
         return cls(assembly, options, signature, operands)
 
     def __call__(
-        self, arguments: Mapping[str, Any], function: Callable[[str], Callable[..., Any]], *selected: Any
+        self, by: str, arguments: Mapping[str, Any], function: Callable[[str], Callable[..., Any]], *selected: Any
     ) -> Any:
-        """The result; None for arguments that are checked and converted first, or wrong, or too much work."""
+        """The result by the function of this name; None for arguments that are converted first, or wrong, or too much."""
         if not checks_are_on():
             return None
         ready: list[Any] = [None] * self.count
@@ -169,11 +185,11 @@ class SmallCalls:
                 ready[at] = empty
         for at, name in self.numbers:
             ready[at] = sizes[name]
-        room = self.room(columns, most)
-        indptr = np.empty(rows + 1, self.key)
-        function("small")(*ready, len(room.keys), indptr, *room.passed, *self.chosen(room, *selected))
-        count = 0 if indptr.item(0) else indptr.item(rows)
-        keys, values = room.keys[:count].copy(), room.values[:count].copy()
+        room = self.room(columns, most, max(1, min(get_num_threads(), rows)) if by == "shared" else 1)
+        indptr, chunks = np.empty(rows + 1, self.key), [room.chunks, *room.split] if by == "shared" else []
+        function(by)(*ready, *chunks, len(room.keys), indptr, *room.passed, *self.chosen(room, *selected))
+        keys, values = made = self.memory(0 if indptr.item(0) else indptr.item(rows))
+        room.copy_to(made)
         if not self.spare:
             self.spare.append(room)  # of which nothing is read any more: another thread takes it
         if indptr.item(0):
@@ -182,11 +198,18 @@ class SmallCalls:
         kind = sp.csr_matrix if isinstance(model, sp.spmatrix) else sp.csr_array
         return interop.sorted_rows(kind, indptr, keys, values, (rows, columns))
 
-    def are_little(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether these are all operands, and seem to be too little work to be shared."""
+    def function_for(self, arguments: Mapping[str, Any]) -> str:
+        """Which function makes the call; "" if these are other arguments, or much work."""
         if len(arguments) != len(self.operands) or not all(name in arguments for name in self.factors):
-            return False
-        return are_little([arguments[name] for name in self.factors])
+            return ""
+        return function_for([arguments[name] for name in self.factors])
+
+    def memory(self, count: int) -> list[np.ndarray]:
+        """Memory for so many coordinates and values of a result."""
+        found = self.rooms.take(count)
+        made = [array[:count] for array in found]
+        self.rooms.keep(found)  # once there is a view of it: another thread takes it otherwise
+        return made
 
     def chosen(self, room: Room, top: int | None = None, least: Any = None) -> list[Any]:
         """What the choice of the largest entries takes."""
@@ -195,34 +218,38 @@ class SmallCalls:
         most = len(room.keys)
         return [most if top is None else min(top, most), least, room.heap]
 
-    def room(self, columns: int, entries: int) -> Room:
+    def room(self, columns: int, entries: int, chunks: int) -> Room:
         """That of an earlier call, or a new one."""
-        fit = (room for room in popped(self.spare) if columns <= room.columns and entries == len(room.keys))
-        found = next(fit, None)
-        return self.made(max(LEAST_COLUMNS, 1 << (columns - 1).bit_length()), entries) if found is None else found
+        for room in popped(self.spare):
+            if columns <= room.columns and (entries, chunks) == (len(room.keys), room.chunks):
+                return room
+        return self.made(max(LEAST_COLUMNS, 1 << (columns - 1).bit_length()), entries, chunks)
 
-    def made(self, columns: int, entries: int) -> Room:
-        """Room for rows with so many columns, a power of two, and for so many entries."""
+    def made(self, columns: int, entries: int, chunks: int) -> Room:
+        """Room for rows with so many columns, a power of two, for so many entries, and for so many chunks."""
         result = self.assembly.results[0]
         keys = alignment.empty((entries,), self.key)
         values = alignment.empty((entries,), numpy_dtype(result.dtype))
         held, initial = np.dtype(numpy_dtype(result.held_dtype)), result.initial.value
         words = columns // WORD
+        tops = max(words // WORD, LINE)  # those of two threads in one line of the cache would wait for each other
         if self.is_stamped:
-            shape = (1, columns + DUMPS)
-            places = np.bitwise_and(np.arange(columns, dtype=np.int32), DUMPS - 1)[None]
+            shape = (chunks, columns + DUMPS)
+            places = np.empty((chunks, columns), np.int32)
+            places[:] = np.bitwise_and(np.arange(columns, dtype=np.int32), DUMPS - 1)
             arrays = [full(shape, held, initial), full(shape, np.dtype(np.uint8), 0), places]
             work = [shape[1], columns, *map(tvm_ffi.from_dlpack, arrays)]
         else:
-            arrays = [full((1, columns), held, initial)]
-            arrays += [full((1, n), np.dtype(np.int64), 0) for n in (words, words // WORD)]
-            masks = [full((1, words), np.dtype(np.int64), 0) for _ in self.assembly.filters]
-            work = [columns, words, words // WORD, *map(tvm_ffi.from_dlpack, arrays)]
+            arrays = [full((chunks, columns), held, initial)]
+            arrays += [full((chunks, n), np.dtype(np.int64), 0) for n in (words, tops)]
+            masks = [full((chunks, words), np.dtype(np.int64), 0) for _ in self.assembly.filters]
+            work = [columns, words, tops, *map(tvm_ffi.from_dlpack, arrays)]
             work += [words, *map(tvm_ffi.from_dlpack, masks)] if masks else []
         heap = None
         if self.options.select:
-            heap = tvm_ffi.from_dlpack(np.empty((1, entries), numpy_dtype(ordered(result.dtype))))
-        return Room(columns, keys, values, [*map(tvm_ffi.from_dlpack, (keys, values)), *work], heap)
+            heap = tvm_ffi.from_dlpack(np.empty((chunks, entries), numpy_dtype(ordered(result.dtype))))
+        split = [np.zeros(chunks + 1, np.int64), *np.zeros((2, chunks), np.int64)]
+        return Room(columns, chunks, keys, values, [*map(tvm_ffi.from_dlpack, (keys, values)), *work], heap, split)
 
 
 def _params(assembly: Assembly, signature: Signature) -> list[Any]:
@@ -231,4 +258,4 @@ def _params(assembly: Assembly, signature: Signature) -> list[Any]:
     return [p for p in signature.params if p.name not in left_out]
 
 
-__all__ = ["SmallCalls", "are_little", "limits"]
+__all__ = ["SmallCalls", "function_for", "limits"]
