@@ -476,9 +476,11 @@ SMALL = {
 }
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("name", SMALL)
-def test_small_products_are_those_of_large_ones(name, monkeypatch):
+def test_small_products_are_those_of_large_ones(name, is_shared, monkeypatch):
     """Errors, too."""
+    monkeypatch.setattr(small, "SHARED_WORK", -1 if is_shared else 1 << 30)
     A = sp.random_array((6, 6), density=0.6, format="csr", dtype="float32", rng=np.random.default_rng(3))
     A.sort_indices()
     call = lambda A, B: SMALL[name](A, B)  # noqa: E731

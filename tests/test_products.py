@@ -197,6 +197,7 @@ def test_drawn_inputs(name: str, request: pytest.FixtureRequest) -> None:
 
 
 WAYS = {
+    "small, two threads": {},
     "at once": {},
     "at once, two threads": {"SERIAL_WORK": -1},
     "counted first": {"ROOMY_BYTES": -1},
@@ -210,7 +211,10 @@ WAYS = {
 @pytest.mark.parametrize("name", ["matmul", "masked", "add", "multiply", "plan", "top"])
 def test_all_ways_agree(way: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What large inputs go through, on small ones."""
-    monkeypatch.setattr(small, "limits", lambda: (-1, -1))
+    if way.startswith("small"):
+        monkeypatch.setattr(small, "SHARED_WORK", -1)
+    else:
+        monkeypatch.setattr(small, "limits", lambda: (-1, -1))
     for limit, value in WAYS[way].items():
         monkeypatch.setattr(assembled, limit, value)
     judge(PROGRAMS[name], 3, 40, ("float32", "int32"))
@@ -240,10 +244,11 @@ def test_widths_around_words(n: int, idtype: str, monkeypatch: pytest.MonkeyPatc
     assert np.array_equal(found.indptr, expected.indptr)
     assert np.array_equal(found.indices, expected.indices)
     np.testing.assert_allclose(found.data, expected.data)
-    monkeypatch.setattr(small, "limits", lambda: (-1, -1))
-    shared = sparsetir.matmul(A, B)
-    for name in ("indptr", "indices", "data"):
-        assert getattr(shared, name).tobytes() == getattr(found, name).tobytes()
+    for limit, value in (("SHARED_WORK", -1), ("limits", lambda: (-1, -1))):
+        monkeypatch.setattr(small, limit, value)
+        shared = sparsetir.matmul(A, B)
+        for name in ("indptr", "indices", "data"):
+            assert getattr(shared, name).tobytes() == getattr(found, name).tobytes()
 
 
 @pytest.mark.slow

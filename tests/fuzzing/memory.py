@@ -47,6 +47,7 @@ from product_oracle import check_sorted, drawn
 from quick_code import quick_code
 from sparsetir import Accumulators, counting, formats, ops, products, spare
 from sparsetir.assemble import Options
+from sparsetir.assemble.at_once import AHEAD
 from sparsetir.assemble.options import KINDS, ORDERS
 from sparsetir.call import assembled, make, merging, small, workspace
 
@@ -112,11 +113,12 @@ SHARED: dict[Any, dict[str, Any]] = {
     counting: {"SERIAL_WORK": 0},
     workspace: {"SERIAL_WORK": 0, "MERGED_SERIAL_WORK": 0},
     assembled: {"SERIAL_WORK": 0},
+    small: {"SHARED_WORK": -1},
 }
 DROPPED: dict[Any, dict[str, Any]] = {
     workspace: {**SHARED[workspace], "popped": dropped},
     assembled: {**SHARED[assembled], "popped": dropped},
-    small: {"popped": dropped},
+    small: {**SHARED[small], "popped": dropped},
     spare.Rooms: {"take": lambda rooms, count: tuple(np.empty(count, d) for d in rooms.dtypes)},
     spare.Spare: {"take": lambda _, shape, dtype: spare._made(shape, dtype)},
 }
@@ -325,7 +327,8 @@ def small_room(given: Matrices) -> dict[Any, dict[str, Any]]:
     """Room for no more than the small product of these matrices enters."""
     A, B = given["A"], given["B"]
     entered = int(np.diff(B.indptr)[A.indices].sum())
-    limits = (max(entered, 1), 1 << 16)
+    chunks = max(1, min(sparsetir.get_num_threads(), A.shape[0])) if small.SHARED_WORK < 0 else 1
+    limits = (entered + chunks * AHEAD, 1 << 16)
     return {small: {"limits": lambda: limits}, products: {"limits": lambda: limits}}
 
 
