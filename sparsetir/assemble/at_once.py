@@ -52,20 +52,19 @@ class _AtOnce:
         self.out = Output(cell("pos", LONG), cell("count", LONG), self.keys, self.values, firsts, blocks)
         self.top, self.least = size("most"), Var("least", ir.PrimType(ordered(results[0].dtype)))
         self.heap = array("heap", str(self.least.ty.dtype), self.chunks, self.capacity)
+        self.before = cell("before", LONG)
         self.work, self.params = self.room()
 
     def func(self) -> tirx.PrimFunc:
         """The function."""
-        total, every, fault, row = cell("total", LONG), cell("every", LONG), cell("fault", LONG), size("row")
-        note = [self.end(row + long(1), get(every) + (row + long(1)) * long(ROW_WORK))] if self.is_shared else []
-        count = seq(self.functions.at_row(row, self.entered(total)), add(every, get(total)), *note)
+        every, fault = cell("every", LONG), cell("fault", LONG)
         room = get(every) + cast(self.chunks, LONG) * long(AHEAD) <= self.capacity
         has_room = tirx.And(get(fault).equal(long(0)), room)
         body = seq(
-            *alloc(total, every, fault),
+            *alloc(every, fault),
             put(every, long(0)),
             *faults(operands(self.functions.assembly), fault),
-            tirx.IfThenElse(get(fault).equal(long(0)), serial(row, self.count, count), None),
+            tirx.IfThenElse(get(fault).equal(long(0)), seq(*self.counted(every)), None),
             self.end(long(0), long(1)),
             tirx.IfThenElse(has_room, seq(self.end(long(0), long(0)), *self.written()), None),
         )
@@ -74,6 +73,34 @@ class _AtOnce:
         extra = [self.top, self.least, self.heap] if self.functions.options.select else []
         arrays = [self.capacity, self.indptr, self.keys, *self.values]
         return tirx.PrimFunc([*read, *split, *arrays, *self.params, *extra], renewed(body))
+
+    def counted(self, every: Var) -> list[tirx.Stmt]:
+        """Count what all rows enter; of several chunks, row pointers then say how much work there is before a row."""
+        total, row, step, chunk = cell("total", LONG), size("row"), size("step"), Var("chunk", ir.PrimType("int32"))
+        count = seq(self.functions.at_row(row, self.entered(total)), add(every, get(total)))
+        if not self.is_shared:
+            return [*alloc(total), serial(row, self.count, count)]
+        first, after = (self.count * (cast(chunk, LONG) + long(n)) // cast(self.chunks, LONG) for n in (0, 1))
+        work = cell("work", LONG)
+        one = seq(
+            tirx.Bind(row, first + step),
+            self.functions.at_row(row, self.entered(total)),
+            add(work, get(total) + long(ROW_WORK)),
+            self.end(row + long(1), get(work)),
+        )
+        put_work = tirx.BufferStore(self.ends, get(work), [chunk])
+        part = seq(*alloc(total, work), put(work, long(0)), serial(step, after - first, one), put_work)
+        place = first + step + long(1)
+        shift = serial(step, after - first, self.end(place, self.begin(place) + get(every)))
+        shifted = seq(
+            tirx.IfThenElse(chunk > const(0, "int32"), shift, None), add(every, tirx.BufferLoad(self.ends, [chunk]))
+        )
+        rows = self.count * long(ROW_WORK)
+        return [
+            renewed(parallel(chunk, self.chunks, part)),
+            renewed(serial(chunk, self.chunks, shifted)),
+            put(every, get(every) - rows),
+        ]
 
     def entered(self, total: Var) -> tirx.Stmt:
         """Count what the row enters."""
@@ -97,9 +124,11 @@ class _AtOnce:
             return [tirx.Bind(chunk, const(0, "int32")), *alloc(self.out.pos, self.out.count), self.at(long(0)), rows]
         first, after = (tirx.BufferLoad(self.ranges, [chunk + n]) for n in (0, 1))
         rows = serial(step, after - first, seq(tirx.Bind(row, first + step), self.one(chunk, row)))
+        place = tirx.BufferLoad(self.firsts, [chunk])
         body = [
-            *alloc(self.out.pos, self.out.count),
-            self.at(tirx.BufferLoad(self.firsts, [chunk])),
+            *alloc(self.out.pos, self.out.count, self.before),
+            self.at(place),
+            put(self.before, place - cast(chunk, LONG) * long(AHEAD) + first * long(ROW_WORK)),
             rows,
             tirx.BufferStore(self.ends, get(self.out.pos), [chunk]),
         ]
@@ -116,8 +145,12 @@ class _AtOnce:
             select = Selection(self.out, chunk, self.top, self.least, self.heap).stmts()
         pos = self.out.pos
         done = [*select, add(pos, get(self.out.count)), self.end(row + long(1), get(pos))]
-        entered = self.functions.at_row(row, self.entered(total))
-        return renewed(seq(*alloc(total), entered, *self.row(chunk, row, get(total)), *done))
+        if self.is_shared:  # the row pointer still says how much work there is up to the end of the row
+            after = self.begin(row + long(1))
+            entered = [put(total, after - get(self.before) - long(ROW_WORK)), put(self.before, after)]
+        else:
+            entered = [self.functions.at_row(row, self.entered(total))]
+        return renewed(seq(*alloc(total), *entered, *self.row(chunk, row, get(total)), *done))
 
     def row(self, chunk: Var, row: Var, entered: ir.Expr) -> list[tirx.Stmt]:
         """Collect one row."""

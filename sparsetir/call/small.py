@@ -30,9 +30,10 @@ from sparsetir.spare import Rooms
 from sparsetir.threads import get_num_threads
 
 MOST_ENTERED = 1 << 18  # coordinates, repeated ones included, that are entered at once
-MOST_STORED = 1 << 17  # rows and entries of all operands, which one thread looks at
+MOST_STORED = 1 << 20  # rows and entries of all operands, which one thread looks at
 SHARED_WORK = 1 << 12  # coordinates from which on several threads are sooner done
-MOST_COLUMNS = 1 << 16
+ROWS_FOR_ONE = 2  # that take as long as a coordinate
+MOST_COLUMNS = 1 << 18
 LEAST_COLUMNS = 1 << 12
 LINE = 8  # words of a cache line
 
@@ -50,7 +51,8 @@ def function_for(matrices: Sequence[Any]) -> str:
     rows, entered = math.prod(value.shape[0] for value in matrices[1:]), math.prod(counts)
     if sum(counts) > stored or entered > most * rows:
         return ""
-    return "small" if entered <= SHARED_WORK * rows or get_num_threads() == 1 else "shared"
+    is_little = entered / max(rows, 1) + matrices[0].shape[0] / ROWS_FOR_ONE <= SHARED_WORK
+    return "small" if is_little or get_num_threads() == 1 else "shared"
 
 
 @dataclass
@@ -165,7 +167,7 @@ class SmallCalls:
     def __call__(
         self, by: str, arguments: Mapping[str, Any], function: Callable[[str], Callable[..., Any]], *selected: Any
     ) -> Any:
-        """The result by the function of this name; None for arguments that are converted first, or wrong, or too much."""
+        """The result by one of the functions; None for arguments that are converted first, or wrong, or too much."""
         if not checks_are_on():
             return None
         ready: list[Any] = [None] * self.count

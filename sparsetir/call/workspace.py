@@ -271,7 +271,7 @@ def shared_out(cost: np.ndarray) -> np.ndarray:
     total = int(work[-1]) if len(work) else 0
     chunks = max(1, min(get_num_threads(), len(work))) if total > SERIAL_WORK else 1
     ranges = np.zeros(chunks + 1, np.int64)
-    ranges[1:] = np.searchsorted(work, np.arange(1, chunks + 1) * (total / chunks))
+    ranges[1:] = np.searchsorted(work, [total * n // chunks for n in range(1, chunks + 1)])
     ranges[-1] = len(work)
     return ranges
 
