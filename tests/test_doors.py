@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 
 import sparsetir
 from sparsetir import CooTensor, SparseTensor, einsum, einsum_expression
@@ -205,3 +206,14 @@ def test_wide_coordinates_after_narrow_ones() -> None:
             total = SparseTensor.from_any(einsum("ij,ij->ij", value, value, combine="add"))
             assert total.shape == (2, n)
             assert total.values.tolist() == [2, 4]
+
+
+@pytest.mark.slow
+def test_the_other_byte_order() -> None:
+    """Results are in the order of this machine."""
+    D = drawn(7, (4, 4))
+    E = D.astype(D.dtype.newbyteorder())
+    assert einsum("ij,jk->ik", E, D).dtype.isnative
+    assert einsum("ij->ji", E).dtype.isnative
+    np.testing.assert_array_equal(einsum("ij,jk->ik", E, torch.from_numpy(D)), D @ D)
+    np.testing.assert_array_equal(einsum("ij,jk->ik", sp.csr_array(D), E), D @ D)

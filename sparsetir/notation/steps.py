@@ -59,7 +59,7 @@ class DenseStep(Step):
 
     def __call__(self, values: Sequence[Any]) -> Any:
         arrays = [as_numpy(value, f"operand {n}")[0] for n, value in enumerate(values)]
-        dtype = arrays[0].dtype
+        dtype = arrays[0].dtype.newbyteorder("=")
         if dtype.name in ("float16", "bfloat16"):
             arrays = [array.astype(np.float32) for array in arrays]
         made = np.asarray(np.einsum(self.text, *arrays, optimize=True)).astype(dtype, copy=False)
