@@ -209,6 +209,16 @@ def test_wide_coordinates_after_narrow_ones() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0), (1, 0, 2)])
+def test_dimensions_in_another_order(order: tuple[int, ...]) -> None:
+    D = drawn(5, (2, 3, 4))
+    text = "ijk->" + "".join("ijk"[d] for d in order)
+    listed = torch.from_numpy(D)
+    for value in (SparseTensor.from_dense(D), sp.coo_array(D), *(listed.to_sparse(n) for n in (1, 2, 3))):
+        np.testing.assert_array_equal(SparseTensor.from_any(einsum(text, value)).to_dense(), D.transpose(order))
+
+
+@pytest.mark.slow
 def test_the_other_byte_order() -> None:
     """Results are in the order of this machine."""
     D = drawn(7, (4, 4))

@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from sparsetir.interop.dense import aligned_contiguous, as_numpy, writable_alias
 from sparsetir.interop.levels import Array, Level, check_dtype
-from sparsetir.interop.scipy_arrays import HALVES, compressed_of, coordinates_of, is_half, recast, sorted_rows
+from sparsetir.interop.scipy_arrays import (
+    HALVES,
+    compressed_of,
+    coordinates_of,
+    in_format,
+    is_half,
+    recast,
+    sorted_rows,
+    transposed,
+)
 from sparsetir.interop.sources import CooTensor, Source, check_blocks, holds_own_values, is_sparse, open_source
 from sparsetir.interop.storage import Stored, entries, has_layout, restore, store, with_values
 from sparsetir.interop.structure import are_ascending, check_distinct, check_level, is_sound
@@ -36,6 +45,7 @@ __all__ = [
     "entries",
     "has_layout",
     "holds_own_values",
+    "in_format",
     "is_half",
     "is_sound",
     "is_sparse",
@@ -46,6 +56,7 @@ __all__ = [
     "sorted_rows",
     "store",
     "to_torch",
+    "transposed",
     "with_values",
     "writable_alias",
 ]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -49,6 +49,35 @@ def coordinates_of(coords: Sequence[Array], values: Array, shape: Sequence[int])
     return made
 
 
+def in_format(value: Any, format: str, block: tuple[int, int] | None = None) -> Any:
+    """A scipy object whose entries have coordinates of their own, in another of scipy's formats.
+
+    Lists of lists and dictionaries hold no floats of 16 bits: those come in rows.
+    """
+    if is_half(value):
+        return value if format in ("lil", "dok") else _by_words(value, lambda words: in_format(words, format, block))
+    made = value.asformat(format) if block is None else value.tobsr(blocksize=block)
+    if block is not None:
+        made.sort_indices()  # scipy stores blocks in the order of their first entries
+    return made
+
+
+def transposed(value: Any, order: Sequence[int]) -> Any:
+    """A scipy object with its dimensions in another order."""
+    if is_half(value):
+        return _by_words(value, lambda words: transposed(words, order))
+    return value.T if value.ndim == 2 else value.transpose(tuple(order))
+
+
+def _by_words(value: Any, make: Callable[[Any], Any]) -> Any:
+    """What is made of a scipy object without reading its values, which are floats of 16 bits."""
+    words = copy.copy(value)
+    words.data = value.data.view(np.uint16)
+    made = make(words)
+    made.data = made.data.view(value.dtype)
+    return made
+
+
 def recast(value: Any, dtype: Any) -> Any:
     """A scipy object with its values in another dtype; lists of lists and dictionaries hold no floats of 16 bits."""
     if np.dtype(dtype).name not in HALVES:
@@ -58,4 +87,4 @@ def recast(value: Any, dtype: Any) -> Any:
     return made
 
 
-__all__ = ["compressed_of", "coordinates_of", "is_half", "recast", "sorted_rows"]
+__all__ = ["compressed_of", "coordinates_of", "in_format", "is_half", "recast", "sorted_rows", "transposed"]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from sparsetir import interop
 from sparsetir.build import build
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.tensor import SparseTensor
@@ -287,9 +288,11 @@ def transposed(value: Any, order: Sequence[int]) -> Any:
     if list(order) == list(range(len(order))):
         return value
     if sp.issparse(value):
-        return value.T
+        return interop.transposed(value, order)
     if isinstance(value, SparseTensor):
         coo = value.to_coo()
+        if is_sparse(value) and value.dense_dim() > 0:  # torch moves no dimension of entries that are dense
+            value = SparseTensor.from_any(value, "coo").to_torch()
         return SparseTensor.from_any(transposed(coo, order))
     if isinstance(value, CooTensor):
         return CooTensor(value.coords[list(order)], value.values, tuple(value.shape[d] for d in order))
