@@ -23,6 +23,7 @@ from sparsetir.call.rows import ROWS
 from sparsetir.call.selecting import least_of, top_of
 from sparsetir.call.small import function_for, limits
 from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.formats.compressed import compressed_rows
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor
 from sparsetir.rules import VALUE_DTYPES
@@ -512,7 +513,7 @@ class _Operands(dict[str, Any]):
         """A result in the class of the first operand."""
         first = self.first
         if sp.issparse(first) and result.format != first.format:
-            return _in_format(result, first.format, self.block(result) if first.format == "bsr" else None)
+            return interop.in_format(result, first.format, self.block(result) if first.format == "bsr" else None)
         if interop.is_torch(first):
             return _like_torch(result, first)
         if isinstance(first, (CooTensor, SparseTensor)):
@@ -534,38 +535,9 @@ def _rows(value: Any, name: str, function: str) -> Any:
         raise ArgumentTypeError(f"{name} of {function} is a sparse matrix: {how}; found {type(value).__name__}")
     if interop.is_torch(value):
         interop.check_detached(value, name, function)
-        return _torch_rows(value)
-    if not sp.issparse(value):
-        return SparseTensor.from_any(value).to_scipy("csr")
-    if value.format == "csr":
-        return value
-    interop.check_blocks(value, name)
-    return SparseTensor.from_any(value, "csr").to_scipy("csr") if interop.is_half(value) else value.tocsr()
-
-
-def _torch_rows(value: Any) -> Any:
-    """A torch tensor in compressed rows; torch makes them of blocks by way of coordinates only."""
-    layout = str(value.layout)
-    if layout in ("torch.sparse_bsr", "torch.sparse_bsc"):
-        value = value.to_sparse_coo()
-    return value if layout == "torch.sparse_csr" else value.to_sparse_csr()
-
-
-def _in_format(result: Any, format: str, block: tuple[int, int] | None) -> Any:
-    """A result in another of scipy's formats; in rows where that holds no floats of 16 bits."""
-    is_half, dtype = interop.is_half(result), result.dtype
-    if is_half:
-        if format in ("lil", "dok"):
-            return result
-        result = interop.compressed_of(
-            type(result), result.indptr, result.indices, result.data.view(np.uint16), result.shape
-        )
-    made = result.asformat(format) if block is None else result.tobsr(blocksize=block)
-    if block is not None:
-        made.sort_indices()  # scipy stores blocks in the order of their first entries
-    if is_half:
-        made.data = made.data.view(dtype)
-    return made
+    elif sp.issparse(value):
+        interop.check_blocks(value, name)
+    return compressed_rows(value)
 
 
 def _dtype_name(value: Any) -> str:

@@ -219,6 +219,35 @@ def test_dimensions_in_another_order(order: tuple[int, ...]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+def test_computed_patterns_of_every_class(name: str) -> None:
+    """Layouts of which torch makes no rows itself, and formats of which scipy makes none of 16 bits."""
+    dtype = DTYPES[name]
+    D = drawn(6, (4, 6), dtype)
+    d, half = D.astype(np.int64), name != "float32"
+    dense = torch.from_numpy(D.astype("float32")).to(getattr(torch, name))
+    values: list[Any] = [dense.to_sparse(1), dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc()]
+    values += [dense.to_sparse_bsr((2, 3)), dense.to_sparse_bsc((2, 3))]
+    values += [SparseTensor.from_dense(D, f) for f in FORMATS]
+    values += [SparseTensor.from_dense(D).to_scipy(f) for f in ("csr", "csc", "coo")]
+    values += [] if half else [sp.csr_array(D).asformat(f) for f in ("bsr", "lil", "dok", "dia")]
+    kernel = sparsetir.build(sparsetir.ops.add(name))
+    for value, other in zip(values, [*values[1:], values[0]], strict=True):
+        for found, expected in (
+            (einsum("ij,kj->ik", value, other), d @ d.T),
+            (einsum("ij,ij->ji", value, other, combine="add"), 2 * d.T),
+            (sparsetir.add(value, other, 2), 3 * d),
+            (sparsetir.maximum(value, other), d),
+        ):
+            assert str(found.dtype).removeprefix("torch.") == name
+            np.testing.assert_array_equal(SparseTensor.from_any(found).to_dense().astype(np.int64), expected)
+        if sp.issparse(value):
+            found = kernel(A=value, B=value)
+            assert (found.format, found.dtype) == (value.format, dtype)
+            np.testing.assert_array_equal(SparseTensor.from_any(found).to_dense().astype(np.int64), 2 * d)
+
+
+@pytest.mark.slow
 def test_the_other_byte_order() -> None:
     """Results are in the order of this machine."""
     D = drawn(7, (4, 4))

@@ -62,11 +62,10 @@ def as_object(pattern: Pattern, number: int, model: Any, *, is_last: bool = True
     values = pattern.values[number]
     if interop.is_torch(model):
         return _torch(indptr, indices, values, pattern.shape, model)
-    kind = type(model) if sp.issparse(model) else sp.csr_array
     made = _scipy(indptr, indices, values, pattern.shape, is_matrix=isinstance(model, sp.spmatrix))
     if not sp.issparse(model) and interop.is_half(made):
         return SparseTensor.from_any(made)  # scipy's objects show no floats of 16 bits
-    return made if made.format == getattr(model, "format", "csr") else kind(made)
+    return interop.in_format(made, model.format) if sp.issparse(model) and model.format != "csr" else made
 
 
 def _blocks(pattern: Pattern, number: int, model: Any, block: tuple[int, ...], *, is_last: bool) -> Any:

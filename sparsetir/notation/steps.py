@@ -15,8 +15,9 @@ import scipy.sparse as sp
 from sparsetir import interop
 from sparsetir.build import build
 from sparsetir.errors import ArgumentError
+from sparsetir.formats.compressed import compressed_rows
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import CooTensor, as_numpy, is_half, is_sparse, is_torch, recast, to_torch
+from sparsetir.interop import CooTensor, as_numpy, is_sparse, is_torch, recast, to_torch
 from sparsetir.notation.emit import Program, program
 from sparsetir.notation.nest import Nest
 from sparsetir.notation.operands import Layout, diagonal, full_root, root_axis, tree_of
@@ -271,13 +272,8 @@ def in_order(value: Any, layout: Layout) -> Any:
         value = transposed(value.to_scipy() if isinstance(value, SparseTensor) else value, (1, 0))
     if isinstance(value, SparseTensor):
         return value.to_scipy("csr" if layout.order == (0, 1) else "csc", copy=False)
-    if isinstance(value, CooTensor):
-        return SparseTensor.from_any(value, "csr").to_scipy("csr", copy=False)
-    if is_torch(value):
-        return value if "sparse_cs" in str(value.layout) else value.to_sparse_csr()
-    if value.format in ("csr", "csc"):
-        return value
-    return SparseTensor.from_any(value, "csr").to_scipy("csr", copy=False) if is_half(value) else value.tocsr()
+    is_compressed = "sparse_cs" in str(value.layout) if is_torch(value) else getattr(value, "format", "") == "csc"
+    return value if is_compressed else compressed_rows(value)
 
 
 # ------------------------------------------------------------------ results
@@ -291,12 +287,12 @@ def transposed(value: Any, order: Sequence[int]) -> Any:
         return interop.transposed(value, order)
     if isinstance(value, SparseTensor):
         coo = value.to_coo()
-        if is_sparse(value) and value.dense_dim() > 0:  # torch moves no dimension of entries that are dense
-            value = SparseTensor.from_any(value, "coo").to_torch()
         return SparseTensor.from_any(transposed(coo, order))
     if isinstance(value, CooTensor):
         return CooTensor(value.coords[list(order)], value.values, tuple(value.shape[d] for d in order))
     if is_torch(value):
+        if is_sparse(value) and value.dense_dim() > 0:  # torch moves no dimension of entries that are dense
+            value = SparseTensor.from_any(value, "coo").to_torch()
         return value.transpose(0, 1) if len(order) == 2 else value.permute(*order)
     return value.transpose(*order)
 
