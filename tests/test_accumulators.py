@@ -405,3 +405,10 @@ def test_what_is_not_searched_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.json").touch()
     with pytest.raises(ArgumentError, match="leave schedule out"):
         sparsetir.build(ops.spgemm(), schedule=Accumulators(), database=tmp_path / "empty.json")
+
+
+def test_rows_are_fetched_before_they_are_needed() -> None:
+    """What is read ahead lies in the arrays; searches are not made for it."""
+    text = sparsetir.build(sparsetir.ops.spgemm()).script(3)
+    assert text.count("llvm.prefetch") >= 8  # of row pointers, coordinates and values, in each way of collecting
+    assert "T.min(" in text[text.index("llvm.prefetch") - 400 : text.index("llvm.prefetch") + 400]

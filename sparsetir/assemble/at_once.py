@@ -169,10 +169,10 @@ class _AtOnce:
         """The accumulators, and their parameters."""
         functions, split = self.functions, Split(self.chunks, self.ranges, size("unused"))
         if functions.is_stamped:
-            stamps = functions.stamps(split)
+            stamps = replace(functions.stamps(split), fetches=False)
             return stamps, stamps.params
         tops = size("tops")
-        work = replace(functions.workspace(split, values=True), tops=tops, parts=None)
+        work = replace(functions.workspace(split, values=True), tops=tops, parts=None, fetches=False)
         work = replace(work, top=array("top", LONG, self.chunks, tops))
         return work, [work.width, work.words, tops, *work.arrays, work.bits, work.top, *work.masks]
 

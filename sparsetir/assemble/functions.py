@@ -46,6 +46,7 @@ from sparsetir.assemble.accumulators import (
 )
 from sparsetir.assemble.at_once import at_once
 from sparsetir.assemble.chunks import ROW_WORK, Split, alone_or_shared, array, size
+from sparsetir.assemble.fetching import fetched, fetches
 from sparsetir.assemble.lookups import LONG_ROW, LOOK_WORK, Lookups, Walk
 from sparsetir.assemble.options import Options
 from sparsetir.assemble.program import Assembly
@@ -124,6 +125,14 @@ class Functions:
         """Whether rows of a mask may be looked up in rows of an operand."""
         return self.options.looks_up and self.is_stamped
 
+    def is_operand(self, array: Var) -> bool:
+        """Whether an array is none of the results' stand-ins."""
+        return self.assembly.result_of(array) is None
+
+    def fetched(self, loop: tirx.For) -> list[tirx.Stmt]:
+        """Statements that fetch where the rows begin whose entries later steps of a loop count."""
+        return fetches(loop, self.is_operand, rows=False)
+
     def walk_of(self, loop: tirx.For) -> Walk | None:
         """What a loop is, where it goes over such a row."""
         return next((w for w in self.walks if w.loop.same_as(loop)), None)
@@ -151,7 +160,7 @@ class Functions:
             is_long = tirx.And(looks_up != long(0), amount >= long(LONG_ROW))
             return [add(total, amount), tirx.IfThenElse(is_long, add(spared, gain), None)]
 
-        entered = [*(put(c, long(0)) for c in cells), *entered_by(self.rows.body, self.rows, count)]
+        entered = [*(put(c, long(0)) for c in cells), *entered_by(self.rows.body, self.rows, count, self.fetched)]
         most = tirx.min(get(total), self.width)
         for axis in () if self.options.complement else self.assembly.filters:
             stored = cast(axis.extent(cast(row, axis.idtype), []), LONG)
@@ -531,7 +540,8 @@ class Functions:
         def on_for(loop: tirx.For, mutator: Any) -> tirx.Stmt:
             block = self.rows.block_of(loop)
             if block is None:
-                return other(loop, mutator.default_mutate(loop))
+                made = mutator.default_mutate(loop)
+                return other(loop, fetched(loop, made, self.is_operand) if work.fetches else made)
             key = self.key()
             blocks.append(key)
             stmts = [*accumulator.enter(key), *([mutator.default_mutate(loop)] if work.has_values else [])]
@@ -604,6 +614,7 @@ class Workspace:
     high: Var
     parts: Parts | None
     is_table: bool
+    fetches: bool = True
 
     @property
     def params(self) -> list[Var]:
@@ -636,6 +647,7 @@ class Stamps:
     lookups: Lookups | None = None
     has_values: bool = True
     allowed: Sequence[Var] = ()
+    fetches: bool = True
 
     @property
     def params(self) -> list[Var]:

@@ -208,21 +208,27 @@ def with_own(scatter: Scatter, value: ir.Expr) -> ir.Expr:
 Counted = Callable[["ir.Expr | int", "tirx.For | None"], list[tirx.Stmt]]
 
 
-def entered_by(stmt: tirx.Stmt, rows: Rows, count: Counted) -> list[tirx.Stmt]:
-    """Statements that `count` the number of scatters of a statement, at most, and of which loop they are."""
+def entered_by(
+    stmt: tirx.Stmt, rows: Rows, count: Counted, ahead: Callable[[tirx.For], list[tirx.Stmt]] = lambda _: []
+) -> list[tirx.Stmt]:
+    """Statements that `count` the number of scatters of a statement, at most, and of which loop they are.
+
+    What is `ahead` of a loop stands first in its body.
+    """
     constant = _per_step(stmt, rows)
     if constant is not None:
         return count(constant, None) if constant else []
     if isinstance(stmt, tirx.SeqStmt):
-        return [s for child in stmt.seq for s in entered_by(child, rows, count)]
+        return [s for child in stmt.seq for s in entered_by(child, rows, count, ahead)]
     if isinstance(stmt, tirx.For):
         steps = _per_step(stmt.body, rows)
         if steps is not None:
             return count(cast(stmt.extent, LONG) * const(steps, LONG), stmt)
-        return [serial(stmt.loop_var, stmt.extent, seq(*entered_by(stmt.body, rows, count)))]
+        return [serial(stmt.loop_var, stmt.extent, seq(*ahead(stmt), *entered_by(stmt.body, rows, count, ahead)))]
     if isinstance(stmt, tirx.IfThenElse):
         cases = [c for c in (stmt.then_case, stmt.else_case) if c is not None]
-        parts = [seq(*found) if (found := entered_by(c, rows, count)) else tirx.Evaluate(const(0, LONG)) for c in cases]
+        found = [entered_by(c, rows, count, ahead) for c in cases]
+        parts = [seq(*stmts) if stmts else tirx.Evaluate(const(0, LONG)) for stmts in found]
         return [tirx.IfThenElse(stmt.condition, parts[0], parts[1] if len(parts) > 1 else None)]
     raise LoweringError(f"a computed pattern is entered in loops and conditions, found {type(stmt).__name__}")
 
