@@ -19,10 +19,13 @@ from sparsetir.lower.rewriting import collect
 
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.CheckScratch")
 def CheckScratch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
-    """Try TVM's compaction on a function with scratch of unknown size."""
+    """Try TVM's compaction on a function with scratch of unknown size that is not allocated around everything."""
     if not from_dialect(func):
         return func
+    outermost = func.body.seq if isinstance(func.body, tirx.SeqStmt) else ()
+    around = [s.buffer for s in outermost if isinstance(s, tirx.AllocBuffer)]
     scratch = [a.buffer for a in collect(func.body, tirx.AllocBuffer)]
+    scratch = [b for b in scratch if not any(b.same_as(other) for other in around)]
     unknown = [b.name for b in scratch if not all(isinstance(d, tirx.IntImm) for d in b.ty.shape)]
     if not unknown:
         return func
