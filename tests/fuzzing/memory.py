@@ -11,21 +11,25 @@ other numbers in it. Every turn must give what scipy gives, or else the same as 
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import copy
 import ctypes
 import faulthandler
+import gc
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from unittest import mock
 
 os.environ.setdefault("SPARSETIR_CACHE", "off")
@@ -250,6 +254,7 @@ class Place:
 
 
 Make = Callable[[Place], None]
+CASES_MADE = itertools.count()
 Inputs = tuple[Callable[[int, str, str], Iterator[tuple[str, Matrices]]], ...]
 
 
@@ -268,13 +273,17 @@ def over(
     inputs: Inputs = (drawn_sizes, last_columns),
     turns: tuple[Turn, ...] = TURNS,
 ) -> Make:
-    """A function of matrices with some names, compared with an oracle."""
+    """A function of matrices with some names, compared with an oracle.
+
+    The first turn calls it with all inputs, the others with one half and the other: neighbours begin with another one.
+    """
+    begin = next(CASES_MADE)
 
     def case(place: Place) -> None:
         made = [item for kind in inputs for item in inputs_of(kind, len(names), *types)]
         history = [(what, {n: given[n] for n in names}, expected(given)) for what, given in made]
         for n, turn in enumerate(place.turns(turns)):
-            for what, given, right in history if FULL or n < 2 else history[n % 2 :: 2]:
+            for what, given, right in history if FULL or n == 0 else history[(begin + n) % 2 :: 2]:
                 found = place.call(f"{what}, {turn}", call, given)
                 if isinstance(right, tuple):
                     compare(found, right)
@@ -535,13 +544,29 @@ FAULTY: dict[str, Make] = {
 # ---------------------------------------------------------------------------------------------- children
 
 
-def child(group: str, first: int, most: int) -> None:
+def serve() -> None:
+    """Run a child for each request, a line of JSON, and tell its exit status: all have the imports of this process."""
+    os.environ.pop("LD_PRELOAD", None)  # the fences are for these processes
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000)
+    for line in sys.stdin:
+        process = os.fork()
+        if not process:
+            child(**json.loads(line))
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+
+
+def child(group: str, first: int, most: int, folder: str) -> None:
     """Run the cases of a group and write a line of JSON before each call; exceptions are reported and passed over."""
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    os.environ.pop("LD_PRELOAD", None)  # the fences are for this process
+    out = Path(folder, "said").open("w", buffering=1, encoding="utf-8")
+    with Path(folder, "errors").open("wb") as errors:
+        for standard in (1, 2):
+            os.dup2(errors.fileno(), standard)
     fences = Everything()
     faulthandler.enable()
+    signal.alarm(SECONDS)
 
     def tell(**facts: Any) -> None:
         out.write(json.dumps(facts) + "\n")
@@ -590,19 +615,35 @@ def outcome(group: str, *, most: int = 1 << 30, most_deaths: int = 5) -> Outcome
 
 def said_by_child(group: str, first: int, most: int) -> tuple[list[dict[str, Any]], int, str]:
     """What a child says, its exit status, and what it wrote to its standard error."""
-    command = [sys.executable, __file__, "--group", group, "--child", str(first), str(most)]
+    with tempfile.TemporaryDirectory() as folder:
+        asked, told = server()
+        asked.write(json.dumps({"group": group, "first": first, "most": most, "folder": folder}) + "\n")
+        asked.flush()
+        status = int(told.readline())
+        said, errors = (Path(folder, name).read_text(encoding="utf-8") for name in ("said", "errors"))
+    return [json.loads(line) for line in said.splitlines()], status, errors
+
+
+@cache
+def server() -> tuple[IO[str], IO[str]]:
+    """Where to ask a process for children, and where it tells what became of them; it ends with this one."""
     env = {**os.environ, **(environment() or {})}
-    made = subprocess.run(command, capture_output=True, text=True, env=env, timeout=SECONDS, check=False)
-    return [json.loads(line) for line in made.stdout.splitlines()], made.returncode, made.stderr
+    command, pipe = [sys.executable, __file__, "--serve"], subprocess.PIPE
+    made = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env)
+    assert made.stdin is not None
+    assert made.stdout is not None
+    atexit.register(made.wait)
+    atexit.register(made.stdin.close)
+    return made.stdin, made.stdout
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--group", choices=[*GROUPS, *FAULTS, "all"], default="all")
-    parser.add_argument("--child", type=int, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.child:
-        child(given.group, *given.child)
+    if given.serve:
+        serve()
         return 0
     count = 0
     for group in GROUPS if given.group == "all" else [given.group]:
