@@ -22,6 +22,8 @@ from quick_code import quick_code
 os.environ.setdefault("SPARSETIR_CACHE", "off")
 # A sketch that does not lower is an error here, and not left out.
 os.environ.setdefault("SPARSETIR_STRICT", "1")
+# Two workers have as many threads of torch and MKL each as there are cores: those that wait must not spin.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 NEAR_FRAMES = 4  # which tell TVM whether a function stands in a class
 GOLDEN = Path(__file__).parent / "golden"
 
