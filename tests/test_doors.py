@@ -256,3 +256,29 @@ def test_the_other_byte_order() -> None:
     assert einsum("ij->ji", E).dtype.isnative
     np.testing.assert_array_equal(einsum("ij,jk->ik", E, torch.from_numpy(D)), D @ D)
     np.testing.assert_array_equal(einsum("ij,jk->ik", sp.csr_array(D), E), D @ D)
+
+
+@pytest.mark.slow
+def test_gradients_are_not_lost() -> None:
+    """What torch expects gradients of is refused, and computed with where it expects none."""
+    D = torch.from_numpy(drawn(8, (4, 6)))
+    layouts = [D.to_sparse(n) for n in (1, 2)] + [D.to_sparse_csr(), D.to_sparse_csc()]
+    layouts += [D.to_sparse_bsr((2, 3)), D.to_sparse_bsc((2, 3)), D]
+    calls = {
+        "einsum": lambda A: einsum("ij,kj->ik", A, A),
+        "expression": lambda A: einsum_expression("ij,kj->ik", A, A)(A, A),
+        "bind": lambda A: einsum_expression("ij,kj->ik", A, A).bind(None, A),
+        "bound": lambda A: einsum_expression("ij,kj->ik", A, A).bind(A.detach())(A),
+        "compute": lambda A: sparsetir.compute(sparsetir.lazy(A) @ np.ones((6, 2))),
+        "fused": lambda A: sparsetir.fused(lambda x: sparsetir.lazy(A) @ x)(np.ones((6, 2))),
+    }
+    for A in layouts:
+        parameter = A.detach().clone().requires_grad_()
+        for call in calls.values():
+            with pytest.raises(ArgumentTypeError, match=r"requires grad, but .* has no gradients"):
+                call(parameter)
+        with torch.no_grad():
+            calls["einsum"](parameter)
+            calls["bound"](parameter)
+    with torch.inference_mode():
+        calls["compute"](layouts[0].detach().clone().requires_grad_())

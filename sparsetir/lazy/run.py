@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from sparsetir import ops
 from sparsetir.errors import ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import as_numpy, is_sparse, is_torch, to_torch
+from sparsetir.interop import as_numpy, check_detached, is_sparse, is_torch, to_torch
 from sparsetir.lazy.array import Lazy, lazy
 from sparsetir.lazy.lowering import Lowering, Part, detached, nodes, rebuilt, reordered
 
@@ -167,6 +167,8 @@ class Compiled:
 
 def _array(part: Part, value: Any) -> Any:
     """One array of a leaf."""
+    if is_torch(value):
+        check_detached(value, "array", "sparsetir.compute")
     if part.what == "dense":
         return value if is_torch(value) else np.ascontiguousarray(as_numpy(value, "a lazy array")[0])
     matrix = _compressed(value)

@@ -15,7 +15,7 @@ from sparsetir.interop import is_torch, to_torch
 from sparsetir.notation import subscripts as notation
 from sparsetir.notation.flat import FlatStep
 from sparsetir.notation.masked import MaskedStep
-from sparsetir.notation.operands import Kind, Shape, admitted, fits_layout, kind_of, look
+from sparsetir.notation.operands import Kind, Shape, admitted, fits_layout, kind_of, look, passed
 from sparsetir.notation.planning import RESULTS, Task, agreed, broadcast, diagonals, extents, plan
 from sparsetir.notation.semiring import semiring
 from sparsetir.notation.statistics import Join, joins, statistics, stored_about
@@ -98,7 +98,7 @@ def einsum(
     >>> sparsetir.einsum("ij,j->i", A, np.array([1.0, 5.0]), reduce="max", combine="add", fill=-inf).tolist()
     [7.0, 4.0]
     """
-    values = [admitted(value, at) for at, value in enumerate(operands)]
+    values = [passed(value, at) for at, value in enumerate(operands)]
     return _expression(subscripts, values, reduce, combine, fill, result).run(values)
 
 
@@ -262,7 +262,7 @@ class Expression:
         *operands : array, sparse object or number
             Of the kinds that the expression was made for; any sizes.
         """
-        values = [admitted(value, at) for at, value in enumerate(operands)]
+        values = [passed(value, at) for at, value in enumerate(operands)]
         self._check(values)
         return self.run(values)
 
@@ -336,7 +336,7 @@ class Expression:
         """
         if len(operands) > len(self.kinds):
             raise ArgumentTypeError(f"{self.text!r} takes {len(self.kinds)} operands, found {len(operands)}")
-        fixed = {at: admitted(value, at) for at, value in enumerate(operands) if value is not None}
+        fixed = {at: passed(value, at) for at, value in enumerate(operands) if value is not None}
         for at, value in fixed.items():
             self.check(at, value)
         return BoundExpression(self, fixed)
@@ -441,7 +441,7 @@ class BoundExpression:
         for n, value in zip(self.open, operands, strict=True):
             held, expected = value, self.plain[n]
             if type(value) is not np.ndarray or (value.ndim, value.dtype) != expected:
-                held = admitted(value, n)
+                held = passed(value, n)
                 expression.check(n, held)
             known[n] = held if expression.views[n] is None else expression.viewed(n, held)
         for number, step, call in self.calls:

@@ -15,7 +15,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.coordinates import CSF
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import CooTensor, as_numpy, is_sparse, is_torch
+from sparsetir.interop import CooTensor, as_numpy, check_detached, is_sparse, is_torch
 from sparsetir.rules import VALUE_DTYPES
 from sparsetir.scalars import dtype_name
 
@@ -147,6 +147,19 @@ def admitted(value: Any, at: int) -> Any:
     if isinstance(value, np.matrix):
         return np.asarray(value)
     return as_numpy(value, f"operand {at}")[0]
+
+
+def passed(value: Any, at: int) -> Any:
+    """An operand of a call, as `admitted` has it; none that asks for gradients.
+
+    Raises
+    ------
+    ArgumentTypeError
+        When it is none that can be computed with, or torch expects gradients of what is computed with it.
+    """
+    if is_torch(value):
+        check_detached(value, f"operands[{at}]", "einsum")
+    return admitted(value, at)
 
 
 def kind_of(value: Any, at: int) -> Kind:
@@ -341,6 +354,7 @@ __all__ = [
     "layout_of",
     "look",
     "own_levels",
+    "passed",
     "root_axis",
     "rows",
     "tree_of",
