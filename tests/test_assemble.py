@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from tvm import tirx
 
 import sparsetir
-from corpus.computed import PROGRAMS, SHAPES, draw_arguments
+from corpus.computed import PROGRAMS, SHAPES, draw_arguments, matrix
 from sparsetir import Accumulators, CooTensor
 from sparsetir.assemble import Options
 from sparsetir.assemble.options import FIRST, FUNCTIONS
@@ -185,6 +185,23 @@ def test_entries_meet_each_one_of_a_mask_whose_coordinates_repeat(is_read: bool)
         found, wanted = kernel(A=A, B=B, D=D), (A.toarray() @ B.toarray()) * often
         np.testing.assert_array_equal(found.toarray(), wanted)
         assert found.nnz == np.count_nonzero(wanted)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_mask_is_that_of_its_iteration_alone(is_first: bool) -> None:
+    """Another iteration over the same result stores where the mask has nothing."""
+    head, first, rest = PROGRAMS["two iterations over the same rows"].partition("    with T.sp_iter([I, K, J]")
+    product, plus = (first + rest).split("    with T.sp_iter([I, JD]")
+    masked = product.replace("[I, K, J]", "[I, K, T.intersect(T.attach(JB, K), JD)]")
+    plain = '    with T.sp_iter([I, K], "SS", "plus") as [i, k]:\n        C[i, k] = C[i, k] + A[i, k]\n'
+    assert "D[i, j]" in plus
+    kernel = sparsetir.build(sparsetir.parse(head + (masked + plain if is_first else plain + masked)))
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        A, B, D = (matrix(rng, 6, 6, density) for density in (0.4, 0.5, 0.2))
+        A.data += 1
+        D.data[:] = 1
+        np.testing.assert_array_equal(kernel(A=A, B=B, D=D).toarray(), (A + (A @ B).multiply(D)).toarray())
 
 
 @pytest.mark.slow

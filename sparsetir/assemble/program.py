@@ -292,7 +292,8 @@ class _Rewriter:
         if isinstance(target, Var) and self.program.axes[target] in self.axes:
             var = iteration.block.iter_vars[number].var
             target = driving(iteration, var, self.program.axes[target], self.program)
-        if op.is_call(target, "intersect") and self.is_key(iteration, number):
+        is_alone = len(self.program.iterations) == 1  # others store where the filters have nothing
+        if op.is_call(target, "intersect") and is_alone and self.is_key(iteration, number):
             target = self.without_filters(target)
         return op.call("coord", [target, *value.args[1:]], str(value.ty.dtype))
 
