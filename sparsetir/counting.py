@@ -17,6 +17,7 @@ from sparsetir.compile.cache import compile_cached
 from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.target import native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
+from sparsetir.formats.compressed import compressed_rows
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.lower.nest.align_params import realign
 from sparsetir.threads import get_num_threads
@@ -78,11 +79,10 @@ def _rows(A: Any) -> Any:
         raise ArgumentTypeError(f"triangles takes a sparse matrix: {how}; found {type(A).__name__}")
     if A.shape[0] != A.shape[1]:
         raise ArgumentError(f"triangles takes the square matrix of a graph, found shape {tuple(A.shape)}")
-    if sp.issparse(A):
-        interop.check_blocks(A, "A")
-        # The rows of the transpose have the same triangles.
-        return A if A.format in ("csr", "csc") else A.tocsr()
-    return SparseTensor.from_any(A).to_scipy("csr")
+    if interop.is_torch(A):
+        return SparseTensor.from_any(A, "csr").to_scipy("csr", copy=False)
+    # The rows of the transpose have the same triangles.
+    return A if sp.issparse(A) and A.format == "csc" else compressed_rows(A, "A")
 
 
 def _both_ways(rows: Any) -> Any:

@@ -535,9 +535,7 @@ def _rows(value: Any, name: str, function: str) -> Any:
         raise ArgumentTypeError(f"{name} of {function} is a sparse matrix: {how}; found {type(value).__name__}")
     if interop.is_torch(value):
         interop.check_detached(value, name, function)
-    elif sp.issparse(value):
-        interop.check_blocks(value, name)
-    return compressed_rows(value)
+    return compressed_rows(value, name)
 
 
 def _dtype_name(value: Any) -> str:

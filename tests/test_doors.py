@@ -14,7 +14,7 @@ import torch
 
 import sparsetir
 from sparsetir import CooTensor, SparseTensor, einsum, einsum_expression
-from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 
 DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")}
 DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
@@ -282,3 +282,42 @@ def test_gradients_are_not_lost() -> None:
             calls["bound"](parameter)
     with torch.inference_mode():
         calls["compute"](layouts[0].detach().clone().requires_grad_())
+
+
+BROKEN = 10**9
+
+
+def broken(layout: str) -> Any:
+    """A matrix with an index that scipy and torch, which do not look, would write at."""
+    A = sp.csr_array(np.ones((4, 4))).asformat(layout.removeprefix("torch "))
+    if layout.startswith("torch"):
+        rows, columns, ones = torch.tensor([0, BROKEN]), torch.tensor([1, 2]), torch.ones(2)
+        if layout == "torch coo":
+            return torch.sparse_coo_tensor(torch.stack([rows, columns]), ones, (4, 4), check_invariants=False)
+        starts = torch.tensor([0, 1, 2, 2, 2])
+        return torch.sparse_csc_tensor(starts, rows, ones, (4, 4), check_invariants=False)
+    if layout == "coo":
+        A.coords[0][3] = BROKEN
+    elif layout == "csc":
+        A.indptr[2] = BROKEN
+    else:
+        A.indices[-1] = BROKEN
+    return A
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["csr", "csc", "coo", "bsr", "torch coo", "torch csc"])
+def test_broken_structures_are_refused(layout: str) -> None:
+    A, S = broken(layout), sp.csr_array(np.ones((4, 4)))
+    calls = {
+        "product": lambda: sparsetir.matmul(A, S),
+        "mask": lambda: sparsetir.matmul(S, S, mask=A),
+        "sum": lambda: sparsetir.add(S, A),
+        "triangles": lambda: sparsetir.triangles(A),
+        "transposed": lambda: einsum("ij,ji->ij", S, A, combine="add"),
+        "under a mask": lambda: einsum("ij,jk,ki->", A, S, S),
+        "as a factor": lambda: einsum("ij,ik,jk->ij", S, S, A),
+    }
+    for call in calls.values():
+        with pytest.raises(StructureError):
+            call()

@@ -8,11 +8,16 @@ from typing import Any
 import scipy.sparse as sp
 
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import is_half, is_torch
+from sparsetir.interop import is_half, is_torch, open_source
 
 
-def compressed_rows(value: Any) -> Any:
+def compressed_rows(value: Any, name: str = "a matrix") -> Any:
     """A sparse matrix in compressed rows: of torch if it is one, else of scipy.
+
+    Raises
+    ------
+    StructureError
+        When the index arrays of another format are broken: scipy and torch would write past their memory.
 
     Examples
     --------
@@ -21,19 +26,25 @@ def compressed_rows(value: Any) -> Any:
     [2, 0]
     """
     if is_torch(value):
-        return _torch_rows(value)
+        return _torch_rows(value, name)
     if not sp.issparse(value) or (value.format != "csr" and is_half(value)):
         return SparseTensor.from_any(value, "csr").to_scipy("csr", copy=False)
-    return value if value.format == "csr" else value.tocsr()
+    if value.format == "csr":
+        return value
+    if value.format in ("csc", "coo", "bsr"):
+        open_source(value, name).check(name)
+    return value.tocsr()
 
 
-def _torch_rows(value: Any) -> Any:
+def _torch_rows(value: Any, name: str) -> Any:
     """torch makes rows neither of blocks nor of lists whose entries are dense."""
     layout = str(value.layout).removeprefix("torch.sparse_")
     if layout == "csr":
         return value
-    has_numbers = layout == "csc" or (layout == "coo" and value.dense_dim() == 0)
-    return value.to_sparse_csr() if has_numbers else SparseTensor.from_any(value, "csr").to_torch()
+    if layout == "csc" or (layout == "coo" and value.dense_dim() == 0):
+        open_source(value, name).check(name)
+        return value.to_sparse_csr()
+    return SparseTensor.from_any(value, "csr").to_torch()
 
 
 __all__ = ["compressed_rows"]

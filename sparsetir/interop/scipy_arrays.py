@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.interop.levels import Array
+from sparsetir.interop.sources import open_source
 
 HALVES = ("float16", "bfloat16")
 
@@ -63,7 +64,15 @@ def in_format(value: Any, format: str, block: tuple[int, int] | None = None) -> 
 
 
 def transposed(value: Any, order: Sequence[int]) -> Any:
-    """A scipy object with its dimensions in another order."""
+    """A scipy object with its dimensions in another order.
+
+    Raises
+    ------
+    StructureError
+        When scipy moves coordinates to do it, and they are broken.
+    """
+    if value.format in ("coo", "bsr"):
+        open_source(value, "a matrix").check("a matrix")
     if is_half(value):
         return _by_words(value, lambda words: transposed(words, order))
     return value.T if value.ndim == 2 else value.transpose(tuple(order))

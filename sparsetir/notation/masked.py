@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir import ops
+from sparsetir import interop, ops
 from sparsetir.assemble import Options
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.make import assembled_kernel
+from sparsetir.formats.compressed import compressed_rows
 from sparsetir.notation.steps import KernelStep, Step
 from sparsetir.scalars import dtype_name
 
@@ -87,13 +88,14 @@ class MaskedStep(Step):
     def laid(self, place: int, values: Sequence[Any] | Mapping[int, Any]) -> Any:
         """The mask or a factor in rows."""
         value = values[self.roles[:3][place]]
-        return (value.T if self.roles.transposed[place] else value).tocsr()
+        return compressed_rows(interop.transposed(value, (1, 0)) if self.roles.transposed[place] else value)
 
     def made(self, values: Sequence[Any], factors: Sequence[Any]) -> Any:
         """The result, of operands and of the factors laid out."""
         if self.keeps and values[self.roles.mask].format != "csr":
             return self.nested(values)
         held = self.laid(0, values)
+        interop.open_source(held, "the mask").check("the mask")
         mask = sp.csr_array((np.ones(len(held.data), np.bool_), held.indices, held.indptr), shape=held.shape)
         if not mask.has_canonical_format:
             if self.keeps:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.interop import is_half
+from sparsetir.formats.compressed import compressed_rows
+from sparsetir.interop import is_half, transposed
 
 LARGE = 1_000_000  # products of evenly spread entries from which on they are counted
 SAMPLED = 32  # rows
@@ -82,9 +83,9 @@ def _even(terms: Sequence[str], values: Sequence[Any], pair: Join) -> float:
 def _factors(terms: Sequence[str], values: Sequence[Any], pair: Join) -> tuple[Any, Any]:
     """The operands in rows, such that their product sums over the letter that they share."""
     (a, b), letter = pair, _shared(terms, pair)
-    first = values[a] if terms[a].index(letter) else values[a].T
-    second = values[b].T if terms[b].index(letter) else values[b]
-    return first.tocsr(), second.tocsr()
+    first = values[a] if terms[a].index(letter) else transposed(values[a], (1, 0))
+    second = transposed(values[b], (1, 0)) if terms[b].index(letter) else values[b]
+    return compressed_rows(first), compressed_rows(second)
 
 
 def _counted(first: Any, second: Any) -> tuple[int, int]:
