@@ -321,3 +321,23 @@ def test_broken_structures_are_refused(layout: str) -> None:
     for call in calls.values():
         with pytest.raises(StructureError):
             call()
+
+
+class Derived(torch.Tensor):
+    """A class of tensors as users derive them."""
+
+
+@pytest.mark.slow
+def test_tensors_of_derived_classes() -> None:
+    D = drawn(9, (4, 4))
+    S, X = sp.csr_array(D), torch.from_numpy(drawn(10, (4, 2))).as_subclass(Derived)
+    for found in (
+        einsum("ij,jk->ik", S, X),
+        sparsetir.matmul(S, X),
+        sparsetir.compute(sparsetir.lazy(S) @ X),
+        sparsetir.build(sparsetir.ops.spmm("float64"))(A=S, B=X),
+    ):
+        assert isinstance(found, torch.Tensor)
+        np.testing.assert_array_equal(found.numpy(), D @ X.numpy())
+    with pytest.raises(ArgumentTypeError, match="requires grad"):
+        sparsetir.matmul(S, X.requires_grad_())

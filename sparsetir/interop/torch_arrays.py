@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Hashable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,15 @@ def to_torch(array: Array) -> Any:
 
 
 def is_torch(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "torch"
+    kind: Hashable = type(value)
+    return _is_of_torch(kind)
+
+
+@cache
+def _is_of_torch(kind: Any) -> bool:
+    """Whether a class is one of torch's own, or of tensors that somebody derived from torch's."""
+    is_own = kind.__module__.partition(".")[0] == "torch"
+    return is_own or any((base.__module__, base.__name__) == ("torch", "Tensor") for base in kind.__mro__)
 
 
 def check_detached(tensor: Any, name: str, what: str) -> None:
