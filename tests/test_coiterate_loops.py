@@ -254,6 +254,49 @@ def test_levels_of_trees_are_merged_one_below_the_other(seed):
 
 
 @T.prim_func
+def looked_up(
+    a: T.handle, b: T.handle, d: T.handle, y: T.handle,
+    pa: T.handle, ja: T.handle, qa: T.handle, ka: T.handle, pb: T.handle, jb: T.handle, qb: T.handle, kb: T.handle,
+    pd: T.handle, jd: T.handle, qd: T.handle, kd: T.handle, m: T.int32, n: T.int32, o: T.int32,
+):  # fmt: skip
+    I = T.dense_fixed(m)
+    JA = T.sparse_variable(I, n, (pa, ja))
+    KA = T.sparse_variable(JA, o, (qa, ka))
+    JB = T.sparse_variable(I, n, (pb, jb))
+    KB = T.sparse_variable(JB, o, (qb, kb))
+    JD = T.sparse_variable(I, n, (pd, jd))
+    KD = T.sparse_variable(JD, o, (qd, kd))
+    A = T.match_sparse_buffer(a, (I, JA, KA), "float64")
+    B = T.match_sparse_buffer(b, (I, JB, KB), "float64")
+    D = T.match_sparse_buffer(d, (I, JD, KD), "float64")
+    Y = T.match_sparse_buffer(y, (I,), "float64")
+    with T.sp_iter([I, T.union(JA, JB), T.union(KA, KB)], "SRR", "looked_up") as [i, j, k]:
+        with T.init():
+            Y[i] = T.float64(0)
+        Y[i] = Y[i] + (A[i, j, k] - B[i, j, k]) * D[i, j, k]
+
+
+LOOKED_UP = functools.cache(lambda: sparsetir.build(looked_up))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_no_member_of_a_union_stores_is_looked_up_at_its_coordinates(seed):
+    rng, shape = np.random.default_rng(seed), (3, 4, 5)
+    args, dense = dict(zip("mno", shape, strict=True)), []
+    for x in "abd":
+        rows = rng.random(shape[:2]) < 0.45
+        held = (rng.random(shape) < 0.45) & rows[..., None]
+        dense.append(np.where(held, rng.integers(-3, 5, shape), 0).astype("float64"))
+        args[f"p{x}"] = np.cumsum([0, *rows.sum(1)]).astype("int32")
+        args[f"q{x}"] = np.cumsum([0, *held.sum(2)[rows]]).astype("int32")
+        args[f"j{x}"], args[f"k{x}"] = (np.nonzero(a)[-1].astype("int32") for a in (rows, held))
+        args[x] = dense[-1][held]
+    right = ((dense[0] - dense[1]) * dense[2]).sum((1, 2))
+    np.testing.assert_array_equal(interpret(looked_up, args)["y"], right)
+    np.testing.assert_array_equal(LOOKED_UP()(**args), right)
+
+
+@T.prim_func
 def coordinate_lists(
     a: T.handle,
     b: T.handle,

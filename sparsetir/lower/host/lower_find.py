@@ -69,14 +69,21 @@ class Search:
 
 @dataclass
 class Frame:
-    """The place just before statement `node`, and what must run there."""
+    """The place just before statement `node`, and what must run there: in `placed` nothing needs what follows it."""
 
     node: tirx.Stmt
     extent: ir.Expr | None = None
-    searches: list[Search] = field(default_factory=list)
-    walks: list[Walk] = field(default_factory=list)
+    placed: list[Search | Walk] = field(default_factory=list)
     starts: list[tirx.Stmt] = field(default_factory=list)
     fingers: list[Var] = field(default_factory=list)
+
+    @property
+    def searches(self) -> list[Search]:
+        return [x for x in self.placed if isinstance(x, Search)]
+
+    @property
+    def walks(self) -> list[Walk]:
+        return [x for x in self.placed if isinstance(x, Walk)]
 
     @cached_property
     def defined(self) -> list[Var]:
@@ -211,7 +218,7 @@ class FindLowerer:
                     return known.result
         search = Search(call, held, cell(f"slot_{len(self.level_of)}", str(call.ty.dtype)))
         self.level_of[search.cell] = level
-        self.frames[level].searches.append(search)
+        self.frames[level].placed.append(search)
         return search.result
 
     def _outermost(self, call: Call, conditions: list[ir.Expr]) -> tuple[int, list[ir.Expr]]:
@@ -239,7 +246,7 @@ class FindLowerer:
                     return walk
         walk = Walk(call, held, len(self.level_of))
         self.level_of |= dict.fromkeys(walk.cells, level)
-        self.frames[level].walks.append(walk)
+        self.frames[level].placed.append(walk)
         fibers = Call(call.op, [call.args[0], const(0, str(call.ty.dtype)), *call.args[2:]], ret_ty=call.ty)
         outside, _ = self._outermost(fibers, [])
         self.frames[outside].starts += [*alloc(*walk.cells), *walk.start()]
@@ -265,11 +272,13 @@ class FindLowerer:
         frame = Frame(node)
         self.frames.append(frame)
         out = self._inner(node)
-        emitted = [s for search in frame.searches for s in emit_search(search, self._finger(search))]
-        emitted += [emit_walk(walk) for walk in frame.walks]
+        emitted = [s for placed in frame.placed for s in self._emitted(placed)]
         self.frames.pop()
         cells = [s for f in frame.fingers for s in (*alloc(f), put(f, const(0, str(f.ty.dtype))))]
         return seq(*cells, *frame.starts, *emitted, out)
+
+    def _emitted(self, placed: Search | Walk) -> list[tirx.Stmt]:
+        return [emit_walk(placed)] if isinstance(placed, Walk) else emit_search(placed, self._finger(placed))
 
     def _finger(self, search: Search) -> Var | None:
         """A cell that outlives the loops of one thread, where the strategy wants one."""
