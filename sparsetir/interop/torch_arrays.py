@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Hashable
 from functools import cache
 from typing import Any
 
@@ -25,7 +24,7 @@ def to_torch(array: Array) -> Any:
 
 
 def is_torch(value: Any) -> bool:
-    kind: Hashable = type(value)
+    kind: Any = type(value)
     return _is_of_torch(kind)
 
 
