@@ -144,7 +144,8 @@ class Everything:
         usual, alignment = self.set_handler(self.handler), sys.modules.get("sparsetir.alignment")
         try:
             # An array that begins at a cache line has room behind its end otherwise.
-            with contextlib.nullcontext() if alignment is None else mock.patch.object(alignment, "empty", np.empty):
+            usual_memory = {"empty": np.empty, "zeros": np.zeros}
+            with contextlib.nullcontext() if alignment is None else mock.patch.multiple(alignment, **usual_memory):
                 yield
         finally:
             self.set_handler(usual)

@@ -285,6 +285,8 @@ def running(length: np.ndarray) -> np.ndarray:
 
 def full(shape: tuple[int, ...], dtype: np.dtype[Any], value: Any) -> np.ndarray:
     """An array at the beginning of a cache line, as vector stores into it want it."""
+    if value == 0 and math.copysign(1, value) > 0:
+        return alignment.zeros(shape, dtype)
     array = alignment.empty(shape, dtype)
     array[...] = value
     return array
