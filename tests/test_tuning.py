@@ -33,7 +33,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError, T
 from sparsetir.formats.pattern import pattern
 from sparsetir.formats.suit import Conversion
 from sparsetir.formats.text import parse
-from sparsetir.harness import timing
+from sparsetir.harness import suite, timing
 from sparsetir.harness.operands import make_case
 from sparsetir.harness.products import recognise
 from sparsetir.harness.reference import Reference
@@ -749,6 +749,32 @@ def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_
     assert len(result.history) == len(path.read_text().splitlines()) == 3
     np.testing.assert_allclose(result.kernel(**inputs), inputs["A"] @ inputs["B"], rtol=1e-4, atol=1e-5)
     assert "(interrupted)" in result.report()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["spmm", "spgemm"])
+def test_an_interrupt_of_the_comparison_keeps_what_was_found(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best trial is compared alone then."""
+    from sparsetir.tuning import accumulators, tune
+
+    seen: list[int] = []
+    where, name = (tune, "compared") if program == "spmm" else (accumulators, "_compared")
+    usual = getattr(where, name)
+
+    def stops_once(*args: Any, **how: Any) -> Any:
+        seen.append(1)
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+        return usual(*args, **how)
+
+    monkeypatch.setattr(where, name, stops_once)
+    A = suite.families()["uniform"]("small").astype("float32")
+    inputs = {"A": A, "B": A if program == "spgemm" else np.ones((A.shape[1], 8), "float32")}
+    how: dict[str, Any] = {"isolate": False} if program == "spmm" else {}
+    result = tune_sparse(getattr(ops, program)(), inputs, max_trials=2, database=None, progress=False, **how)
+    assert result.interrupted
+    assert len(seen) == 2
+    np.testing.assert_allclose(abs(result.kernel(**inputs) - A @ inputs["B"]).max(), 0, atol=1e-3)
 
 
 @pytest.mark.slow

@@ -307,12 +307,13 @@ def _result(
 ) -> TuneResult:
     """Compare the fastest once more, let the winner prove itself, and note what came out."""
     mine = sorted((r for r in history if r.seconds is not None and not is_untuned(r)), key=lambda r: r.seconds or 0.0)
-    times = trials.compare([r.candidate for r in mine[: 1 if interrupted else FINALISTS]])
-    best = winner(times)
-    if best is not None:
-        confirmed = trials.confirm(best)
-        times = rescaled(times, confirmed.times, best)
-        best = confirmed.chosen
+    try:
+        times, best = _compared(trials, mine[: 1 if interrupted else FINALISTS])
+    except KeyboardInterrupt:
+        if interrupted:
+            raise
+        interrupted = True
+        times, best = _compared(trials, mine[:1])
     held = [Record(r.choices, seconds=times[r.candidate]) for r in mine if r.candidate in times]
     held.sort(key=lambda r: r.seconds or 0.0)
     found = Comparison(times[None], tuple(held), best)
@@ -320,6 +321,16 @@ def _result(
         note(records, key, found)
     how: dict[str, Any] = {"comparison": found, "interrupted": interrupted}
     return _told(trials, history, space, budget, records, key, found.best, times[None], **how)
+
+
+def _compared(trials: Trials, records: list[Record]) -> tuple[dict[Candidate | None, float], Candidate | None]:
+    """The times of some candidates, and the one that proved to be faster than the untuned kernel."""
+    times = trials.compare([r.candidate for r in records])
+    best = winner(times)
+    if best is None:
+        return times, None
+    confirmed = trials.confirm(best)
+    return rescaled(times, confirmed.times, best), confirmed.chosen
 
 
 def _recalled(

@@ -315,7 +315,13 @@ def finish(
     """
     cost = partial(full_cost, amortize_over=amortize_over)
     mine = [r for r in history if r.fixed == session.fixed and not is_untuned(r)]
-    times, best = compared(session, mine, cost, most=1 if interrupted else most)
+    try:
+        times, best = compared(session, mine, cost, most=1 if interrupted else most)
+    except KeyboardInterrupt:
+        if interrupted:
+            raise
+        interrupted = True  # the best trial is compared with the untuned kernel alone
+        times, best = compared(session, mine, cost, most=1)
     kernel = session.kernel if best is None else session.tuned(session.variant(best))
     held = [replace(r, seconds=times[r.candidate]) for r in mine if r.candidate in times]
     ran = sorted((r for r in held if r.seconds != float("inf")), key=lambda r: r.seconds or 0.0)

@@ -76,7 +76,8 @@ def check_dtype(found: np.dtype[Any], expected: str, *, name: str, torch: bool =
     if option == "idtype":
         remedy = f"pass {cast}" + (f" or build the program with idtype={held!r}" if held in ("int32", "int64") else "")
         raise ArgumentTypeError(f"{name} holds {held} but the kernel reads it as {expected}: {remedy}")
-    remedy = f"pass {cast} or build the program with dtype={held!r}" if held in VALUE_DTYPES else f"pass {cast}"
+    is_other = held in VALUE_DTYPES and expected != "bool"  # masks are bool, whatever the program computes in
+    remedy = f"pass {cast} or build the program with dtype={held!r}" if is_other else f"pass {cast}"
     raise ArgumentTypeError(f"{name} holds {held} but the kernel computes in {expected}: {remedy}")
 
 
