@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -121,6 +121,7 @@ def _row_fault(access: Access, buffer: SparseBuffer, place: Place) -> str:
     tree = next(t for t in buffer.trees if t[-1].is_assembled)
     at = dict(zip(buffer.axes, access.indices, strict=True))
     kinds = {v: k for e in _entries(place) for v, k in zip(e.vars, e.kinds, strict=True)}
+    axes = {v: e.axes for e in _entries(place) for v in e.vars}
     order = list(kinds)
     rows = [(axis, at[axis]) for axis in tree if not axis.is_assembled]
     for axis, index in rows:
@@ -132,11 +133,20 @@ def _row_fault(access: Access, buffer: SparseBuffer, place: Place) -> str:
         late = [v for v in order[: order.index(index)] if v in used or kinds[v] == "R"]
         if late:
             message = f"{buffer.name} is stored row by row along {axis.name}, but {late[0].name} is iterated before"
-            return f"{message} {index.name}; list the axis of {index.name} first"
+            message = f"{message} {index.name}"
+            if _is_below(axes[index], axes[late[0]]):
+                other = f"declare operands that are stored along {index.name} first, as csc in place of csr"
+                return f"{message}, whose axis lies below; {other}, or store the result untransposed"
+            return f"{message}; list the axis of {index.name} first"
     summed = next((v for v in used if kinds[v] == "R"), None)
     if summed is not None:
         return f"{buffer.name} keeps a coordinate for each {summed.name}, whose letter is R; write S"
     return ""
+
+
+def _is_below(axes: Sequence[Axis], others: Sequence[Axis]) -> bool:
+    """Whether one of some axes depends on one of the others."""
+    return any(other in axis.ancestors for axis in axes for other in others)
 
 
 def _variables(expr: ir.Expr) -> list[Var]:

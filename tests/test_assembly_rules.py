@@ -153,7 +153,10 @@ def test_rows_are_iterated_first():
     body = (
         'with T.sp_iter([I, T.union(JA, JB)], "SS", "turn") as [i, j]:\n    C[j, i] = A[i, j]\n    D[i] = T.float32(0)'
     )
-    sentence = "C is stored row by row along I, but i is iterated before j; list the axis of j first"
+    sentence = (
+        "C is stored row by row along I, but i is iterated before j, whose axis lies below; declare operands that are "
+        "stored along j first, as csc in place of csr, or store the result untransposed"
+    )
     refuse(body, sentence, "rows-first")
     body = add("N, I, T.union(JA, JB)", "RSS", "k, i, j")
     refuse(body, "C is stored row by row along I, but k is iterated before i; list the axis of i first")
