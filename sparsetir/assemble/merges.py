@@ -23,7 +23,19 @@ from sparsetir.ir import Axis, cast, const
 from sparsetir.lower.nest.compare_nan import with_nan
 from sparsetir.lower.nest.replace_bools import as_logic
 from sparsetir.lower.nests import serial
-from sparsetir.lower.rewriting import alloc, cell, conjunction, folded, get, mentions, opaque, product, put, seq
+from sparsetir.lower.rewriting import (
+    alloc,
+    cell,
+    conjunction,
+    folded,
+    get,
+    mentions,
+    opaque,
+    product,
+    put,
+    renewed,
+    seq,
+)
 from sparsetir.walks import structural_mutate
 
 BITS = {"float32": "int32", "float64": "int64"}
@@ -127,11 +139,16 @@ def _checked(axis: Axis, first: ir.Expr, after: ir.Expr, wrong: Var) -> list[tir
     here = begin + sorting
     descends = lambda place: cast(at(indices, place) <= at(indices, place - long(1)), LONG)  # noqa: E731
     begins = [tirx.Bind(low, cast(pointer(start), LONG)), tirx.Bind(high, cast(pointer(start + long(1)), LONG))]
-    may_descend = tirx.IfThenElse(tirx.And(low < high, low > begin), add(unsorted, long(0) - descends(low)), None)
+    may_descend = tirx.And(low < high, low > begin)
+    usual = tirx.IfThenElse(may_descend, add(unsorted, long(0) - descends(low)), None)
+    near = tirx.max(tirx.min(low, end - long(1)), begin + long(1))
+    sparse = add(unsorted, long(0) - (cast(may_descend, LONG) & descends(near)))  # nobody foresees which rows are empty
+    each_begin = lambda stmt: serial(start, after - first, seq(*begins, stmt))  # noqa: E731
+    at_begins = tirx.IfThenElse(end - begin > after - first, each_begin(usual), renewed(each_begin(sparse)))
     entries = seq(
         serial(inside, end - begin, put(outside, get(outside) | key | (last - key))),
         serial(sorting, end - begin - long(1), add(unsorted, descends(here + long(1)))),
-        serial(start, after - first, seq(*begins, may_descend)),
+        tirx.IfThenElse(get(unsorted) != long(0), at_begins, None),
         add(wrong, tirx.Select(tirx.Or(get(outside) < const(0, kind), get(unsorted) != long(0)), long(1), long(0))),
     )
     is_inside = conjunction([get(falls).equal(long(0)), begin >= long(0), end <= count])
