@@ -81,8 +81,10 @@ def _rows(A: Any) -> Any:
         raise ArgumentError(f"triangles takes the square matrix of a graph, found shape {tuple(A.shape)}")
     if interop.is_torch(A):
         return SparseTensor.from_any(A, "csr").to_scipy("csr", copy=False)
-    # The rows of the transpose have the same triangles.
-    return A if sp.issparse(A) and A.format == "csc" else compressed_rows(A, "A")
+    if sp.issparse(A) and A.format == "csc":  # the rows of the transpose have the same triangles
+        interop.check_parts(A, "A")
+        return A
+    return compressed_rows(A, "A")
 
 
 def _both_ways(rows: Any) -> Any:

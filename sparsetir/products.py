@@ -153,7 +153,7 @@ def _is_one_dense(A: Any, B: Any) -> bool:
 
 def _share_blocks(A: Any, B: Any) -> bool:
     """Whether both are matrices of blocks that can be multiplied with each other."""
-    both = all(sp.issparse(x) and x.format == "bsr" for x in (A, B))
+    both = all(sp.issparse(x) and x.format == "bsr" and np.ndim(x.data) == 3 for x in (A, B))
     return both and A.shape[1] == B.shape[0] and A.blocksize[1] == B.blocksize[0]
 
 
@@ -161,7 +161,7 @@ def _of_blocks(A: Any, B: Any) -> Any:
     """The product of matrices of blocks, as one."""
     dtype = _common({_dtype_name(A), _dtype_name(B)}, [])
     if dtype not in VALUE_DTYPES:
-        raise ArgumentTypeError(f"matmul takes values of {', '.join(VALUE_DTYPES)}, found {dtype}")
+        raise _refused("matmul", dtype)
     idtype = "int64" if _has_wide_indices(A) or _has_wide_indices(B) else "int32"
     kernel = _kernel("spgemm", dtype, idtype, Options(), block=(*A.blocksize, B.blocksize[1]))
     return kernel(A=_cast(A, dtype), B=_cast(B, dtype))
@@ -437,8 +437,12 @@ def _made_before(what: Hashable, A: Any, B: Any) -> AssembledKernel | None:
     """The kernel that an earlier call made for compressed rows of scipy with the dtypes of these; None for others."""
     if type(A) not in ROWS or type(B) not in ROWS:
         return None
-    dtype, idtype = A.data.dtype, A.indices.dtype
-    if B.data.dtype != dtype or B.indices.dtype != idtype or len(A.shape) != 2 or len(B.shape) != 2:
+    try:
+        dtype, idtype = A.data.dtype, A.indices.dtype
+        is_alike = B.data.dtype == dtype and B.indices.dtype == idtype
+    except AttributeError:  # no arrays: `_rows` says so
+        return None
+    if not is_alike or len(A.shape) != 2 or len(B.shape) != 2:
         return None
     is_counted = idtype.itemsize == 8 or max(*A.shape, *B.shape) <= LARGEST_INT32
     return _MADE.get((what, dtype, idtype)) if is_counted else None
@@ -491,7 +495,7 @@ class _Operands(dict[str, Any]):
         weak = [n for n in numbers if isinstance(n, float) and not (n.is_integer() and abs(n) < 2.0**63)]
         made.dtype = names.pop() if len(names) == 1 and not weak else _common(names, weak)
         if made.dtype not in VALUE_DTYPES:
-            raise ArgumentTypeError(f"{function} takes values of {', '.join(VALUE_DTYPES)}, found {made.dtype}")
+            raise _refused(function, made.dtype)
         wide = any(_has_wide_indices(v) or max(v.shape) > LARGEST_INT32 for v in made.values())
         made.idtype = "int64" if wide else "int32"
         for name, value in made.items():
@@ -535,7 +539,13 @@ def _rows(value: Any, name: str, function: str) -> Any:
         raise ArgumentTypeError(f"{name} of {function} is a sparse matrix: {how}; found {type(value).__name__}")
     if interop.is_torch(value):
         interop.check_detached(value, name, function)
+    elif value.dtype == object:  # of which scipy makes no rows
+        raise _refused(function, "object")
     return compressed_rows(value, name)
+
+
+def _refused(function: str, dtype: str) -> ArgumentTypeError:
+    return ArgumentTypeError(f"{function} takes values of {', '.join(VALUE_DTYPES)}, found {dtype}")
 
 
 def _dtype_name(value: Any) -> str:

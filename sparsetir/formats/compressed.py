@@ -8,7 +8,7 @@ from typing import Any
 import scipy.sparse as sp
 
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import is_half, is_torch, open_source
+from sparsetir.interop import check_parts, check_sound, is_half, is_torch, open_source
 
 
 def compressed_rows(value: Any, name: str = "a matrix") -> Any:
@@ -27,12 +27,12 @@ def compressed_rows(value: Any, name: str = "a matrix") -> Any:
     """
     if is_torch(value):
         return _torch_rows(value, name)
-    if not sp.issparse(value) or (value.format != "csr" and is_half(value)):
-        return SparseTensor.from_any(value, "csr").to_scipy("csr", copy=False)
-    if value.format == "csr":
+    if sp.issparse(value) and value.format == "csr":
+        check_parts(value, name)
         return value
-    if value.format in ("csc", "coo", "bsr"):
-        open_source(value, name).check(name)
+    if not sp.issparse(value) or is_half(value):
+        return SparseTensor.from_any(value, "csr").to_scipy("csr", copy=False)
+    check_sound(value, name)
     return value.tocsr()
 
 

@@ -20,7 +20,15 @@ from sparsetir.interop.scipy_arrays import (
     sorted_rows,
     transposed,
 )
-from sparsetir.interop.sources import CooTensor, Source, check_blocks, holds_own_values, is_sparse, open_source
+from sparsetir.interop.sources import (
+    CooTensor,
+    Source,
+    check_parts,
+    check_sound,
+    holds_own_values,
+    is_sparse,
+    open_source,
+)
 from sparsetir.interop.storage import Stored, entries, has_layout, restore, store, with_values
 from sparsetir.interop.structure import are_ascending, check_distinct, check_level, is_sound
 from sparsetir.interop.torch_arrays import check_detached, is_torch, to_torch
@@ -35,11 +43,12 @@ __all__ = [
     "aligned_contiguous",
     "are_ascending",
     "as_numpy",
-    "check_blocks",
     "check_detached",
     "check_distinct",
     "check_dtype",
     "check_level",
+    "check_parts",
+    "check_sound",
     "compressed_of",
     "coordinates_of",
     "entries",

@@ -55,6 +55,8 @@ class Coordinates(Source):
 
     def check(self, name: str) -> None:
         for dim, (index, extent) in enumerate(zip(self.indices, self.shape, strict=True)):
+            if index.dtype.kind not in "iu":
+                raise StructureError(f"coordinates of {name} must be int32 or int64, found {index.dtype}")
             bad = first_outside(index, extent)
             if bad is not None:
                 found = f"entry {bad} of {name} has coordinate {index[bad]} in dimension {dim}"
@@ -231,19 +233,14 @@ def _rebuild_listed(value: Any) -> Callable[[Array, bool], Any]:
 
 
 def _open_scipy(value: Any, name: str) -> Source:
+    check_parts(value, name)
     if value.format == "dia":
         return _open_dia(value)
     if value.format == "coo":
-        _check_lists(value.coords, value.data, value.ndim, name)
         return Coordinates(value.shape, value.data, _rebuild_scipy(value), tuple(value.coords))
     if value.format in ("lil", "dok"):
-        coo = value.tocoo()
+        coo = _listed(value, name)
         return Coordinates(value.shape, coo.data, _rebuild_listing(type(value), coo), tuple(coo.coords))
-    for part in ("indptr", "indices"):
-        if np.ndim(getattr(value, part)) != 1:
-            found = f"{part} of {name} has shape {np.shape(getattr(value, part))}"
-            raise StructureError(f"{found}, expected one dimension")
-    check_blocks(value, name)
     value = _without_reserve(value)
     if value.ndim == 1:
         _check_lists((value.indices,), value.data, 1, name)
@@ -252,13 +249,73 @@ def _open_scipy(value: Any, name: str) -> Source:
     return Compressed(value.shape, value.data, _rebuild_scipy(value), indptr, indices, major)
 
 
-def check_blocks(value: Any, name: str) -> None:
-    """Raise for a scipy matrix of blocks without rows or columns, by whose number scipy divides."""
-    if value.format != "bsr":
+def _listed(value: Any, name: str) -> Any:
+    """Lists of lists or a dictionary as scipy's list of coordinates."""
+    try:
+        return value.tocoo()
+    except (IndexError, TypeError, ValueError) as error:
+        raise StructureError(f"the coordinates of {name} do not fit its shape {value.shape}: {error}") from error
+
+
+def check_sound(value: Any, name: str) -> None:
+    """Raise `StructureError` for a scipy or torch object that they would convert past the ends of its arrays."""
+    if not sp.issparse(value) or value.format != "dia":
+        open_source(value, name).check(name)
+    else:
+        check_parts(value, name)
+
+
+def check_parts(value: Any, name: str) -> None:
+    """Raise `StructureError` unless the arrays of a scipy object have the kinds and dimensions that its format has."""
+    if value.format == "dok":
         return
-    shape = np.shape(value.data)
-    if len(shape) != 3 or 0 in shape[1:]:
-        raise StructureError(f"data of {name} has shape {shape}, expected blocks of a row and a column at least")
+    if value.format == "lil":
+        _check_rows(value, name)
+        return
+    if value.format == "coo":
+        places = {f"coords[{d}]": array for d, array in enumerate(value.coords)}
+    else:
+        parts = ("offsets",) if value.format == "dia" else ("indptr", "indices")
+        places = {part: getattr(value, part) for part in parts}
+    for part, array in (*places.items(), ("data", value.data)):
+        if not isinstance(array, np.ndarray):
+            raise StructureError(f"{part} of {name} must be an array, found {type(array).__name__}")
+    for part, array in places.items():
+        if array.ndim != 1:
+            raise StructureError(f"{part} of {name} has shape {array.shape}, expected one dimension")
+        if array.dtype.kind not in "iu":
+            raise StructureError(f"{part} of {name} must be int32 or int64, found {array.dtype}")
+    _check_data(value, name)
+
+
+def _check_data(value: Any, name: str) -> None:
+    """Raise unless the values have the dimensions that the format has: scipy divides by the numbers of a block."""
+    shape = value.data.shape
+    if value.format == "bsr":
+        if len(shape) != 3 or 0 in shape[1:]:
+            raise StructureError(f"data of {name} has shape {shape}, expected blocks of a row and a column at least")
+        if any(extent % edge for extent, edge in zip(value.shape, shape[1:], strict=True)):
+            raise StructureError(f"data of {name} has blocks of shape {shape[1:]}, which do not divide {value.shape}")
+    elif value.format == "dia":
+        if len(shape) != 2 or shape[0] != len(value.offsets):
+            expected = f"a row for each of the {len(value.offsets)} offsets"
+            raise StructureError(f"data of {name} has shape {shape}, expected {expected}")
+        if len(np.unique(value.offsets)) != len(value.offsets):
+            raise StructureError(f"offsets of {name} name a diagonal twice")
+    elif value.format == "coo" and len(shape) == 1:
+        _check_lists(value.coords, value.data, value.ndim, name)
+    elif len(shape) != 1:
+        raise StructureError(f"data of {name} has shape {shape}, expected one dimension")
+
+
+def _check_rows(value: Any, name: str) -> None:
+    """Raise unless there are two lists of one length for each row, of columns and of values."""
+    rows, shape = value.shape[0], (np.shape(value.rows), np.shape(value.data))
+    if shape != ((rows,), (rows,)):
+        raise StructureError(f"rows and data of {name} have the shapes {shape[0]} and {shape[1]}, expected ({rows},)")
+    for row, (columns, values) in enumerate(zip(value.rows, value.data, strict=True)):
+        if len(columns) != len(values):
+            raise StructureError(f"row {row} of {name} has {len(values)} values but {len(columns)} columns")
 
 
 def _signed(array: Any) -> Array:

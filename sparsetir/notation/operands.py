@@ -15,7 +15,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.coordinates import CSF
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import CooTensor, as_numpy, check_detached, is_sparse, is_torch
+from sparsetir.interop import CooTensor, as_numpy, check_detached, check_parts, is_sparse, is_torch
 from sparsetir.rules import VALUE_DTYPES
 from sparsetir.scalars import dtype_name
 
@@ -176,6 +176,8 @@ def kind_of(value: Any, at: int) -> Kind:
         raise ArgumentTypeError(f"operand {at} holds {dtype}, expressions are computed in {known}: pass .astype(...)")
     shape = tuple(value.shape)
     ones = tuple(n == 1 for n in shape)
+    if sp.issparse(value):
+        check_parts(value, f"operand {at}")
     if not is_sparse(value):
         return Kind(len(shape), dtype, ones, None, "torch" if is_torch(value) else "numpy")
     if not shape:
