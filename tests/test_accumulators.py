@@ -18,7 +18,7 @@ from fences import Fences
 from sparsetir import Accumulators, ops
 from sparsetir.assemble.options import KINDS, ORDERS
 from sparsetir.call.assembled import AssembledKernel
-from sparsetir.errors import ArgumentError, LoweringError, VerifyError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, VerifyError
 from sparsetir.tuning import accumulators
 from sparsetir.tuning.contest import Outcome, judged
 from sparsetir.tuning.measure import Measurement
@@ -405,6 +405,8 @@ def test_what_is_not_searched_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.json").touch()
     with pytest.raises(ArgumentError, match="leave schedule out"):
         sparsetir.build(ops.spgemm(), schedule=Accumulators(), database=tmp_path / "empty.json")
+    with pytest.raises(ArgumentTypeError, match="found Accumulators; tune_sparse searches those"):
+        sparsetir.autotune(configs=[Accumulators(kind="bits")], key=["m"])
 
 
 def test_rows_are_fetched_before_they_are_needed() -> None:

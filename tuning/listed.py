@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from tvm import tirx
 
+from sparsetir.assemble import Accumulators
 from sparsetir.call.make import make_kernel, single
 from sparsetir.call.timing import Timing
 from sparsetir.errors import ArgumentError, ArgumentTypeError
@@ -138,7 +139,8 @@ def candidate(config: Config) -> Candidate:
     if isinstance(config, Format):
         return Candidate(format=config)
     expected = "sparsetir.Choices, a format or a sparsetir.tuning.Candidate"
-    raise ArgumentTypeError(f"a configuration is {expected}; found {type(config).__name__}")
+    other = "; tune_sparse searches those" if isinstance(config, Accumulators) else ""
+    raise ArgumentTypeError(f"a configuration is {expected}; found {type(config).__name__}{other}")
 
 
 def autotune(
