@@ -75,15 +75,16 @@ def test_kept_memory_that_another_thread_takes_first(kernel: AssembledKernel, op
 
 
 @pytest.mark.usefixtures("threads")
-def test_a_small_product_is_read_before_its_room_is_put_away(operands: dict[str, Any]) -> None:
+@pytest.mark.parametrize("function", ["small", "shared"])
+def test_a_small_product_is_read_before_its_room_is_put_away(function: str, operands: dict[str, Any]) -> None:
     A, B = (sp.csr_array(o[:40, :40]) for o in operands.values())
     kernel = AssembledKernel(sparsetir.build(ops.spgemm()).compiled)
-    first = kernel.small_at_once({"A": A, "B": B})
+    first = kernel.small_at_once(function, {"A": A, "B": B})
     assert kernel.small_calls is not None
     kernel.small_calls.spare = Taken()
-    assert bits(kernel.small_at_once({"A": A, "B": B})) == bits(first)
+    assert bits(kernel.small_at_once(function, {"A": A, "B": B})) == bits(first)
     kernel.small_calls.spare = Emptied()
-    assert bits(kernel.small_at_once({"A": A, "B": B})) == bits(first)
+    assert bits(kernel.small_at_once(function, {"A": A, "B": B})) == bits(first)
 
 
 @pytest.mark.usefixtures("threads")
@@ -159,6 +160,7 @@ def test_a_plan_is_called_with_other_values_meanwhile(
         return take(kernel, call)
 
     monkeypatch.setattr(AssembledKernel, "take", take_late)
+    plan._refill._spare.clear()
     assert bits(plan(A, B)) == expected
     assert inner
 

@@ -20,10 +20,9 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
-from sparsetir.lower.marks import PREFETCH
 from sparsetir.lower.nests import with_
 from sparsetir.lower.rewriting import collect, seq, substitute
-from sparsetir.lower.vector.insert_prefetch import ahead, fetch, gathers
+from sparsetir.lower.vector.insert_prefetch import fetch, gathers, steps_ahead
 
 NEAR, FAR = 12, 24  # steps between a fetch and its use: of a row, and of where it begins
 
@@ -44,9 +43,9 @@ def fetches(loop: tirx.For, is_operand: Callable[[Var], bool], *, rows: bool = T
     for source, load in loads.items():
         if source not in ways and not rows:
             continue
-        noted = with_(loop, notes={PREFETCH: const(FAR if source in ways else NEAR)})
+        number = const(FAR if source in ways else NEAR, str(loop.loop_var.ty.dtype))
         first = {var: const(0, str(var.ty.dtype)) for var in inner}
-        stmts.append(fetch(load, [substitute(i, first) for i in ahead(load, noted)]))
+        stmts.append(fetch(load, [substitute(i, first) for i in steps_ahead(load, loop.loop_var, number)]))
     return stmts
 
 

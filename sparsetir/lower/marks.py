@@ -244,7 +244,7 @@ TABLE = (
         "function",
         "names of the row pointers; every function of the dialect has it",
         "align_params",
-        "check_schedule balance_nonzeros fuse_loops split_merge_path",
+        "check_schedule balance_nonzeros fuse_loops promote_halves split_merge_path",
         "functions without it pass through",
     ),
     Mark(
@@ -268,7 +268,7 @@ TABLE = (
         "function",
         "names of the lists that hold nothing twice",
         "align_params",
-        "check_schedule",
+        "check_schedule promote_halves",
         "without it no list is one",
     ),
     Mark(

@@ -46,14 +46,19 @@ def gathers(body: Any, step: Var) -> list[ir.TensorLoad]:
 
 
 def ahead(load: ir.TensorLoad, loop: tirx.For) -> list[ir.Expr]:
-    """The subscripts of `load` as far ahead of `loop` as it asks for, every array on the way read within its bounds."""
+    """The subscripts of `load` as far ahead of `loop` as it asks for: see `steps_ahead`."""
+    step = loop.loop_var
+    return steps_ahead(load, step, amount(loop, PREFETCH, str(step.ty.dtype)))
+
+
+def steps_ahead(load: ir.TensorLoad, step: Var, number: ir.Expr) -> list[ir.Expr]:
+    """The subscripts of `load` so many steps later, every array on the way read within its bounds."""
 
     def on_load(node: ir.TensorLoad, mutator: Any) -> ir.Expr:
         indices = [mutator.mutate(i) for i in node.indices]
         return tirx.BufferLoad(node.source, [_clamp(i, d) for i, d in zip(indices, node.source.ty.shape, strict=True)])
 
-    step = loop.loop_var
-    further = {step: step + amount(loop, PREFETCH, str(step.ty.dtype))}
+    further = {step: step + number}
     moved = [substitute(i, further) for i in load.indices]
     # Also those that do not move: the body may load them under a condition that does not hold here.
     return [structural_mutate(i, [(ir.TensorLoad, on_load)]) for i in moved]
@@ -107,4 +112,4 @@ def InsertPrefetch(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pr
     return each_loop(func, inner=lambda loop: prefetch(loop) if PREFETCH in loop.annotations else None)
 
 
-__all__ = ["InsertPrefetch", "ahead", "fetch", "gathers", "line_starts", "prefetch"]
+__all__ = ["InsertPrefetch", "ahead", "fetch", "gathers", "line_starts", "prefetch", "steps_ahead"]
