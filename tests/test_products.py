@@ -251,6 +251,19 @@ def test_widths_around_words(n: int, idtype: str, monkeypatch: pytest.MonkeyPatc
             assert getattr(shared, name).tobytes() == getattr(found, name).tobytes()
 
 
+def test_masks_of_wide_matrices_with_few_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hash tables take the place of arrays that would be filled in each call; both find the same."""
+    A = sp.random_array((400, 400), density=0.002, format="csr", rng=np.random.default_rng(0))
+    expected = sparsetir.matmul(A, A, mask=A.T)
+    monkeypatch.setattr(small, "limits", lambda: (-1, -1))
+    monkeypatch.setattr(assembled, "KEPT_BYTES", 0)
+    for most in (0, 1 << 30):
+        monkeypatch.setattr(assembled, "HYPERSPARSE", most)
+        found = sparsetir.matmul(A, A, mask=A.T)
+        for name in ("indptr", "indices", "data"):
+            assert getattr(found, name).tobytes() == getattr(expected, name).tobytes()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["rmat", "giant_row", "copied_rows", "bipartite", "fem_blocks", "pruned_90"])
 def test_large_inputs(family: str) -> None:

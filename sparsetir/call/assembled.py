@@ -75,6 +75,7 @@ HELD_BYTES = 1 << 28  # of such addresses that wait for the next call
 CHOSEN = ("top", "above")  # arguments of a kernel that selects
 MUCH = 8  # a gain that is at least the inverse of what is left counts
 MOST_COORDINATES = 2**63 - 1  # below a row: of several axes they are one number
+HYPERSPARSE = 2  # elements for each entry of the operands from which on hash tables are sooner done
 MOST_WASTE = 1.5  # times as much memory as its entries that a result may hold
 
 
@@ -323,8 +324,15 @@ class AssembledKernel(Saved):
         if self.options.accumulators.is_table or self.assembly.merge is not None:
             return False
         item = 1 + self.item_bytes(args.sizes, [r.held_dtype for r in self.assembly.results])
-        item = max(item, PLACE_BYTES) if self.is_stamped else item
-        return self._width(args.sizes) * item * get_num_threads() > WIDE_BYTES
+        elements = self._width(args.sizes) * get_num_threads()
+        if elements * (max(item, PLACE_BYTES) if self.is_stamped else item) > WIDE_BYTES:
+            return True
+        if not self.is_stamped or elements * (item + PLACE_BYTES) <= KEPT_BYTES:
+            return False
+        # What is not kept for the next call is filled in each, also for rows that are mostly empty.
+        values = {str(b.storage.name) for b in self.signature.buffers.values()}
+        entries = sum(array.size for name, array in args.arrays.items() if name in values)
+        return elements > HYPERSPARSE * entries
 
     @cached_property
     def tabled(self) -> AssembledKernel:
