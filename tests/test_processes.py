@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import multiprocessing
 import os
 import subprocess
@@ -23,6 +24,7 @@ from sparsetir.call.arguments import checks_are_on
 from sparsetir.compile.cache import separate, waiting
 from sparsetir.compile.disk_cache import CACHE_VARIABLE
 from sparsetir.errors import ArgumentError
+from sparsetir.script import trees
 from sparsetir.tuning.workers import Process
 
 pytestmark = pytest.mark.slow
@@ -222,6 +224,21 @@ def test_programs_are_parsed_in_threads() -> None:
     texts = [sparsetir.script(program) for program in (ops.spmm(), ops.sddmm(), ops.spmv(), ops.mttkrp())]
     found = in_threads(lambda n: sparsetir.script(sparsetir.parse(texts[n % 4])), 48)
     assert found == texts * 12
+
+
+def test_trees_are_made_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 48 texts in threads few meet."""
+    usual, made = ast.parse, []
+
+    def parse(*given: Any, **how: Any) -> Any:
+        made.append(trees.ONE_AT_A_TIME._is_owned())
+        return usual(*given, **how)
+
+    monkeypatch.setattr(ast, "parse", parse)
+    for program in (ops.spmm(), ops.mttkrp(), ops.spgemm()):
+        sparsetir.script(sparsetir.parse(sparsetir.script(program)))
+    assert len(made) > 9
+    assert all(made)
 
 
 def test_ready_programs_are_first_asked_for_in_threads() -> None:

@@ -175,4 +175,4 @@ def _folded(line: str, node: ast.FunctionDef) -> Iterator[str]:
 
 def _double_quotes(text: str) -> str:
     """Strings as TVM and most formatters write them; `ast.unparse` leaves no comments, and no string over two lines."""
-    return STRING.sub(lambda found: json.dumps(ast.literal_eval(found[0])) if found[0][0] == "'" else found[0], text)
+    return STRING.sub(lambda found: json.dumps(trees.literal(found[0])) if found[0][0] == "'" else found[0], text)

@@ -19,6 +19,11 @@ def parse(text: str, mode: str = "exec") -> Any:
         return ast.parse(text, mode=mode)
 
 
+def literal(text: str) -> Any:
+    """As `ast.literal_eval` of a text, in any thread."""
+    return ast.literal_eval(parse(text, mode="eval"))
+
+
 def name(identifier: str) -> ast.expr:
     """``identifier`` as a value."""
     return ast.Name(identifier, ast.Load())

@@ -9,7 +9,6 @@ it traces gradients: below them are the functions of functions.py as they are, a
 
 from __future__ import annotations
 
-from ast import literal_eval
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from sparsetir.script.trees import literal
 from sparsetir.torch import functions
 from sparsetir.torch.graph import Graph
 from sparsetir.torch.programs import Sizes
@@ -196,7 +196,7 @@ def along_index(index: Tensor, at: tuple[int, int], rows: int, columns: int, *ca
     return _called(GRAPHS.of_both(index, at, rows, columns), *call, **options)
 
 
-_parsed = cache(literal_eval)
+_parsed = cache(literal)
 
 
 def edges_kernel(
