@@ -89,7 +89,8 @@ def matmul(
         raise ArgumentError("matmul(..., complement=True) computes a product outside of a mask: pass mask=")
     selects = top is not None or above is not None
     program = "spgemm" if mask is None else "masked_spgemm"
-    kernel = _made_before((program, bool(complement), selects), A, B)
+    what = program, bool(complement), selects, above is not None
+    kernel = _made_before(what, A, B)
     if kernel is not None and A.shape[1] == B.shape[0]:
         return _product(kernel, {"A": A, "B": B}, mask, top, above)
     if _is_one_dense(A, B):
@@ -100,9 +101,9 @@ def matmul(
         return _of_blocks(A, B)
     operands = _Operands.of("matmul", A=A, B=B)
     _check_inner("matmul(A, B)", "A", operands["A"], "B", operands["B"])
-    options = Options(complement=bool(complement), select=selects)
+    options = Options(complement=bool(complement), select=selects, limited=above is not None)
     kernel = _kernel_of_product(program, operands, options, operands["A"], operands["B"])
-    operands.keep(kernel, (program, bool(complement), selects))
+    operands.keep(kernel, what)
     return operands.like_first(_product(kernel, dict(operands), mask, top, above))
 
 

@@ -48,6 +48,8 @@ class Output:
         What an element is before the first statement sets it.
     blocks : sequence of tuple of Expr
         Of each result how many elements a coordinate has; nothing where that is one.
+    least : Var, optional
+        Entries with smaller values, and NaN, need not be written, where that spares work.
     """
 
     pos: Var
@@ -56,6 +58,14 @@ class Output:
     values: Sequence[Var]
     initial: Sequence[ir.Expr]
     blocks: Sequence[tuple[ir.Expr, ...]] = ()
+    least: Var | None = None
+
+    def counted(self, place: ir.Expr) -> ir.Expr:
+        """How many entries the one is that was just written at a place: one, or none, so that it is written over."""
+        if self.least is None:
+            return long(1)
+        value = cast(tirx.BufferLoad(self.values[0], [place]), str(self.least.ty.dtype))
+        return cast(value >= self.least, LONG)
 
     @property
     def counts_only(self) -> bool:
@@ -313,7 +323,7 @@ class Marked:
         for array, values, initial, block in parts:
             held = [self.chunk, key]
             stmts += [each(block, copied(values, [place], array, held)), each(block, stored(array, held, initial))]
-        return [*stmts, add(self.out.count, 1), put(marks, get(marks) & (get(marks) - long(1)))]
+        return [*stmts, add(self.out.count, self.out.counted(place)), put(marks, get(marks) & (get(marks) - long(1)))]
 
 
 class Bits(Marked):

@@ -196,8 +196,9 @@ class Functions:
         results = self.assembly.results
         values = [array(f"{r.name}_values", r.dtype, capacity, *r.block) for r in results]
         firsts, blocks = [r.initial for r in results], [r.block for r in results]
-        out = Output(cell("pos", LONG), cell("count", LONG), keys, values, firsts, blocks)
         top, least = size("most"), Var("least", ir.PrimType(ordered(self.assembly.results[0].dtype)))
+        limit = least if self.options.select and self.options.limited else None
+        out = Output(cell("pos", LONG), cell("count", LONG), keys, values, firsts, blocks, limit)
         heap = array("heap", str(least.ty.dtype), split.chunks, top)
         extra = [top, least, heap] if self.options.select else []
 

@@ -113,6 +113,8 @@ class Options:
         Coordinates are entered where the filters store none.
     select : bool
         Of each row only the largest values are kept.
+    limited : bool
+        With `select`, calls seldom keep all values however small they are: small ones are left out as rows are read.
     whole : bool
         Under a mask, where `stamps`: every entry of it is stored, also where nothing is entered.
     accumulators : Accumulators
@@ -124,6 +126,7 @@ class Options:
 
     complement: bool = False
     select: bool = False
+    limited: bool = False
     whole: bool = False
     accumulators: Accumulators = field(default_factory=Accumulators)
     looks_up: bool = True

@@ -249,7 +249,7 @@ class AssembledKernel(Saved):
         if self.assembly.merge is not None or len(self.assembly.results) > 1:
             reason = "merges rows" if self.assembly.merge is not None else "has several results"
             raise LoweringError(f"{self.name} {reason}: the largest entries are those of one product")
-        options = replace(self.options, select=True)
+        options = replace(self.options, select=True, limited=True)
         made = compile_cached(self.func, self.compiled.target, options, AssembledCompiled)
         return AssembledKernel(cast("AssembledCompiled", made))
 
