@@ -18,7 +18,7 @@ from sparsetir.call.arguments import numpy_dtype
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.make import assembled_kernel
 from sparsetir.call.pattern_results import Pattern, as_object
-from sparsetir.call.refilling import Refill, values_of
+from sparsetir.call.refilling import Refill
 from sparsetir.call.rows import ROWS
 from sparsetir.call.selecting import least_of, top_of
 from sparsetir.call.small import function_for, limits
@@ -251,7 +251,7 @@ class ProductPlan:
 
     def _at_once(self, A: Any, B: Any) -> Any:
         """The product of scipy's matrices that are stored as the program reads them; None of others, or wrong ones."""
-        arrays = values_of(self._kernel, {"A": A, "B": B}) if self._refill.has_values else None
+        arrays = self._kernel.rows.arrays_of({"A": A, "B": B}) if self._refill.has_values else None
         if arrays is None or [A.shape, B.shape] != self._shapes or self._refill.other(arrays) is not None:
             return None
         return as_object(self.pattern.refilled(self._refill(arrays)), 0, A)

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -269,6 +271,16 @@ def test_a_plan_gives_arrays_of_their_own() -> None:
     first.data[...] = first.indices[...] = first.indptr[...] = 0
     same(second, A @ A)
     same(plan(A, A), A @ A)
+
+
+def test_a_plan_keeps_no_values_of_its_operands() -> None:
+    A = sp.random_array((9, 9), density=0.4, format="csr", rng=np.random.default_rng(3))
+    plan, other, held = sparsetir.matmul_plan(A, A), A.copy(), weakref.ref(A.data)
+    plan(A, A)
+    del A
+    gc.collect()
+    assert held() is None
+    same(plan(other, other), other @ other)
 
 
 def test_a_plan_is_for_one_pattern() -> None:

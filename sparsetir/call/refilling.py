@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,14 +39,15 @@ class Refill:
         self.has_values = kernel.can_refill(args)
         if not self.has_values:
             return
-        call = kernel.begin(held)
-        params = [p for p in kernel.signature.params if p.name not in {r.storage for r in kernel.assembly.results}]
+        call, results = kernel.begin(held), {r.storage for r in kernel.assembly.results}
+        params = [p for p in kernel.signature.params if p.name not in results]
         self.places = {p.name: (at, p.dtype) for at, p in enumerate(params) if p.name in values}
-        listed = argument_list(kernel.signature, held, without=[r.storage for r in kernel.assembly.results])
-        self.common = [tensor(a) for a in listed]
+        # Each call brings values of its own: those of the first operands are not kept alive.
+        listed = zip(params, argument_list(kernel.signature, held, without=results), strict=True)
+        self.common = [None if p.name in self.places else tensor(a) for p, a in listed]
         self.split = [tensor(a) for a in call.split[len(call.common) :]]
         self.entries = [len(self.pattern.keys), *map(tensor, (self.pattern.indptr, self.pattern.keys))]
-        self.call = call
+        self.call = replace(call, common=[])
         self._spare: list[Work] = []
 
     def other(self, arrays: Mapping[str, np.ndarray]) -> str | None:
@@ -76,19 +78,4 @@ def is_same(held: np.ndarray, array: np.ndarray) -> bool:
     return held.tobytes() == array.tobytes() if held.nbytes <= FEW_BYTES else np.array_equal(held, array)
 
 
-def values_of(kernel: AssembledKernel, operands: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
-    """The arrays of scipy's matrices that are stored as the program reads them; None for others.
-
-    Nothing is looked at in their index arrays: compare them with those of a pattern.
-    """
-    found: dict[str, np.ndarray] = {}
-    for name, value in operands.items():
-        matrix = kernel.rows.matrices.get(name)
-        arrays = None if matrix is None else matrix.arrays(value)
-        if matrix is None or arrays is None:
-            return None
-        found.update(zip(matrix.names, arrays, strict=True))
-    return found
-
-
-__all__ = ["Refill", "is_same", "values_of"]
+__all__ = ["Refill", "is_same"]

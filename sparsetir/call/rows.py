@@ -115,6 +115,20 @@ class CompressedRows:
         self.arrays = [p.name for p in signature.params if p.is_array and p.name not in signature.made]
         self.numbers = {p.name: p for p in signature.params if not p.is_array}
 
+    def arrays_of(self, matrices: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
+        """The arrays of matrices that are stored as the program reads them; None for others.
+
+        Nothing is looked at in their index arrays: compare them with those of a call that was bound.
+        """
+        found: dict[str, np.ndarray] = {}
+        for name, value in matrices.items():
+            held = self.matrices.get(name)
+            arrays = None if held is None else held.arrays(value)
+            if held is None or arrays is None:
+                return None
+            found.update(zip(held.names, arrays, strict=True))
+        return found
+
     def bind(self, arguments: Mapping[str, Any]) -> Arguments | None:
         """The arguments of a call; None for one of another kind, or that is wrong."""
         args = Arguments()
