@@ -313,9 +313,10 @@ def _check_rows(value: Any, name: str) -> None:
     rows, shape = value.shape[0], (np.shape(value.rows), np.shape(value.data))
     if shape != ((rows,), (rows,)):
         raise StructureError(f"rows and data of {name} have the shapes {shape[0]} and {shape[1]}, expected ({rows},)")
-    for row, (columns, values) in enumerate(zip(value.rows, value.data, strict=True)):
-        if len(columns) != len(values):
-            raise StructureError(f"row {row} of {name} has {len(values)} values but {len(columns)} columns")
+    columns, values = (np.fromiter(map(len, part), np.intp, rows) for part in (value.rows, value.data))
+    if not np.array_equal(columns, values):
+        row = int(np.argmax(columns != values))
+        raise StructureError(f"row {row} of {name} has {values[row]} values but {columns[row]} columns")
 
 
 def _signed(array: Any) -> Array:
