@@ -11,8 +11,8 @@ from typing import Any, ParamSpec
 from tvm import tirx
 
 from sparsetir.errors import ArgumentError
-from sparsetir.rules import INDEX_DTYPES, VALUE_DTYPES
-from sparsetir.scalars import as_whole, dtype_name
+from sparsetir.rules import INDEX_DTYPES
+from sparsetir.scalars import VALUE_DTYPES, as_whole, dtype_name
 
 P = ParamSpec("P")
 

@@ -16,7 +16,7 @@ from sparsetir import interop, later, ops
 from sparsetir.assemble import Options
 from sparsetir.call.arguments import numpy_dtype
 from sparsetir.call.assembled import AssembledKernel
-from sparsetir.call.make import assembled_kernel
+from sparsetir.call.blocked import assembled_kernel
 from sparsetir.call.pattern_results import Pattern, as_object
 from sparsetir.call.refilling import Refill
 from sparsetir.call.rows import ROWS
@@ -26,8 +26,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.compressed import compressed_rows
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor
-from sparsetir.rules import VALUE_DTYPES
-from sparsetir.scalars import common_dtype, real_number
+from sparsetir.scalars import VALUE_DTYPES, common_dtype, real_number
 
 LARGEST_INT32 = 2**31 - 1
 

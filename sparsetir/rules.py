@@ -19,24 +19,10 @@ from tvm.ir import Call, Var
 
 from sparsetir.errors import VerifyError
 from sparsetir.ir import SPARSE_ITER, Axis, Entry, Program, SparseBuffer, SpIter, cast, decode
+from sparsetir.scalars import VALUE_DTYPES
 from sparsetir.walks import structural_walk
 
 INDEX_DTYPES = ("int32", "int64")
-VALUE_DTYPES = (
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "int8",
-    "uint8",
-    "int16",
-    "uint16",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-    "bool",
-)
 SEARCHES = ("inline", "hoist", "merge")
 REDUCE = 2
 

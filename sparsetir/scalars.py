@@ -11,6 +11,22 @@ import numpy as np
 
 from sparsetir.errors import ArgumentTypeError
 
+VALUE_DTYPES = (
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "bool",
+)
+
 
 def as_whole(value: Any) -> Any:
     """numpy's integers and others as int; what is none, and bools, as they are.
@@ -100,4 +116,4 @@ def real_number(value: Any, name: str, function: str) -> int | float:
     raise ArgumentTypeError(f"{name} of {function} is a real number, found {value!r}")
 
 
-__all__ = ["as_int64", "as_whole", "common_dtype", "dtype_name", "is_float", "real_number"]
+__all__ = ["VALUE_DTYPES", "as_int64", "as_whole", "common_dtype", "dtype_name", "is_float", "real_number"]

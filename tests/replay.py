@@ -32,11 +32,11 @@ import sparsetir
 from corpus import BY_NAME
 from decomposing import FORMATS, OPERANDS, made
 from sparsetir import formats
-from sparsetir.call.make import single
 from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.target import make_target
 from sparsetir.errors import SparseTIRError
 from sparsetir.ir import decode
+from sparsetir.lower import single
 
 GOLDEN = Path(__file__).parent / "golden" / "replay.json"
 TARGET = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}

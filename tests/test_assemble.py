@@ -23,7 +23,7 @@ from sparsetir.assemble import Options
 from sparsetir.assemble.options import FIRST, FUNCTIONS
 from sparsetir.call import assembled, workspace
 from sparsetir.call.assembled import AssembledKernel
-from sparsetir.call.make import assembled_kernel
+from sparsetir.call.blocked import assembled_kernel
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, ScriptError, VerifyError
 
 

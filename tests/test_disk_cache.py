@@ -18,6 +18,7 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from sparsetir import version
 from sparsetir.compile import disk_cache
 from sparsetir.compile.disk_cache import CACHE_VARIABLE, cache_folder
 
@@ -175,3 +176,34 @@ for write in (kernel.export, kernel.save):
     expected = ["6", "kernel.so_cannot_be_written", "kernel.so_cannot_be_written", "handler"]
     assert (done.stdout.split(), done.returncode) == (expected, 0), done.stderr
     assert not list((tmp_path / "cache").iterdir())
+
+
+# ---------------------------------------------------------------------------------------------- cache keys
+
+
+def test_the_key_covers_every_module_that_the_pipeline_reaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No folder or file is listed by hand: a module that moves stays part of the key."""
+    import ast
+
+    import test_imports
+
+    reached, open_modules = set(), ["sparsetir.compile.pipeline", "sparsetir.call.make", "sparsetir.tuning.warm"]
+    while open_modules:
+        name = open_modules.pop()
+        if name not in reached:
+            reached.add(name)
+            tree = ast.parse(test_imports.paths()[name].read_text(encoding="utf-8"))
+            open_modules.extend(test_imports.imported(name, tree))
+    assert len(reached) > 100
+    assert {test_imports.paths()[name] for name in reached} <= set(version.source_files())
+
+
+@pytest.mark.parametrize("change", [b"# another line\n", b""])
+def test_a_changed_source_changes_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: bytes) -> None:
+    copies = [tmp_path / f"{n}.py" for n in range(3)]
+    for copy in copies:
+        copy.write_bytes(b"same = 1\n")
+    monkeypatch.setattr(version, "source_files", lambda: tuple(copies))
+    before = version.source_digest.__wrapped__()
+    copies[1].write_bytes(change)
+    assert version.source_digest.__wrapped__() != before

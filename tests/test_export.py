@@ -32,7 +32,7 @@ from sparsetir.compile.c_interface import Interface, identifier
 from sparsetir.compile.disk_cache import CACHE_VARIABLE
 from sparsetir.compile.export import export
 from sparsetir.errors import ArgumentError, LoweringError, SparseTIRError
-from sparsetir.rules import VALUE_DTYPES
+from sparsetir.scalars import VALUE_DTYPES
 
 CC = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 CXX = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")

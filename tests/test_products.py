@@ -33,7 +33,7 @@ from product_oracle import (
 )
 from sparsetir.assemble import Options
 from sparsetir.call import assembled, small, workspace
-from sparsetir.call.make import assembled_kernel
+from sparsetir.call.blocked import assembled_kernel
 from sparsetir.harness import suite
 
 

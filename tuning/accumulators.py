@@ -22,13 +22,13 @@ from sparsetir.assemble.blocks import Product
 from sparsetir.assemble.options import KINDS, ORDERS
 from sparsetir.assemble.segments import LEAST_PARTS, SHIFT, update_of
 from sparsetir.call.assembled import AssembledKernel
-from sparsetir.call.blocked import shared_blocks
-from sparsetir.call.make import assembled_kernel, single
+from sparsetir.call.blocked import assembled_kernel, shared_blocks
 from sparsetir.call.pattern_results import Pattern
 from sparsetir.call.row_orders import rows_axis
 from sparsetir.call.workspace import Call
 from sparsetir.errors import ArgumentError, LoweringError
 from sparsetir.ir import decode
+from sparsetir.lower import single
 from sparsetir.sizes import Size
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.comparison import WORTH, Comparison, compared, last_of, note, rescaled, winner

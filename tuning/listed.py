@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 from tvm import tirx
 
 from sparsetir.assemble import Accumulators
-from sparsetir.call.make import make_kernel, single
+from sparsetir.call.make import make_kernel
 from sparsetir.call.timing import Timing
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.format import Format
 from sparsetir.ir import decode
+from sparsetir.lower import single
 from sparsetir.schedules import Choices
 from sparsetir.tuning.accumulators import refuse_assembled
 from sparsetir.tuning.candidate import Candidate

@@ -13,9 +13,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from sparsetir.call.make import single
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ExecutorLostError
 from sparsetir.harness.tables import aligned
+from sparsetir.lower import single
 from sparsetir.tuning.accumulators import refuse_assembled
 from sparsetir.tuning.database import Database, Key, Record
 from sparsetir.tuning.executors import opened

@@ -13,9 +13,10 @@ from tvm import tirx
 
 from sparsetir.call.assembled import AssembledKernel
 from sparsetir.call.kernel import Kernel
-from sparsetir.call.make import make_kernel, single
+from sparsetir.call.make import make_kernel
 from sparsetir.compile.cache import versions
 from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.lower import single
 from sparsetir.machine import machine_name
 from sparsetir.script.printer import script
 from sparsetir.threads import get_num_threads

@@ -14,12 +14,12 @@ import numpy as np
 from sparsetir.call.converting import Judge, format_for
 from sparsetir.call.finite import Watch
 from sparsetir.call.kernel import Kernel
-from sparsetir.call.make import single
 from sparsetir.errors import ArgumentError, TuningError
 from sparsetir.formats.format import Format
 from sparsetir.formats.pattern import MatrixPattern, pattern
 from sparsetir.formats.suit import dense_rows, promising
 from sparsetir.harness.operands import dense_shapes
+from sparsetir.lower import single
 from sparsetir.schedules import Choices, Registers, suit
 from sparsetir.threads import get_num_threads
 from sparsetir.tuning import features

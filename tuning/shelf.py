@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,7 +23,6 @@ from weakref import WeakKeyDictionary
 import tvm
 from tvm import ir, tirx
 
-from sparsetir import formats
 from sparsetir.compile import disk_cache
 from sparsetir.compile.cache import content_key
 from sparsetir.compile.target import make_target
@@ -32,6 +31,7 @@ from sparsetir.formats.format import Format
 from sparsetir.schedules import Choices
 from sparsetir.tuning.form import Code, FormatVariant, Function, Together, fresh, unchecked
 from sparsetir.tuning.space import Values
+from sparsetir.version import source_digest
 
 FOLDER = "candidates"  # in that of the kernels
 MOST_LISTS = 32  # of a format, that searches leave
@@ -92,18 +92,6 @@ class Held:
         return {choices: Code(library[name], late) for choices, (name, late) in self.kernels.items()}
 
 
-@cache
-def sources() -> str:
-    """A hash of what decides the program over a format, and which of its candidates there are."""
-    here = Path(formats.__file__).parent.parent
-    own = (Path(__file__).parent / name for name in ("form.py", "space.py", "warm.py"))
-    paths = [*here.glob("formats/*.py"), *here.glob("transform/*.py"), *own]
-    digest = hashlib.sha256()
-    for path in sorted(paths):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
 class Shelf:
     """The libraries of one program with some sizes compiled in.
 
@@ -130,7 +118,7 @@ class Shelf:
     @cached_property
     def _key(self) -> str:
         program = content_key(self.func, make_target(self.target, self.func), None)
-        return f"{program} {sorted(self.sizes.items())} {sources()}"
+        return f"{program} {sorted(self.sizes.items())} {source_digest()}"
 
     def path(self, format: Format | None) -> Path | None:
         """The library of a format."""

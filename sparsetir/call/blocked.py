@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import scipy.sparse as sp
 import tvm
+from tvm import tirx
 
 from sparsetir.assemble import Accumulators, AssembledCompiled, Options
 from sparsetir.assemble.blocks import Block, Product
@@ -21,8 +22,11 @@ from sparsetir.call.kept_patterns import OfPatterns
 from sparsetir.call.pattern_results import Pattern
 from sparsetir.compile.cache import compile_cached, write_one
 from sparsetir.compile.compiled import Compiled
+from sparsetir.compile.target import make_target
 from sparsetir.errors import LoweringError
 from sparsetir.ir import SparseBuffer, decode
+from sparsetir.lower import single
+from sparsetir.pauses import uncollected
 from sparsetir.sizes import Size
 
 LARGEST_BLOCK = 8
@@ -182,4 +186,17 @@ def _restored(func: Any, target: str, options: Options) -> BlockedKernel:
     return BlockedKernel(cast("AssembledCompiled", made), options)
 
 
-__all__ = ["BlockedKernel", "shared_blocks"]
+@uncollected
+def assembled_kernel(program: tirx.PrimFunc, target: Any = None, options: Options | None = None) -> AssembledKernel:
+    """Compile a program that computes the pattern of its results."""
+    plain = None if options is None else options.unblocked()
+    compiled = cast(
+        "AssembledCompiled",
+        compile_cached(single(program), make_target(target, program), plain, AssembledCompiled),
+    )
+    if options is None or options.accumulators.block is None:
+        return AssembledKernel(compiled)
+    return BlockedKernel(compiled, options)
+
+
+__all__ = ["BlockedKernel", "assembled_kernel", "shared_blocks"]

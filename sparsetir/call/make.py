@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.assemble import Accumulators, AssembledCompiled, Options, is_assembled
+from sparsetir.assemble import Accumulators, Options, is_assembled
 from sparsetir.call.assembled import AssembledKernel
-from sparsetir.call.blocked import BlockedKernel
+from sparsetir.call.blocked import assembled_kernel
 from sparsetir.call.kernel import Convert, Kernel
 from sparsetir.compile.cache import compile_cached
 from sparsetir.compile.target import make_target
 from sparsetir.doubtful import warn_of_doubtful
 from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
-from sparsetir.lower import as_module, called
+from sparsetir.lower import called, single
 from sparsetir.pauses import uncollected
 from sparsetir.rules import stores
 from sparsetir.scalars import as_whole
@@ -101,34 +101,9 @@ def _assembled(program: tirx.PrimFunc, target: Any, schedule: Any) -> AssembledK
     return assembled_kernel(program, target, Options(accumulators=schedule))
 
 
-@uncollected
-def assembled_kernel(program: tirx.PrimFunc, target: Any = None, options: Options | None = None) -> AssembledKernel:
-    """The kernel of a program that computes the pattern of its results."""
-    plain = None if options is None else options.unblocked()
-    compiled = cast(
-        "AssembledCompiled",
-        compile_cached(single(program), make_target(target, program), plain, AssembledCompiled),
-    )
-    if options is None or options.accumulators.block is None:
-        return AssembledKernel(compiled)
-    return BlockedKernel(compiled, options)
-
-
 def _kernel(program: tirx.PrimFunc, target: Any, schedule: Any, **facts: Any) -> Kernel:
     """The kernel of a program that was checked."""
     return Kernel(program, compile_cached(program, make_target(target, program), schedule), **facts)
 
 
-def single(func: Any) -> tirx.PrimFunc:
-    """The one function of what a user passes."""
-    if isinstance(func, ir.IRModule):
-        found = [f for f in func.functions.values() if isinstance(f, tirx.PrimFunc)]
-        if len(found) != 1:
-            names = ", ".join(gv.name_hint for gv in func.functions)
-            raise VerifyError(f"expected a module with one PrimFunc, found {len(found)} ({names}); build mod['name']")
-        func = found[0]
-    mod = as_module(func)
-    return next(iter(mod.functions.values()))
-
-
-__all__ = ["assembled_kernel", "make_kernel", "single"]
+__all__ = ["make_kernel"]

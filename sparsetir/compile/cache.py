@@ -21,12 +21,12 @@ import scipy
 import tvm
 from tvm import ir, s_tir, tirx
 
-from sparsetir import schedules
 from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.disk_cache import cache_folder
 from sparsetir.errors import SparseTIRError
 from sparsetir.schedules import Registers, suit
 from sparsetir.threads import get_num_threads
+from sparsetir.version import source_digest
 
 EXIT_SECONDS = 5.0
 
@@ -38,16 +38,8 @@ SHIPPED: dict[str, tuple[bytes, dict[str, Any]]] = {}  # of a file with kernels,
 
 @cache
 def versions() -> str:
-    """What else decides the machine code: versions, and the compiler's own sources."""
-    digest = hashlib.sha256()
-    here = Path(__file__).parent.parent
-    own = [
-        *here.glob("*.py"),
-        *(p for folder in ("assemble", "call", "compile", "lower") for p in (here / folder).rglob("*.py")),
-    ]
-    for path in sorted([*own, *Path(schedules.__file__).parent.glob("*.py")]):
-        digest.update(path.read_bytes())
-    return f"{tvm.__version__} {np.__version__} {scipy.__version__} {digest.hexdigest()}"
+    """Return what decides the machine code besides the program: versions, and this package's own sources."""
+    return f"{tvm.__version__} {np.__version__} {scipy.__version__} {source_digest()}"
 
 
 def content_key(func: tirx.PrimFunc, target: Any, schedule: Any) -> str:

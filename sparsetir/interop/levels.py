@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sparsetir.errors import ArgumentTypeError, StructureError
-from sparsetir.rules import VALUE_DTYPES
+from sparsetir.scalars import VALUE_DTYPES
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 

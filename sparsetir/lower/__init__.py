@@ -157,6 +157,18 @@ def as_module(func: Any) -> ir.IRModule:
     return ir.IRModule({str(name): func.with_attr("global_symbol", str(name))})
 
 
+def single(func: Any) -> tirx.PrimFunc:
+    """Return the one function of a program or module."""
+    if isinstance(func, ir.IRModule):
+        found = [f for f in func.functions.values() if isinstance(f, tirx.PrimFunc)]
+        if len(found) != 1:
+            names = ", ".join(gv.name_hint for gv in func.functions)
+            raise VerifyError(f"expected a module with one PrimFunc, found {len(found)} ({names}); build mod['name']")
+        func = found[0]
+    mod = as_module(func)
+    return next(iter(mod.functions.values()))
+
+
 def called(program: Any) -> str:
     """What something is that is no program, and what to do with it."""
     if not isinstance(program, FunctionType):

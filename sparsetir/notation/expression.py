@@ -29,8 +29,7 @@ from sparsetir.notation.steps import (
     classed_pattern,
     transposed,
 )
-from sparsetir.rules import VALUE_DTYPES
-from sparsetir.scalars import common_dtype, dtype_name
+from sparsetir.scalars import VALUE_DTYPES, common_dtype, dtype_name
 
 MOST = 512  # expressions that are kept; then all are forgotten
 

@@ -18,7 +18,7 @@ import scipy.sparse as sp
 from sparsetir import interop, ops
 from sparsetir.assemble import Options
 from sparsetir.call.assembled import AssembledKernel
-from sparsetir.call.make import assembled_kernel
+from sparsetir.call.blocked import assembled_kernel
 from sparsetir.formats.compressed import compressed_rows
 from sparsetir.notation.steps import KernelStep, Step
 from sparsetir.scalars import dtype_name

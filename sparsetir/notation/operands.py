@@ -16,8 +16,7 @@ from sparsetir.formats.coordinates import CSF
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, as_numpy, check_detached, check_parts, is_sparse, is_torch
-from sparsetir.rules import VALUE_DTYPES
-from sparsetir.scalars import dtype_name
+from sparsetir.scalars import VALUE_DTYPES, dtype_name
 
 Key: TypeAlias = tuple[Any, ...]
 LARGEST_INT32 = 2**31 - 1

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
-from sparsetir.rules import VALUE_DTYPES
+from sparsetir.scalars import VALUE_DTYPES
 
 REDUCE = {"sum": "sum", "add": "sum", "prod": "prod", "max": "max", "min": "min", "any": "sum", "all": "prod"}
 COMBINE = {"mul": "mul", "add": "add", "max": "max", "min": "min", "and": "mul", "or": "add"}

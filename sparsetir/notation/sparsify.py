@@ -10,11 +10,11 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.call.make import single
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.formats.encodings import format as format_of
 from sparsetir.formats.format import Format
 from sparsetir.ir import decode
+from sparsetir.lower import single
 from sparsetir.notation.dense_text import DenseBuffer, DenseProgram, Statement, read, subscripts
 from sparsetir.notation.emit import Names
 from sparsetir.notation.operands import Level, own_levels, rows

@@ -21,8 +21,8 @@ from tvm.tirx.script import builder as T
 from sparsetir import op
 from sparsetir.errors import VerifyError
 from sparsetir.ir import SPARSE_ITER, Axis, cast, const, decode_axis, merge_domain
-from sparsetir.rules import INDEX_DTYPES, SEARCHES, VALUE_DTYPES, chain_fault, fuse_fault, merge_fault
-from sparsetir.scalars import as_whole, dtype_name
+from sparsetir.rules import INDEX_DTYPES, SEARCHES, chain_fault, fuse_fault, merge_fault
+from sparsetir.scalars import VALUE_DTYPES, as_whole, dtype_name
 
 # `arg` has no operand to take its type from, so its text must say it.
 if op.OPS["arg"].get_attr("TScriptDtypePrintLocation") is None:
