@@ -4,6 +4,7 @@
 #   make demo             tune SpMM on a real matrix; MATRIX=file OP=spmm FEAT=128 SECONDS=30 OUT=folder
 #   make test             lint, then the whole test suite; SPARSETIR_FULL=1 for all products of families
 #   make test-quick       one case of each test that starts no process, within a minute
+#   make fuzz             drawn cases on all fronts; SECONDS=600 SEED=1 WORKERS=1 FRONTS="einsum lazy" OUT=folder
 #   make lint             ruff and mypy
 #   make bench-overhead   cost of calls, compilation and caches
 #   make clean            remove everything that was built, the environment too
@@ -23,7 +24,10 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist wor
 DEMO_FLAGS := $(if $(MATRIX),--matrix "$(MATRIX)") $(if $(OP),--op $(OP)) $(if $(FEAT),--feat $(FEAT)) \
               $(if $(SECONDS),--seconds $(SECONDS)) $(if $(OUT),--out "$(OUT)")
 
-.PHONY: help demo test test-quick lint bench-overhead clean
+FUZZ_FLAGS := --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) --workers $(or $(WORKERS),1) \
+              $(FRONTS:%=--front %) $(if $(OUT),--out "$(OUT)")
+
+.PHONY: help demo test test-quick fuzz lint bench-overhead clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -36,6 +40,9 @@ test: lint
 
 test-quick: $(VENV)/.with-dev
 	$(PYTEST) --quick -q
+
+fuzz: $(VENV)/.with-dev
+	$(BIN)/python -m tests.fuzzing $(FUZZ_FLAGS)
 
 # mypy follows folders, not package-dir: show it the packages as an installed user sees them.
 lint: $(VENV)/.with-dev

@@ -19,7 +19,6 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuzzing import loaders
 from sparsetir.errors import ArgumentTypeError, FileFormatError, MissingFileError
 from sparsetir.files import read
 from sparsetir.interop import CooTensor
@@ -311,11 +310,3 @@ def test_names_that_are_no_files(tmp_path):
     for value in (3, None, b"a.mtx"):
         with pytest.raises(ArgumentTypeError, match=f"expected the path of a file, found {type(value).__name__}"):
             read(value)
-
-
-@pytest.mark.slow
-def test_mutated_files_end_no_process():
-    counts, wrong = loaders.run(seed=0, cases=150)
-    assert not wrong
-    assert counts["right"] > 15
-    assert counts["refused"] > 30

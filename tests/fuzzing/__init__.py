@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random programs under random schedules and formats, and random histories of calls, each with an oracle of its own.
+"""A fuzzer of the whole package: drawn cases on several fronts, each judged by an oracle of its own.
 
-`python tests/fuzzing/programs.py --help` and `python tests/fuzzing/histories.py --help` run them at any size.
+    python -m tests.fuzzing --seconds 600 --seed 1
+
+runs all fronts, reduces what it finds to stand-alone scripts, and prints a table; see docs/reliability.md. A case is
+data: `case.Case` runs it, names smaller ones and prints its script; the fronts in `fronts` draw them. `child` runs
+groups of cases in a process that may crash, `command` watches it, `minimise` reduces.
 """

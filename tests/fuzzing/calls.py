@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from fences import Fences
-from fuzzing.inputs import LENGTHS, Inputs
+from fuzzing.inputs import Inputs
 from fuzzing.oracle import Oracle, Unclear
 from fuzzing.program import Buffer, Program
 from sparsetir import CooTensor
@@ -125,19 +125,6 @@ def decoded(value: Any) -> Any:
 # ---------------------------------------------------------------------------------------------- of a program
 
 
-def calls(program: Program, kernel: Any, seed: int, lengths: tuple[int, ...] = LENGTHS) -> Iterator[Call]:
-    """Calls on several sets of inputs; what the results hold before is ordinary once and poison once."""
-    for n, most in enumerate(lengths):
-        inputs = Inputs(program, seed + n, most)
-        caller = Caller(program, kernel, inputs)
-        ordinary = {b.name.lower(): inputs.args[b.name.lower()] for b in program.buffers if not b.scratch}
-        for kind, arrays in (("ordinary", ordinary), ("poisoned", inputs.poisoned())):
-            made = caller.call(arrays, f"lengths up to {most}, results {kind} before")
-            if made is not None:
-                made.is_repeated = kind == "poisoned"
-                yield made
-
-
 class Caller:
     """Makes the calls of one set of inputs."""
 
@@ -199,4 +186,4 @@ class Caller:
         return largest * 64 / EXACT[dtype] if dtype in EXACT and largest > EXACT[dtype] else 0.0
 
 
-__all__ = ["Call", "calls"]
+__all__ = ["Call", "Caller"]

@@ -3,30 +3,19 @@
 
 What came before a call must not change what it gives: results, errors and what is written in place are those of a
 kernel that was never called, for arguments of every class, layout and fault, bound and unbound.
-
-    python tests/fuzzing/histories.py --cases 20000 --seed 0
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-
-if __name__ == "__main__":
-    os.environ.setdefault("TVM_NUM_THREADS", "1")  # small arrays: another thread takes longer to wake than to compute
-    sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import sparsetir
 from fuzzing.arguments import OWN, Item, Memo, dense, numbers, sparse
@@ -436,32 +425,4 @@ def run(name: str, seed: int, calls: int, counts: Counter[str]) -> int:
     return compared
 
 
-def main() -> int:
-    """Run histories until so many calls were compared."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--cases", type=int, default=20_000, help="calls to compare")
-    parser.add_argument("--seed", type=int, default=0, help="of the first history")
-    parser.add_argument("--steps", type=int, default=25, help="of a history")
-    parser.add_argument("--only", choices=MAKERS, help="one kernel")
-    chosen = parser.parse_args()
-    names, counts, wrong = [chosen.only] if chosen.only else list(MAKERS), Counter[str](), 0
-    compared, seed, shown = 0, chosen.seed, time.monotonic()
-    while compared < chosen.cases:
-        name = names[seed % len(names)]
-        try:
-            compared += run(name, seed, chosen.steps, counts)
-        except Difference as difference:
-            wrong, compared = wrong + 1, compared + 1
-            print(f"WRONG {name}, seed {seed}: {difference}", flush=True)
-        seed += 1
-        if time.monotonic() - shown > 5:
-            shown = time.monotonic()
-            print(f"{compared} of {chosen.cases} calls compared, {wrong} wrong", flush=True)
-    print(f"{compared} calls of {seed - chosen.seed} histories compared, {wrong} wrong")
-    for what, count in counts.most_common():
-        print(f"  {count:7d} {what}")
-    return wrong > 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+__all__ = ["ADD", "MAKERS", "Difference", "History", "run"]

@@ -1,25 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutated files of every kind and packing, read in processes of their own.
+"""Mutated files of every kind and packing.
 
-A case is wrong when the process ends, hangs or takes too much memory, the error is none of the package's, or what was
-read is not sound. ``python tests/fuzzing/loaders.py --cases 20000 --seed 0`` prints how many were, and which; one case
-is run again by ``--only N``.
+Reading one is wrong when it takes too much memory, the error is none of the package's, or what was read is not sound.
 """
 
 from __future__ import annotations
 
-import argparse
-import collections
 import gzip
 import io
 import lzma
 import os
 import random
 import resource
-import signal
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +19,7 @@ import numpy as np
 import scipy.io
 import scipy.sparse as sp
 
-SECONDS = 60  # of one case
 GROWTH = 1 << 30  # bytes that a case may take
-BATCH = 500
 PACKINGS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 SIZES = (127, 255, 2**16, 2**31 - 1, 2**31, 2**32, 10**12, 2**63 - 1)
 NUMBERS = ["0", "-1", "1", "2", "3", *map(str, SIZES), "1e400", "-0", "nan"]
@@ -162,9 +152,8 @@ def mutated(data: bytes, rng: random.Random, most: int = 3) -> bytes:
     return bytes(found)
 
 
-def case(seed: int, n: int) -> tuple[str, bytes]:
+def drawn_file(rng: random.Random) -> tuple[str, bytes]:
     """Name and contents of a file."""
-    rng = random.Random(f"{seed} {n}")
     kind, packing = rng.choice(list(KINDS)), rng.choice(["", "", *PACKINGS])
     data = mutated(KINDS[kind](rng), rng)
     if rng.random() < 0.002:
@@ -204,65 +193,4 @@ def unsound(value: Any) -> str:
     return "right" if is_sound and value.values.dtype.kind in "biufc" else "wrong: unsound"
 
 
-def work(seed: int, start: int, stop: int) -> None:
-    """Run cases, and print a line before and one after each."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    with tempfile.TemporaryDirectory() as folder:
-        for n in range(start, stop):
-            name, data = case(seed, n)
-            path = Path(folder, name)
-            path.write_bytes(data)
-            print(n, flush=True)
-            signal.alarm(SECONDS)
-            found = outcome(path)
-            signal.alarm(0)
-            print(" ".join(found.split()), flush=True)
-            path.unlink()
-
-
-def run(seed: int, cases: int, first: int = 0) -> tuple[collections.Counter[str], list[str]]:
-    """Counts of outcomes, and the cases that are wrong."""
-    counts: collections.Counter[str] = collections.Counter()
-    wrong: list[str] = []
-    start, end = first, first + cases
-    while start < end:
-        command = [sys.executable, __file__, "--seed", str(seed), "--work", str(start), str(min(end, start + BATCH))]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        lines = done.stdout.split("\n")[:-1]
-        for number, found in zip(lines[::2], lines[1::2], strict=False):
-            counts[found.partition(":")[0]] += 1
-            if found.startswith("wrong"):
-                wrong.append(f"case {number}: {found}")
-        if done.returncode == 0:
-            start = min(end, start + BATCH)
-        elif len(lines) % 2 == 0:  # not in a case
-            raise RuntimeError(done.stderr)
-        else:
-            start = int(lines[-1]) + 1
-            counts["wrong"] += 1
-            wrong.append(f"case {lines[-1]}: the process ended by {done.returncode}: {done.stderr[-200:]}")
-        if cases > BATCH:
-            print(f"{start - first} of {cases}: {dict(counts)}", flush=True)
-    return counts, wrong
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="one case, in this process")
-    parser.add_argument("--work", type=int, nargs=2, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.work:
-        work(args.seed, *args.work)
-    elif args.only is not None:
-        print(*case(args.seed, args.only))
-        work(args.seed, args.only, args.only + 1)
-    else:
-        _, wrong = run(args.seed, args.cases)
-        print("\n".join(wrong) or "none is wrong")
-        sys.exit(bool(wrong))
-
-
-if __name__ == "__main__":
-    main()
+__all__ = ["drawn_file", "outcome"]

@@ -45,6 +45,7 @@ class Recipe:
     formats: dict[str, str] | None = None
     choices: dict[str, int] | None = None
     stage2: int | None = None
+    steps: int = 7  # most of stage II
 
     def build(self) -> Any:
         """The kernel."""
@@ -59,10 +60,15 @@ class Recipe:
     def schedule(self, subject: Any) -> Any:
         """What `sparsetir.build` takes."""
         if self.stage2 is not None:
-            sch = s_tir.Schedule(sparsetir.lower(subject, stage=2))
-            sch.work_on(next(iter(sch.mod.functions)).name_hint)
-            return drawn_from(sch, random.Random(self.stage2), most=7)
+            return drawn_schedule(subject, self.stage2, self.steps)
         return None if self.choices is None else sparsetir.Choices(**self.choices)
+
+
+def drawn_schedule(subject: Any, seed: int, most: int) -> Any:
+    """A stage-II schedule of a few legal steps."""
+    sch = s_tir.Schedule(sparsetir.lower(subject, stage=2))
+    sch.work_on(next(iter(sch.mod.functions)).name_hint)
+    return drawn_from(sch, random.Random(seed), most=most)
 
 
 def drawn_choices(rng: random.Random) -> dict[str, int]:
@@ -129,4 +135,4 @@ def is_refused(work: Callable[[], Any]) -> tuple[Any, str]:
         return None, f"{type(error).__name__}: {error}"
 
 
-__all__ = ["MODES", "Recipe", "drawn_recipe", "is_refused", "structure"]
+__all__ = ["MODES", "Recipe", "drawn_recipe", "drawn_schedule", "is_refused", "structure"]
