@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from tvm import s_tir
 
 import sparsetir
@@ -505,3 +506,42 @@ def test_an_axis_attached_to_its_own_parent_hangs_from_each_entry_of_it() -> Non
     c = np.zeros((2, 2), "float32")
     compiled(func)(c=c, **args)
     assert c.tolist() == expected
+
+
+STARTS_OF_REPEATED_COORDINATES = """
+@T.prim_func
+def starts(a: T.handle, c: T.handle, j: T.handle, k: T.handle, p: T.handle, m: T.int32, n: T.int32, z: T.int32,
+           o: T.int32, w: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, z), (p, j))
+    K = T.sparse_fixed(None, (o, w), k, sorted=False, unique=False)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    C = T.match_sparse_buffer(c, (I, K), "float32")
+    with T.sp_iter([I, K, J], "SSR", "starts") as [i, k, j]:
+        with T.init():
+            C[i, k] = 1
+        C[i, k] = C[i, k] + A[i, j]
+"""
+
+
+@pytest.mark.parametrize(
+    "chosen", [formats.csr(), formats.ell(), formats.dcsr(), formats.hyb(1, (1, 2)), formats.bsr(2, 2)]
+)
+def test_each_slot_of_a_repeated_coordinate_is_initialised(chosen: Any) -> None:
+    A = np.array([[2, 0], [0, 0], [1, 4], [0, 0]], np.float32)
+    program = sparsetir.decompose_format(sparsetir.parse(STARTS_OF_REPEATED_COORDINATES), {"A": chosen})
+    start = np.full((4, 3), np.nan, np.float32)
+    result = sparsetir.build(program)(A=sp.csr_array(A), c=start, k=np.array([1, 0, 1], np.int32), m=4, o=2)
+    result = start if result is None else result
+    np.testing.assert_array_equal(result, np.repeat(A.sum(1, keepdims=True) + 1, 3, axis=1))
+
+
+def test_starts_of_repeated_coordinates_elsewhere_are_refused() -> None:
+    text = STARTS_OF_REPEATED_COORDINATES.replace("C[i, k] = 1", "C[0, k] = 1")
+    with pytest.raises(VerifyError, match="initialises C over axis K, which repeats coordinates, elsewhere"):
+        sparsetir.decompose_format(
+            sparsetir.parse(
+                text.replace("(I, K)", "(K, I)").replace("C[0, k]", "C[0, i]").replace("C[i, k]", "C[k, i]")
+            ),
+            {"A": formats.ell()},
+        )

@@ -9,7 +9,7 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.errors import VerifyError
-from sparsetir.ir import INDEPENDENT, INIT, STORED, SWEEP, Entry, SpIter, accesses, cast, const
+from sparsetir.ir import INDEPENDENT, INIT, STORED, SWEEP, Axis, Entry, SpIter, accesses, cast, const
 from sparsetir.lower.rewriting import collect, conjunction, mentions, renewed, seq
 from sparsetir.transform.editing import make_iteration, notes_of
 from sparsetir.transform.entry_order import EntryOrder
@@ -48,7 +48,7 @@ class Pieces:
             if any(s.buffer.same_as(view) for p in parts for s in collect(p, tirx.BufferStore)):
                 self.structure.set_clean(view, neutral and still_clean(parts, view, clean, own))
         initialising = self._initialising() if self._inits_rows() else []
-        first = [] if initialising or not self.shared_init else [self._init_iteration()]
+        first = [] if initialising or not self.shared_init else self._init_iterations()
         pieces = [self._piece(made, neutral, made in initialising) for made in self.structure.made]
         return seq(*first, *pieces)
 
@@ -112,16 +112,40 @@ class Pieces:
         dimension = {name: d for d, group in made.rule.axis_map.items() for name in group}
         return [self.kinds[self.old_vars[dimension[a.name]]] for a in made.rule.buffer.axes]
 
-    def _init_iteration(self) -> tirx.Stmt:
-        """An iteration over every spatial coordinate that the shared initial stores use."""
-        init = seq(*self.shared_init)
-        axis_of = dict(zip(self.it.vars, self.it.axes, strict=True))
-        used = [v for v in self.it.vars if self.kinds[v] == "S" and mentions(init, [v])]
+    def _init_iterations(self) -> list[tirx.Stmt]:
+        """Iterations over every spatial coordinate that the shared initial stores use.
+
+        A store to a structure that repeats coordinates visits its slots: a search reaches one slot of several.
+        """
+        repeating = {stmt: self._repeated_axes(stmt) for stmt in self.shared_init}
+        once = [stmt for stmt in self.shared_init if not repeating[stmt]]
+        first = [self._init_iteration(seq(*once), set())] if once else []
+        return first + [self._init_iteration(stmt, axes) for stmt, axes in repeating.items() if axes]
+
+    def _init_iteration(self, init: tirx.Stmt, visited: set[Axis]) -> tirx.Stmt:
+        """An iteration of initial stores: the stored slots of the visited axes, all coordinates of the others."""
+        used = [(a, v) for a, v in zip(self.it.axes, self.it.vars, strict=True) if mentions(init, [v])]
+        used = [(a, v) for a, v in used if self.kinds[v] == "S"]
         if not used:
             return init
-        fresh = {v: Var(str(v.name), v.ty) for v in used}
-        entries = [Entry((self.structure.dense(axis_of[v]),), (fresh[v],), "S") for v in used]
-        return make_iteration(f"{self.it.name}_init", entries, replaced_vars(init, fresh))
+        fresh = {v: Var(str(v.name), v.ty) for _, v in used}
+        entries = [Entry((a if a in visited else self.structure.dense(a),), (fresh[v],), "S") for a, v in used]
+        return make_iteration(f"{self.it.name}_init", _parents_first(entries), replaced_vars(init, fresh))
+
+    def _repeated_axes(self, stmt: tirx.Stmt) -> set[Axis]:
+        """The axes that repeat coordinates where `stmt` stores, and those above; empty if none does."""
+        axis_of = dict(zip(self.it.vars, self.it.axes, strict=True))
+        repeated: set[Axis] = set()
+        for store in _stores(stmt):
+            buffer = self.structure.program.buffers.get(store.buffer)
+            some = [] if buffer is None else [a for a in buffer.axes if not a.unique]
+            needed = {up for a in some for up in (a, *a.ancestors)}
+            own = {a for a, i in zip(buffer.axes, store.indices, strict=True) if axis_of.get(i) is a} if some else set()
+            if not needed <= own - set(self.structure.axes) or (some and not isinstance(stmt, tirx.BufferStore)):
+                names = f"{buffer.name} over axis {some[0].name}"
+                raise self._refusal(f"initialises {names}, which repeats coordinates, elsewhere than where it stands")
+            repeated |= needed
+        return repeated
 
     # ------------------------------------------------------------------ pieces
 

@@ -30,7 +30,6 @@ KNOWN: dict[str, Callable[[str, Case, Finding], bool]] = {
     "weights of one hash": is_of("models", outcome="wrong"),
     "bfloat16 on processors that have it": is_of("torch", "LLVM module verification"),
     "bfloat16 scratch": is_of("halves", "Reinterpret requires size", "value_bits == target_bits"),
-    "starts of results with repeated coordinates over other formats": is_of("halves", "formats", outcome="wrong"),
     "raw errors of bad arguments": is_of("arguments"),
 }
 
