@@ -418,8 +418,22 @@ static int rt_fill_results(const struct assembly *s, struct held *held) {
   return 0;
 }
 
+/* A caller that does not look at the return code still frees nothing that is not there. */
+static int rt_clear_places(void **const *places, const char *const *names, int count) {
+  for (int n = 0; n < count; ++n)
+    if (places[n]) *places[n] = NULL;
+  for (int n = 0; n < count; ++n) {
+    if (!places[n]) return rt_fail("%s is NULL, expected the address of a pointer for the result", names[n]);
+    for (int other = 0; other < n; ++other)
+      if (places[n] == places[other])
+        return rt_fail("%s and %s are the same address, expected one for each result", names[other], names[n]);
+  }
+  return 0;
+}
+
 static int rt_check_sizes(struct assembly *s) {
   int64_t width = 1;
+  if (s->selects && s->top < 0) return rt_fail("top is %lld, expected 0 or more", (long long)s->top);
   int is_negative = s->rows < 0;
   for (int n = 0; n < s->length_count; ++n) is_negative |= s->lengths[n] < 0;
   if (is_negative) return rt_fail("the result would be of a negative size: sizes must not be negative");

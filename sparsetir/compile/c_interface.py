@@ -155,6 +155,13 @@ class Interface:
         """Arrays by their place among the parameters."""
         return [(at, p) for at, p in enumerate(self.given) if p.shape is not None]
 
+    def _filled(self) -> list[tuple[str, Any]]:
+        """Index arrays, and the length of the axis that their entries lie on."""
+        symbols = {p.symbol for p in self.parameters}
+        axes = [a for a in self.kernel.signature.program.axes.values() if a.indices is not None and not a.may_be_absent]
+        stored = [(str(a.indices.name), a.length) for a in axes if str(a.indices.name) in self.places]
+        return [(name, n) for name, n in stored if isinstance(n, Var) and str(n.name) in symbols]
+
     def _offsets(self) -> list[tuple[str, Any]]:
         """Row pointers, and the number of entries they end at."""
         found = {}
@@ -174,7 +181,7 @@ class Interface:
     def prototypes(self) -> dict[str, tuple[str, str]]:
         """The public functions by name: what the header says of each, and its declaration."""
         name, declared = self.name, [*(p.declaration for p in self.parameters), *(f"{t}{n}" for t, n in self.outputs)]
-        threads = "How many threads each call uses; 0, the default, means all cores."
+        threads = "How many threads each call uses, at most 1024; 0, the default, means all cores."
         return {
             name: ("", f"int {name}({', '.join(declared) or 'void'});"),
             f"{name}_last_error": (
@@ -252,10 +259,11 @@ void {self.name}_set_num_threads(int threads) {{ __atomic_store_n(&rt_wanted, th
         place = self.places
         checks = [f"rt_check_arrays(arrays, {len(place)})"] if place else []
         checks += [f"rt_check_offsets(&arrays[{place[n]}], {self.size_of(count)})" for n, count in self._offsets()]
+        checks += [f"rt_check_filled(&arrays[{place[n]}], {self.size_of(length)})" for n, length in self._filled()]
         return "\n".join(
             [
                 f"int {self.name}({', '.join(renamed) or 'void'}) {{",
-                *(f"  *r{at} = NULL;" for at in range(len(self.outputs))),
+                *(f"  {line}" for line in self._cleared()),
                 *(["  struct array arrays[] = {", *map(self._described, self.arrays), "  };"] if place else []),
                 *(f"  if ({check}) return -1;" for check in checks),
                 *(f"  {line}" for line in self.called()),
@@ -263,6 +271,17 @@ void {self.name}_set_num_threads(int threads) {{ __atomic_store_n(&rt_wanted, th
                 "",
             ]
         )
+
+    def _cleared(self) -> list[str]:
+        """Set the results to NULL, and return where there is no place for one."""
+        count, names = len(self.outputs), ", ".join(f'"{name}"' for _, name in self.outputs)
+        if not count:
+            return []
+        return [
+            f"void **const places[] = {{{', '.join(f'(void **)r{at}' for at in range(count))}}};",
+            f"const char *const names[] = {{{names}}};",
+            f"if (rt_clear_places(places, names, {count})) return -1;",
+        ]
 
     @cached_property
     def places(self) -> dict[str, int]:

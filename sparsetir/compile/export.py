@@ -79,9 +79,10 @@ def export(kernel: Exportable, path: Path, header: Path | None = None, *, interf
 
     Notes
     -----
-    The function returns 0, or -1 with a message in ``spmm_last_error`` (one per thread). It notices NULL, negative and
-    inconsistent sizes, row pointers that do not end at the number of stored entries, and outputs that overlap another
-    array; the index arrays are trusted otherwise. It may be called from several threads at once.
+    The function returns 0, or -1 with a message in ``spmm_last_error`` (one per thread). It refuses NULL (for an array
+    with elements and for the place of a result), negative and inconsistent sizes, row pointers that do not end at the
+    number of stored entries, entries of an axis of length 0, and outputs that overlap another array; the index arrays
+    are trusted otherwise. It may be called from several threads at once.
 
     Examples
     --------

@@ -104,10 +104,12 @@ static int rt_start_worker(void) {
   return 1;
 }
 
+enum { MOST_THREADS = 1024 };
+
 static int rt_num_threads(void) {
   int wanted = __atomic_load_n(&rt_wanted, __ATOMIC_RELAXED);
   cpu_set_t allowed;
-  if (wanted > 0) return wanted;
+  if (wanted > 0) return wanted < MOST_THREADS ? wanted : MOST_THREADS;
   if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
   long online = sysconf(_SC_NPROCESSORS_ONLN);
   return online > 0 ? (int)online : 1;
@@ -222,6 +224,12 @@ static int rt_check_offsets(const struct array *a, int64_t stored) {
   if (first != 0) return rt_fail("%s starts at %lld, expected 0", a->name, first);
   if (last == stored) return 0;
   return rt_fail("%s ends at %lld but there are %lld stored entries", a->name, last, (long long)stored);
+}
+
+/* No index lies on an axis without elements. */
+static inline int rt_check_filled(const struct array *a, int64_t length) {
+  if (!a->count || length > 0) return 0;
+  return rt_fail("%s has %lld entries of an axis of length %lld", a->name, (long long)a->count, (long long)length);
 }
 
 static TVMFFIAny rt_pass_array(struct array *a) {
