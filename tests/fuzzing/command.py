@@ -219,6 +219,7 @@ class Run:
             self.labels[key] += 1
             if self.labels[key] <= MAX_ALIKE and len(self.findings) < MAX_MINIMISED:
                 self.findings.append({"front": front, "seed": self.seed, **finding})
+                print(f"found in {front}: {finding['outcome']}, {finding['label']}", flush=True)
 
     def minimise(self, out: Path, seconds: float) -> None:
         """Write a script for each finding, the shortest that is found in the time."""

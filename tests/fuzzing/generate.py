@@ -220,7 +220,7 @@ class Maker:
     def statement(self, walk: Iteration, written: list[Buffer]) -> None:
         """One more statement of a body."""
         kind = self.rng.choice(["reduce", "reduce", "reduce", "map", "map", "scatter"])
-        kind = "reduce" if kind == "scatter" and self.is_plain and self.chance(0.6) else kind
+        kind = "reduce" if kind == "scatter" and self.is_plain and self.chance(0.3) else kind
         getattr(self, kind)(walk, written)
 
     def complete(self, walk: Iteration) -> list[Axis]:
@@ -380,7 +380,7 @@ class Maker:
             return ("const", self.rng.randint(0, 2))
         axis = self.rng.choice(axes)
         one: Expr = ("var", axis)
-        kind = self.rng.choice(["var"] * 6 + ["next", "previous", "sum", "twice", "mod", "value"])
+        kind = self.rng.choice(["var"] * 6 + ["next", "previous", "sum", "twice", "mod", "value", "value"])
         if kind in ("next", "previous"):
             return ("add" if kind == "next" else "sub", one, ("const", 1))
         if kind == "sum":

@@ -27,6 +27,7 @@ KNOWN: dict[str, Callable[[str, Case, Finding], bool]] = {
     "factors taken out of sums that are not finite or empty": is_not_finite,
     "lazy products of functions of sparse arrays": is_of("lazy", outcome="wrong"),
     "lazy arrays of ranks 0 and 1": is_of("lazy", outcome="unclear"),
+    "operators of bools": is_of("tensors", "boolean negative", outcome="unclear"),
     "weights of one hash": is_of("models", outcome="wrong"),
     "bfloat16 on processors that have it": is_of("torch", "LLVM module verification"),
     "bfloat16 scratch": is_of("halves", "Reinterpret requires size", "value_bits == target_bits"),

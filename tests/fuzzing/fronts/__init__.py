@@ -13,9 +13,10 @@ from fuzzing.fronts.lazy import Lazies
 from fuzzing.fronts.models import Models
 from fuzzing.fronts.products import Products
 from fuzzing.fronts.programs import Halves, Programs
+from fuzzing.fronts.tensors import Tensors
 from fuzzing.fronts.torch_ops import TorchOperators
 
-ALL: tuple[Front, ...] = (Programs(), Halves(), Einsum(), Products(), Lazies(), TorchOperators(), Models())
+ALL: tuple[Front, ...] = (Programs(), Halves(), Einsum(), Products(), Tensors(), Lazies(), TorchOperators(), Models())
 ALL += (Histories(), Exporteds(), Files(), BadArguments())
 FRONTS: dict[str, Front] = {front.name: front for front in ALL}
 
