@@ -270,3 +270,17 @@ def test_unknown_fronts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main(["--front", "nothing"])
     assert "--front: expected some of programs, halves" in capsys.readouterr().err
+
+
+def test_a_fault_of_the_fuzzer_is_told_and_ends_no_run(place: Place) -> None:
+    class Failing(Front):
+        name = "failing"
+
+        def draw(self, rng: Random) -> Iterator[Case]:
+            yield Ending((1,))
+            raise OverflowError("drawn too far")
+
+    told: list[dict[str, Any]] = []
+    run_group(Failing(), 0, 0, place, lambda **facts: told.append(facts))
+    assert told[-1]["counts"] == {"cases": 2, "right": 1, "unclear": 1}
+    assert told[0]["finding"]["label"].startswith("in the fuzzer: OverflowError")

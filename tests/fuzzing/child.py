@@ -16,6 +16,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -67,6 +68,22 @@ def outcome_of(case: Case) -> tuple[str, str, Finding | None]:
     return ("right", "", None) if finding is None else (finding.outcome, "", finding)
 
 
+@dataclass(frozen=True)
+class Undrawn(Case):
+    """What stands for a case that could not be drawn: a fault of the fuzzer."""
+
+    finding: Finding
+
+    def run(self) -> Finding:
+        return self.finding
+
+    def smaller(self) -> Iterator[Case]:
+        return iter(())
+
+    def script(self) -> str:
+        return f"print({self.finding.detail!r})\nraise SystemExit(1)\n"
+
+
 def run_group(front: Front, seed: int, group: int, place: Place, tell: Callable[..., None]) -> None:
     """Run the cases of a group, and tell how they came out."""
     counts: Counter[str] = Counter()
@@ -77,11 +94,9 @@ def run_group(front: Front, seed: int, group: int, place: Place, tell: Callable[
         for index, case in enumerate(drawn(front, seed, group)):
             place.set(group, index)
             try:
-                outcome, refusal, finding = outcome_of(case)
+                outcome, refusal, finding = judged(front, case)
             except Skip:
                 continue
-            if finding is not None and (known := known_class(front.name, case, finding)):
-                outcome, finding, refusal = "known", None, f"known: {known}"
             counts["cases"] += 1
             counts[outcome] += 1
             if refusal:
@@ -94,12 +109,21 @@ def run_group(front: Front, seed: int, group: int, place: Place, tell: Callable[
     tell(group=group, counts=counts, refusals=refusals, seconds=time.monotonic() - since)
 
 
+def judged(front: Front, case: Case) -> tuple[str, str, Finding | None]:
+    """The outcome of a case, where findings of a known class are no findings."""
+    outcome, refusal, finding = outcome_of(case)
+    known = None if finding is None else known_class(front.name, case, finding)
+    return ("known", f"known: {known}", None) if known else (outcome, refusal, finding)
+
+
 def drawn(front: Front, seed: int, group: int) -> Iterator[Case]:
     """The cases of a group; drawing ends where the package refuses a step of it."""
     try:
         yield from front.draw(rng_of(front.name, seed, group))
     except SparseTIRError:
         return
+    except Exception as error:
+        yield Undrawn(unclear(error, "in the fuzzer: "))
 
 
 def packed(case: Case) -> str:

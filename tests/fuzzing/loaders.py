@@ -90,7 +90,8 @@ def tampered(array: np.ndarray, rng: random.Random) -> np.ndarray:
         return np.array(rng.choice([-5, 2**40, "csr", b"dia", 1.5, b"\xff"]))
     if choice == 3 and array.size and array.dtype.kind in "iu":
         changed = array.copy().reshape(-1)
-        changed[rng.randrange(array.size)] = rng.choice([-1, 7, 10**6, np.iinfo(array.dtype).max])
+        number = rng.choice([-1, 7, 10**6, np.iinfo(array.dtype).max])
+        changed[rng.randrange(array.size)] = np.array(number).astype(array.dtype)
         return changed.reshape(array.shape)
     return array[None] if array.ndim < 3 else array.reshape(-1)
 
