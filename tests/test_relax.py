@@ -560,6 +560,24 @@ def test_a_structure_is_looked_over_once() -> None:
     assert "check_spmm" not in str(lowered(mod, native_target(), checked=False).script())
 
 
+def test_sizes_of_one_name_are_checked_each() -> None:
+    A = matrix(m=N)
+    length, nnz = (tirx.Var(name, "int64") for name in ("p", "nnz"))
+    n, other = tirx.Var("n", "int64"), tirx.Var("n", "int64")
+    shapes = {"data": [nnz], "indptr": [length], "indices": [nnz], "B": [n, 2], "C": [other, 2]}
+    dtypes = {"indptr": "int32", "indices": "int32"}
+    params = [relax.Var(name, relax.TensorType(shape, dtypes.get(name, "float32"))) for name, shape in shapes.items()]
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        *csr_arrays, B, C = params
+        results = [builder.emit(srelax.spmm(*csr_arrays, X)) for X in (B, C)]
+        builder.emit_func_output(relax.Tuple(results))
+    vm = relax.VirtualMachine(srelax.build(builder.get()), tvm.cpu())
+    given = [tvm.runtime.tensor(array) for array in csr(A).values()]
+    with pytest.raises(RuntimeError, match="indices must be from 0 to one less than the number of columns"):
+        vm["main"](*given, tvm.runtime.tensor(dense(N, 2)), tvm.runtime.tensor(dense(3, 2)))
+
+
 @pytest.mark.slow
 def test_programs_of_the_user_join() -> None:
     @T.prim_func

@@ -192,6 +192,54 @@ def test_a_shared_weight_is_judged_and_stored_once() -> None:
     np.testing.assert_allclose(run(mod, x), np.maximum(want, 0), rtol=1e-3, atol=1e-3)
 
 
+def stacked(weights: list[np.ndarray]) -> Any:
+    def make(builder: Any, x: Any) -> Any:
+        for weight in weights:
+            x = builder.emit(relax.op.matmul(x, relax.const(weight)))
+        return x
+
+    return module([8, IN], make)
+
+
+@pytest.mark.parametrize("decide", ["predict", "measure"])
+@pytest.mark.parametrize("front", ["relax", "torch"])
+def test_layers_of_one_shape_keep_their_own_weights(front: str, decide: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparsetir.relax.sparsify.timed", lambda *_: Times(1.0, 2.0, True))
+    first = pruned(IN, IN, 0.05)
+    others = [pruned(IN, IN, 0.05, seed=1), -first, 2 * first, np.where(first == first.max(), 0.75, first)]
+    weights = [first, *others, first.copy(), np.asfortranarray(first)]
+    x, sparsify = dense(8, IN), srelax.SparsifyWeights(decide=decide)
+    if front == "relax":
+        result = srelax.compile_model(stacked(weights), sparsify=sparsify)(x)
+    else:
+        torch = pytest.importorskip("torch")
+        model = torch.nn.Sequential(*(torch.nn.Linear(IN, IN, bias=False) for _ in weights))
+        for layer, weight in zip(model, weights, strict=True):
+            layer.weight.data = torch.from_numpy(weight.T.copy())
+        result = srelax.from_torch(model, (torch.from_numpy(x),), sparsify=sparsify)(torch.from_numpy(x)).numpy()
+    expected = x.astype("float64")
+    for weight in weights:
+        expected = expected @ weight
+    assert all(layer.is_sparse for layer in sparsify.layers)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5 * abs(expected).max())
+    assert len(sparsify._matrices) == 1 + len(others)  # equal weights share one matrix
+
+
+def test_tasks_of_another_dtype_or_mask_are_apart() -> None:
+    mask = pruned()
+    products = [(mask, "float32"), (2 * mask, "float32"), (mask, "float64"), (pruned(seed=1), "float32")]
+    builder = relax.BlockBuilder()
+    params = [relax.Var(f"x{n}", relax.TensorType([IN, 4], dtype)) for n, (_, dtype) in enumerate(products)]
+    with builder.function("main", params):
+        results = [
+            builder.emit(srelax.spmm(*srelax.csr_constants(sp.csr_array(w), dtype=dtype), x))
+            for x, (w, dtype) in zip(params, products, strict=True)
+        ]
+        builder.emit_func_output(relax.Tuple(results))
+    listed = sorted((str(task.inputs["A"].dtype), task.calls) for task in srelax.tasks(builder.get()))
+    assert listed == [("float32", 1), ("float32", 2), ("float64", 1)]
+
+
 def test_the_batch_may_come_at_run_time() -> None:
     make = lambda b, x: relax.op.nn.gelu(b.emit(relax.op.matmul(x, relax.const(W.T.copy()))))  # noqa: E731
     mod = srelax.SparsifyWeights(decide="predict", rows=8)(module([tirx.Var("batch", "int64"), IN], make))

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparsetir.errors import TuningError
-from sparsetir.formats.fingerprint import hash_arrays
+from sparsetir.formats.fingerprint import hash_indices
 from sparsetir.formats.text import parse
 from sparsetir.ir import Program
 from sparsetir.schedules import Choices
@@ -151,7 +151,7 @@ def fingerprint(program: Program, arrays: Mapping[str, np.ndarray]) -> str:
     """A hash of the patterns of a program's arguments as they are stored: of the axes and every index array."""
     axes = list(program.axes.values())
     buffers = [buffer for axis in axes for buffer in (axis.indptr, axis.indices) if buffer is not None]
-    return hash_arrays(" ".join(axis.kind for axis in axes), [arrays[str(buffer.name)] for buffer in buffers])
+    return hash_indices(" ".join(axis.kind for axis in axes), [arrays[str(buffer.name)] for buffer in buffers])
 
 
 @dataclass

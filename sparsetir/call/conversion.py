@@ -14,7 +14,7 @@ from sparsetir import sizes
 from sparsetir.call.arguments import SizeOf, checks_are_on
 from sparsetir.call.signature import Signature
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, VerifyError
-from sparsetir.formats.fingerprint import hash_arrays
+from sparsetir.formats.fingerprint import hash_indices
 from sparsetir.formats.format import Format
 from sparsetir.formats.tensor import Piece, SparseTensor
 from sparsetir.interop import aligned_contiguous, check_detached, check_dtype, is_sparse, is_torch
@@ -212,7 +212,7 @@ def _index_arrays(source: Source) -> list[np.ndarray]:
 def _hash(source: Source) -> str:
     """Of the contents: a structure that was changed in place is another one."""
     major = source.major if isinstance(source, Compressed) else None
-    return hash_arrays(f"{source.shape} {source.block} {major}", _index_arrays(source))
+    return hash_indices(f"{source.shape} {source.block} {major}", _index_arrays(source))
 
 
 def _same_structure(one: SparseTensor, other: SparseTensor) -> bool:

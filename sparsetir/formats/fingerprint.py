@@ -1,35 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short names for structures: the same entries have the same one however they are stored."""
+"""Hashes of arrays: of structures, the same however they are stored, and of values, different in any bit."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
+from sparsetir.errors import ArgumentTypeError
 from sparsetir.formats.arrays import CHUNK, Array
 from sparsetir.formats.format import Entries
 
-DIGITS = 16
+DIGITS = 16  # of a structure: part of the records of earlier searches
+VALUE_DIGITS = 32
 
 
 def hash_arrays(head: str, arrays: Iterable[Array]) -> str:
-    """A hash of a text and of integer arrays, 16 hexadecimal digits; how wide the integers are does not enter.
+    """Return a hash of a text and of arrays: of dtypes, shapes and the bits of all elements, 32 hexadecimal digits.
+
+    Elements are not converted: values that differ in one bit, such as 0.0 and -0.0, have different hashes. Byte order
+    and strides do not enter.
+
+    Raises
+    ------
+    ArgumentTypeError
+        An array holds objects, whose bytes are addresses.
 
     Examples
     --------
     >>> import numpy as np
-    >>> hash_arrays("", [np.arange(3, dtype="int32")]) == hash_arrays("", [np.arange(3, dtype="int64")])
+    >>> weights = np.array([[0.1, 0.2], [0.3, 0.4]])
+    >>> hash_arrays("", [weights]) == hash_arrays("", [np.asfortranarray(weights)])
+    True
+    >>> hash_arrays("", [weights]) == hash_arrays("", [np.nextafter(weights, 1)])
+    False
+    """
+    state = hashlib.sha256(f"{len(head)} {head}".encode())
+    for array in map(np.asarray, arrays):
+        if array.dtype.hasobject:
+            raise ArgumentTypeError("array: expected numbers, got dtype object. Convert it to a dtype of numbers.")
+        native = array.dtype.newbyteorder("<")
+        state.update(f"{native.name} {native.str} {array.shape}".encode())
+        _update(state, array, native)
+    return state.hexdigest()[:VALUE_DIGITS]
+
+
+def hash_indices(head: str, arrays: Iterable[Array]) -> str:
+    """Return a hash of a text and of integer arrays, 16 hexadecimal digits; the width of the integers does not enter.
+
+    Raises
+    ------
+    ArgumentTypeError
+        An array holds other than integers: `hash_arrays` takes it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> hash_indices("", [np.arange(3, dtype="int32")]) == hash_indices("", [np.arange(3, dtype="int64")])
     True
     """
     state = hashlib.sha256(head.encode())
-    for array in arrays:
+    for array in map(np.asarray, arrays):
+        if array.dtype.kind not in "iub":
+            raise ArgumentTypeError(f"array: expected integers, got dtype {array.dtype}. Hash values with hash_arrays.")
         state.update(f"{array.shape}".encode())
-        flat = np.ascontiguousarray(array).reshape(-1)
-        for begin in range(0, flat.size, CHUNK):
-            state.update(flat[begin : begin + CHUNK].astype("<i8", copy=False).data)
+        _update(state, array, np.dtype("<i8"))
     return state.hexdigest()[:DIGITS]
+
+
+def _update(state: Any, array: Array, dtype: np.dtype[Any]) -> None:
+    """Feed the elements to a hash, row after row, in chunks of a dtype that holds them exactly."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    for begin in range(0, flat.size, CHUNK):
+        state.update(flat[begin : begin + CHUNK].astype(dtype, copy=False).view("u1").data)
 
 
 def fingerprint(entries: Entries) -> str:
@@ -46,7 +91,7 @@ def fingerprint(entries: Entries) -> str:
     """
     rows, starts = entries.occupied
     inner = (entries.last,) if len(entries.shape) == 2 else entries.coords[1:]
-    return hash_arrays(f"{entries.shape}", [rows, starts, *inner])
+    return hash_indices(f"{entries.shape}", [rows, starts, *inner])
 
 
-__all__ = ["fingerprint", "hash_arrays"]
+__all__ = ["fingerprint", "hash_arrays", "hash_indices"]

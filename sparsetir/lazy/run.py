@@ -13,6 +13,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir import ops
+from sparsetir.caches import exact
 from sparsetir.errors import ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import as_numpy, check_detached, is_sparse, is_torch, to_torch
@@ -246,7 +247,7 @@ def _option(name: str, value: Any) -> Any:
     except TypeError:
         found = f"{name} of a fused function is part of its kind, found {type(value).__name__}"
         raise ArgumentTypeError(f"{found}: pass what can be hashed, and arrays by position") from None
-    return repr(value) if isinstance(value, float) else value  # 0.0 is no -0.0
+    return exact(value)
 
 
 def _argument_key(value: Any) -> Any:

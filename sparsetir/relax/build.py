@@ -16,7 +16,7 @@ from tvm.relax.frontend.nn import Parameter
 
 from sparsetir.compile.target import make_target, makes_tangents, may_reassociate, native_target
 from sparsetir.errors import ArgumentError, ArgumentTypeError, own_errors
-from sparsetir.formats.fingerprint import hash_arrays
+from sparsetir.formats.fingerprint import hash_indices
 from sparsetir.relax.constants import task_of
 from sparsetir.relax.dense import ScheduleDense, is_ours
 from sparsetir.relax.legalize import LowerSparse
@@ -137,8 +137,9 @@ def tasks(mod: ir.IRModule, target: Any = None, *, params: Mapping[str, Any] | N
         tvm.transform.Sequential(steps)(bind(mod, params or {}))
     found: dict[Any, tuple[Any, int]] = {}
     for name, matrix, shapes in asked:
-        arrays = [matrix.indptr, matrix.indices, matrix.data]
-        key = hash_arrays(f"{name} {matrix.shape} {sorted(shapes.items())}", arrays)
+        # Tuning depends on the places of the values: weights with the same mask are one task.
+        head = f"{name} {matrix.shape} {matrix.data.dtype} {matrix.indices.dtype} {sorted(shapes.items())}"
+        key = hash_indices(head, [matrix.indptr, matrix.indices])
         found[key] = ((name, matrix, shapes), found[key][1] + 1 if key in found else 1)
     return [task_of(name, matrix, shapes, calls) for (name, matrix, shapes), calls in found.values()]
 

@@ -30,7 +30,7 @@ from sparsetir.relax import checks, dense
 from sparsetir.relax.arguments import Arguments
 from sparsetir.relax.constants import Options
 from sparsetir.relax.epilogues import Result, is_elementwise, written
-from sparsetir.relax.lowered import Head, Lowered, emitted, known, product
+from sparsetir.relax.lowered import Head, Lowered, emitted, known, product, same_size
 from sparsetir.relax.makers import MAKERS
 from sparsetir.relax.operators import OPERATORS, PREFIX, operator_of
 from sparsetir.relax.programs import Epilogue
@@ -85,10 +85,12 @@ def _checked(builder: relax.BlockBuilder, a: Arguments, seen: dict[Any, Any] | N
         return a["indptr"]
     if seen is None:
         return a["indptr"]
-    key = (*arrays, *map(str, numbers))
-    if key not in seen:
-        seen[key] = checks.checked(builder, a.name, a["indptr"], bounds, count)
-    return seen[key]
+    checked = seen.setdefault(arrays, [])  # with the limits: two variables may have one name, so text would not do
+    for limits_of, starts in checked:
+        if all(map(same_size, limits_of, numbers)):
+            return starts
+    checked.append((numbers, checks.checked(builder, a.name, a["indptr"], bounds, count)))
+    return checked[-1][1]
 
 
 def lower_call(

@@ -54,7 +54,7 @@ class Lowered:
         args += [_number(every[str(p.name)], str(p.ty.dtype)) for p in numbers]
         out = list(self.several) or relax.TensorType(self.shape, self.dtype)
         result = relax.call_tir(var, args, out)
-        if len(self.shape) == len(self.wanted) and all(map(_same, self.shape, self.wanted)):
+        if len(self.shape) == len(self.wanted) and all(map(same_size, self.shape, self.wanted)):
             return result
         return relax.op.reshape(builder.emit(result), self.wanted)
 
@@ -68,7 +68,8 @@ class Head:
     arguments: Arguments | None = None
 
 
-def _same(size: Any, other: Any) -> bool:
+def same_size(size: Any, other: Any) -> bool:
+    """Return whether two sizes are known to be equal; variables are compared by identity, not by name."""
     both = (size, other)
     return int(size) == int(other) if known(both) else tvm_ffi.structural_equal(size, other)
 
@@ -111,4 +112,4 @@ def product(size: Sequence[Any]) -> Any:
     return tvm.sym.Analyzer().simplify(total)
 
 
-__all__ = ["Head", "Lowered", "emitted", "known", "product"]
+__all__ = ["Head", "Lowered", "emitted", "known", "product", "same_size"]

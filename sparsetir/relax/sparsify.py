@@ -322,7 +322,7 @@ class SparsifyWeights:
             reason = f"more than {self.most_dense:.0%} of it is not zero"
             self._note(Layer(name, found.operator, weight.shape, found.density, found.rows, False, reason))
             return None
-        hashed = hash_arrays(f"{weight.shape}", [weight])
+        hashed = hash_arrays("weight", [weight])
         key = (found.operator, hashed, found.rows)
         matrix = sp.csr_array(weight)
         matrix.indptr, matrix.indices = matrix.indptr.astype("int32"), matrix.indices.astype("int32")

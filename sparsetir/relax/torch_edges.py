@@ -24,6 +24,7 @@ from tvm import relax
 
 from sparsetir.relax import calls
 from sparsetir.relax.checks import checked
+from sparsetir.relax.lowered import same_size
 
 Converter = Callable[[Any, Any], Any]
 
@@ -161,17 +162,19 @@ def _is_index(node: Any) -> bool:
 
 def converters() -> dict[str, Converter]:
     """What the calls become, by their names; structures of one index are made once."""
-    made: dict[Any, tuple[Any, Any]] = {}
+    made: dict[Any, list[tuple[Any, tuple[Any, Any]]]] = {}
 
     def structure(importer: Any, targets: Any, zeros: Any) -> tuple[Any, Any]:
         rows = zeros.ty.shape.values[0]
-        key = targets, str(rows)
-        if key not in made:
-            emit, dtype = importer.block_builder.emit, str(targets.ty.dtype.dtype)
-            starts = emit(relax.op.arange(0, targets.ty.shape.values[0] + 1, 1, dtype))
-            found = emit(calls.transpose(starts, targets, rows))
-            made[key] = emit(relax.TupleGetItem(found, 0)), emit(relax.TupleGetItem(found, 2))
-        return made[key]
+        transposed = made.setdefault(targets, [])
+        for size, parts in transposed:
+            if same_size(size, rows):
+                return parts
+        emit, dtype = importer.block_builder.emit, str(targets.ty.dtype.dtype)
+        starts = emit(relax.op.arange(0, targets.ty.shape.values[0] + 1, 1, dtype))
+        both = emit(calls.transpose(starts, targets, rows))
+        transposed.append((rows, (emit(relax.TupleGetItem(both, 0)), emit(relax.TupleGetItem(both, 2)))))
+        return transposed[-1][1]
 
     def convert_sum(node: Any, importer: Any) -> Any:
         x, sources, weight, targets, zeros = importer.retrieve_args(node)

@@ -52,7 +52,7 @@ class Compressed:
     def __post_init__(self) -> None:
         self.tensors = torch.from_numpy(self.indptr), torch.from_numpy(self.indices)
         if self.order is None:
-            _made[self.indptr.ctypes.data] = self
+            _made[_place(*self.tensors, self.columns)] = self
 
     @property
     def rows(self) -> int:
@@ -123,15 +123,19 @@ class Compressed:
         self.__post_init__()
 
 
-_made: WeakValueDictionary[int, Compressed] = WeakValueDictionary()  # rows of graphs, by where their indptr lies
+Place = tuple[int, int, int, int, int]
+_made: WeakValueDictionary[Place, Compressed] = WeakValueDictionary()  # rows of graphs, by where their arrays lie
+
+
+def _place(indptr: torch.Tensor, indices: torch.Tensor, columns: int) -> Place:
+    """The memory of a structure, which it keeps alive: graphs may share row pointers and have other columns."""
+    return indptr.data_ptr(), indptr.numel(), indices.data_ptr(), indices.numel(), columns
 
 
 def known(indptr: torch.Tensor, indices: torch.Tensor, columns: int) -> Compressed:
     """The rows that have these tensors, or new ones."""
-    found = _made.get(indptr.data_ptr())
-    if found is not None and found.indptr.size == indptr.numel():
-        return found
-    return Compressed(indptr.numpy(), indices.numpy(), columns)
+    rows = _made.get(_place(indptr, indices, columns))
+    return Compressed(indptr.numpy(), indices.numpy(), columns) if rows is None else rows
 
 
 def _counted(keys: Array, length: int) -> tuple[Array, Array]:

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bounded caches, and keys that differ wherever what is cached may.
+
+Python takes 0.0 for -0.0 and 1 for True, while programs with these constants differ; `exact` makes keys that do, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import numpy as np
+
+P, R, V = ParamSpec("P"), TypeVar("R"), TypeVar("V")
+
+CACHES: dict[str, Cache[Any]] = {}  # those of the process, by name
+
+
+class Cache(Generic[V]):
+    """Values by keys; beyond `size` of them, the least recently used are dropped.
+
+    Examples
+    --------
+    >>> cache = Cache[int](2)
+    >>> for key in "abc":
+    ...     cache[key] = 1
+    >>> list(cache), cache.get("a")
+    (['b', 'c'], None)
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._values: OrderedDict[Hashable, V] = OrderedDict()
+
+    def get(self, key: Hashable, default: Any = None) -> V | Any:
+        """Return the value of a key, which is now the most recently used, or the default."""
+        value = self._values.get(key, default)
+        if value is not default:
+            with suppress(KeyError):  # another thread may have dropped it since
+                self._values.move_to_end(key)
+        return value
+
+    def __setitem__(self, key: Hashable, value: V) -> None:
+        self._values[key] = value
+        self.shrink()
+
+    def shrink(self) -> None:
+        """Drop what is beyond the size."""
+        with suppress(KeyError):  # another thread may have dropped the last one
+            while len(self._values) > self.size:
+                self._values.popitem(last=False)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Any:
+        return iter(list(self._values))
+
+    def items(self) -> list[tuple[Hashable, V]]:
+        """Return the keys and values, the least recently used first."""
+        return list(self._values.items())
+
+    def clear(self) -> None:
+        """Drop all values."""
+        self._values.clear()
+
+
+def shared_cache(name: str, size: int) -> Cache[Any]:
+    """Make a cache of the process, listed in `CACHES` by its name."""
+    cache = CACHES[name] = Cache[Any](size)
+    return cache
+
+
+def remember(name: str, size: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that keeps the results of a function for its last arguments, up to `size` results.
+
+    Examples
+    --------
+    >>> @remember("doctest", 8)
+    ... def spell(number):
+    ...     return f"{number}"
+    >>> spell(0.0), spell(-0.0), spell(0), len(CACHES.pop("doctest"))
+    ('0.0', '-0.0', '0', 3)
+    """
+    cache = shared_cache(name, size)
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            key = exact((args, tuple(sorted(kwargs.items()))) if kwargs else args)
+            value = cache.get(key, cache)
+            if value is cache:
+                value = cache[key] = function(*args, **kwargs)
+            return value
+
+        return call
+
+    return decorate
+
+
+def exact(value: Any) -> Hashable:
+    """Return a key that is equal only for numbers of one type with the same bits; tuples are keys of their parts."""
+    if isinstance(value, tuple):
+        return (type(value), *map(exact, value))
+    if isinstance(value, (float, complex, np.inexact)):
+        return type(value), repr(value)
+    return (type(value), value) if isinstance(value, (int, np.integer)) else value
+
+
+__all__ = ["CACHES", "Cache", "exact", "remember", "shared_cache"]
