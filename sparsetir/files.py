@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -22,6 +23,21 @@ import scipy.sparse as sp
 from sparsetir.errors import ArgumentTypeError, FileFormatError, MissingFileError, SparseTIRError
 from sparsetir.interop import Array, CooTensor, Level, check_level
 from sparsetir.unpacking import UNPACKERS, check_archive, check_rows, contents
+
+# Numbers as Python reads them, without underscores; Fortran writes the exponents of doubles behind a D.
+COUNT = rb"\+?+\d++"
+INTEGER = rb"[-+]?+\d++"
+REAL = rb"[-+]?+(?:(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eEdD][-+]?+\d++)?+|(?i:inf(?:inity)?+|nan))"
+FIELDS = {
+    "real": [REAL],
+    "double": [REAL],
+    "integer": [INTEGER],
+    "unsigned-integer": [COUNT],
+    "complex": [REAL, REAL],
+    "pattern": [],
+}
+FORTRAN = bytes.maketrans(b"dD", b"eE")
+TEXT_SHOWN = 60  # characters of a wrong line
 
 
 def read(path: str | Path) -> Any:
@@ -99,7 +115,62 @@ def read_mtx(data: bytes) -> Any:
         raise FileFormatError(f"{declared} are declared in {len(data)} bytes, which cannot be")
     if rows * cols == 0 and layout == "array":  # scipy's parser divides by the sizes
         return sp.csr_array((rows, cols), dtype={"integer": np.int64, "complex": np.complex128}.get(field, np.float64))
-    return _as_csr(scipy.io.mmread(io.BytesIO(data)), len(data))
+    return _as_csr(scipy.io.mmread(io.BytesIO(_strict_mtx(data, layout, field))), len(data))
+
+
+def _strict_mtx(data: bytes, layout: str, field: str) -> bytes:
+    """A file in which scipy's parser, which ignores what follows a number, reads each line to its end.
+
+    Raises
+    ------
+    FileFormatError
+        A line is none of the numbers that the banner declares.
+    """
+    start = _after_sizes(data)
+    places = {"coordinate": [COUNT, COUNT], "array": []}[layout]
+    expected = ["row", "column"][: len(places)] + {"pattern": [], "complex": ["real part", "imaginary part"]}.get(
+        field, [f"{field} value"]
+    )
+    _check_lines(data, start, [*places, *FIELDS[field]], ", ".join(expected))
+    if data.find(b"d", start) < 0 and data.find(b"D", start) < 0 and data.find(b"+", start) < 0:
+        return data
+    return data[:start] + re.sub(rb"(?m)(^|[ \t])\+", rb"\1", data[start:].translate(FORTRAN))
+
+
+def _after_sizes(data: bytes) -> int:
+    """Where the entries of a Matrix Market file begin, behind the banner, the comments and the sizes."""
+    start = _line_end(data, 0)
+    banner = data[:start].split()
+    if len(banner) != 5 or banner[1].lower() != b"matrix":
+        raise FileFormatError(f"line 1: expected a banner of 5 words, of a matrix, got {_shown(data[:start])}")
+    while start < len(data):
+        end = _line_end(data, start)
+        line = data[start:end].strip()
+        start = end
+        if line and not line.startswith(b"%"):
+            break
+    return start
+
+
+def _line_end(data: bytes, start: int) -> int:
+    return data.find(b"\n", start) + 1 or len(data)
+
+
+def _check_lines(data: bytes, start: int, numbers: list[bytes], expected: str, tail: bytes = b"") -> None:
+    """Refuse a line from `start` on that is neither empty nor the `numbers` and `tail`."""
+    line = rb"[ \t]++".join(numbers)
+    lines = re.compile(rb"(?:[ \t]*+(?:" + line + rb"[ \t]*+)?+" + tail + rb"\r?+\n)*+")
+    match = lines.match(data, start)
+    end = match.end() if match else start
+    if end < len(data):
+        number, text = data.count(b"\n", 0, end) + 1, data[end : _line_end(data, end)]
+        raise FileFormatError(f"line {number}: expected {expected}, got {_shown(text)}")
+
+
+def _shown(line: bytes) -> str:
+    """The text of a line, shortened."""
+    text = line.decode("ascii", "replace").strip()
+    return repr(text if len(text) <= TEXT_SHOWN else f"{text[:TEXT_SHOWN]}...")
 
 
 def read_npz(data: bytes) -> Any:
@@ -108,12 +179,15 @@ def read_npz(data: bytes) -> Any:
     if not zipfile.is_zipfile(stream):
         raise FileFormatError("expected an npz archive, which is a zip file, found something else")
     with zipfile.ZipFile(stream) as archive:
-        check_archive(archive, len(data))
+        heads = check_archive(archive, len(data))
     stream.seek(0)
     with np.load(stream, allow_pickle=False) as arrays:
         held = set(arrays.files)
+        for name in heads.keys() & INTEGER_ARRAYS:
+            _check_integers(name, *heads[name], arrays)
         if {"coords", "values", "shape"} <= held:
-            return _checked_tensor(CooTensor(arrays["coords"], arrays["values"], tuple(arrays["shape"])))
+            shape = tuple(arrays["shape"].tolist())
+            return _checked_tensor(CooTensor(arrays["coords"], arrays["values"], shape))
     if "format" not in held:
         expected = "those of scipy.sparse.save_npz, or coords, values and shape"
         raise FileFormatError(f"expected arrays {expected}; found {', '.join(sorted(held)) or 'none'}")
@@ -121,11 +195,26 @@ def read_npz(data: bytes) -> Any:
     return _as_csr(sp.load_npz(stream), len(data))
 
 
+def _check_integers(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], arrays: Any) -> None:
+    """Refuse sizes and indices that a cast would change."""
+    if dtype.hasobject:
+        return  # numpy refuses it
+    if dtype.kind not in "iu" and 0 not in shape:
+        raise FileFormatError(f"{name}: expected integers, got {dtype}: {arrays[name].ravel()[:4].tolist()}")
+    if name == "shape" and len(shape) != 1:
+        raise FileFormatError(f"shape: expected one size for each dimension, got an array of shape {shape}")
+    if dtype == np.uint64 and 0 not in shape and int(arrays[name].max()) > np.iinfo(np.int64).max:
+        raise FileFormatError(f"{name}: expected integers below 2**63, got {arrays[name].max()}")
+
+
 def read_smtx(data: bytes) -> Any:
     """A pattern: a line "rows, columns, nnz", a line of row pointers, a line of column indices."""
     lines = [line.decode("ascii", "replace") for line in data.splitlines()]
     lines += [""] * (3 - len(lines))
-    header = _integers(lines[0].replace(",", " "), 1)
+    for number, line in enumerate(lines[3:], 4):
+        if line.strip():
+            raise FileFormatError(f"line {number}: expected three lines, got {_shown(line.encode())}")
+    header = _integers(re.sub(r"\s*,\s*|\s+", " ", lines[0].strip()), 1)
     if len(header) != 3 or header.min() < 0:
         raise FileFormatError(f'line 1: expected "rows, columns, nnz", found {lines[0][:60]!r}')
     rows, cols, nnz = (int(n) for n in header)
@@ -139,10 +228,11 @@ def read_smtx(data: bytes) -> Any:
 
 def read_tns(text: bytes) -> CooTensor:
     """A tensor: on each line the coordinates of an entry, counted from 1, and its value; # begins a comment."""
+    text = _unified(text)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numpy warns of a file without entries
-            table = np.loadtxt(io.BytesIO(text), comments="#", ndmin=2)
+            table = np.loadtxt(io.BytesIO(text.translate(FORTRAN)), comments="#", ndmin=2)
     except ValueError as error:
         raise FileFormatError(_bad_line(text) or str(error)) from error
     if table.size == 0:
@@ -155,9 +245,17 @@ def read_tns(text: bytes) -> CooTensor:
         found = " ".join(f"{x:g}" for x in coords[:, bad[0]])
         where = f"line {_line_of(bad[0], text)}"
         raise FileFormatError(f"{where}: coordinates must be whole numbers from 1 on, found {found}")
+    _check_lines(text, 0, [*[COUNT] * len(coords), REAL], f"{len(coords)} integers and a value", rb"(?:#[^\n]*+)?+")
     extents = coords.max(axis=1).astype(np.int64)
     index_type = np.int32 if extents.max() <= np.iinfo(np.int32).max else np.int64
     return CooTensor((coords - 1).astype(index_type), table[:, -1].copy(), tuple(extents))
+
+
+def _unified(text: bytes) -> bytes:
+    """A text whose lines, the last one too, end with a line feed."""
+    if b"\r" in text:
+        text = b"\n".join(text.splitlines())
+    return text if text.endswith(b"\n") else text + b"\n"
 
 
 def _line_of(entry: int, text: bytes) -> int:
@@ -182,13 +280,16 @@ def _bad_line(text: bytes) -> str | None:
 
 def _is_number(word: str) -> bool:
     try:
-        float(word)
+        float(word.lower().replace("d", "e").replace("_", "?"))
     except ValueError:
         return False
     return True
 
 
 def _integers(line: str, number: int) -> Array:
+    if not re.fullmatch(r"\s*+(?:[-+]?+\d++(?:\s++|$))*+", line):
+        word = next(w for w in line.split() if not re.fullmatch(r"[-+]?\d+", w))
+        raise FileFormatError(f"line {number}: expected integers, got {_shown(word.encode())}")
     try:
         return np.array(line.split(), np.int64)
     except (ValueError, OverflowError) as error:
@@ -234,6 +335,9 @@ def _checked_tensor(tensor: CooTensor) -> CooTensor:
         raise FileFormatError(f"entry {bad[0]} has coordinates {where}, outside the shape {tensor.shape}")
     return tensor
 
+
+# of an npz: its sizes, offsets and indices
+INTEGER_ARRAYS = {"shape", "indptr", "indices", "row", "col", "offsets"}
 
 READERS: dict[str, Callable[[bytes], Any]] = {
     ".mtx": read_mtx,

@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -92,30 +92,33 @@ def check_rows(rows: int, size: int) -> None:
         raise FileFormatError(f"{rows:,} rows are declared, expected at most {most:,} in a file of {size:,} bytes")
 
 
-def check_archive(archive: zipfile.ZipFile, size: int) -> None:
-    """Refuse an npz whose arrays claim to be larger than it can hold."""
+def check_archive(archive: zipfile.ZipFile, size: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Return the shapes and dtypes of an npz; refuse one whose arrays claim to be larger than it can hold."""
     total = sum(member.file_size for member in archive.infolist())
     if total > most_bytes(size):
         raise FileFormatError(f"its {size:,} bytes expand to {total:,}, expected at most {most_bytes(size):,}")
+    heads = {}
     for member in archive.infolist():
         if member.filename.endswith(".npy"):
             with archive.open(member) as stream:
-                _check_array(stream, member)
+                heads[member.filename.removesuffix(".npy")] = _check_array(stream, member)
+    return heads
 
 
-def _check_array(stream: IO[bytes], member: zipfile.ZipInfo) -> None:
+def _check_array(stream: IO[bytes], member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype[Any]]:
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     version = np.lib.format.read_magic(stream)
     if version not in readers:
         raise FileFormatError(f"{member.filename} has version {version} of numpy's format, expected (1, 0) or (2, 0)")
     shape, _, dtype = readers[version](stream)
     if dtype.hasobject:
-        return  # numpy refuses it
+        return shape, dtype  # numpy refuses it
     if dtype.kind not in "biufcSU" or not dtype.itemsize:
         raise FileFormatError(f"{member.filename} holds {dtype}, expected numbers")
     if math.prod(shape) * dtype.itemsize > member.file_size:
         found = f"an array of shape {shape} and {dtype} in {member.file_size:,} bytes"
         raise FileFormatError(f"{member.filename} declares {found}, which cannot be")
+    return shape, dtype
 
 
 __all__ = ["check_archive", "check_rows", "contents"]

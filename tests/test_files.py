@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import scipy.io
 import scipy.sparse as sp
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sparsetir.errors import ArgumentTypeError, FileFormatError, MissingFileError
@@ -135,7 +135,7 @@ def tampered(**parts):
 BAD = {
     "banner.mtx": ("hello", "is not a readable .mtx file: Line 1: Not a Matrix Market file"),
     "outside.mtx": (BANNER + "2 2 1\n1 3 1.0\n", "Line 3: Column index out of bounds"),
-    "word.mtx": (BANNER + "2 2 1\n1 1 x\n", "Line 3: Invalid"),
+    "word.mtx": (BANNER + "2 2 1\n1 1 x\n", "line 3: expected row, column, real value, got '1 1 x'"),
     "short.mtx": (BANNER + "2 2 2\n1 1 1.0\n", "Truncated file. Expected another 1 lines"),
     "text.npz": ("hello", "expected an npz archive, which is a zip file, found something else"),
     "other.npz": (npz_of(xyz=np.ones(3), b=np.ones(1)), "coords, values and shape; found b, xyz"),
@@ -159,7 +159,7 @@ BAD = {
     "empty.smtx": ("", "line 1: expected \"rows, columns, nnz\", found ''"),
     "head.smtx": ("2, 3\n0 1\n0\n", "line 1: expected \"rows, columns, nnz\", found '2, 3'"),
     "minus.smtx": ("2, -3, 1\n0 1\n0\n", 'line 1: expected "rows, columns, nnz"'),
-    "word.smtx": ("2, 3, 1\n0 one 1\n0\n", "line 2: expected integers: .*one"),
+    "word.smtx": ("2, 3, 1\n0 one 1\n0\n", "line 2: expected integers, got 'one'"),
     "huge.smtx": ("2, 3, 1\n0 1 99999999999999999999\n0\n", "line 2: expected integers"),
     "nnz.smtx": ("2, 3, 2\n0 1 1\n0\n", "line 3: expected 2 column indices, found 1"),
     "rows.smtx": ("2, 3, 1\n0 1\n0\n", r"indptr of axis columns of the file has shape \(2,\), expected length 3"),
@@ -292,8 +292,119 @@ def test_xz_files_of_several_streams(tmp_path):
 
 
 def test_a_file_that_ends_inside_a_number(tmp_path):
-    found = read(written(tmp_path, "a.mtx", "%%MatrixMarket matrix array real general\n1 2\n1.5\n9.28E"))
-    assert found.toarray().tolist() == [[1.5, 9.28]]
+    head = "%%MatrixMarket matrix array real general\n1 2\n"
+    assert read(written(tmp_path, "a.mtx", head + "1.5\n9.28")).toarray().tolist() == [[1.5, 9.28]]
+    with pytest.raises(FileFormatError, match=r"line 4: expected real value, got '9\.28E'"):
+        read(written(tmp_path, "a.mtx", head + "1.5\n9.28E"))
+
+
+# ---------------------------------------------------------------------------------------------- strict numbers
+
+PYTHON = {"real": float, "integer": int, "pattern": None, "complex": float, "double": float}
+WORDS = st.one_of(
+    st.sampled_from(
+        "1 -2 +3 0 007 1.5 .5 5. -.25e3 1.5D+02 2d-1 1E5 0x10 1_0 1.5.2 1e 1e+ -- +-1 inf -Infinity nan 1,5 1f 1L "
+        "1.5+100 1j (1) 1e400 1e-400 # % 9007199254740993 99999999999999999999 1\x0b2 \u0663 True None .".split()
+    ),
+    st.text("0123456789.eEdD+-_xX ,#%\t", min_size=1, max_size=6),
+)
+
+
+def strictly(word, number):
+    """What Python reads, after Fortran's exponents; None where the word is no number."""
+    if "_" in word or not word.isascii():
+        return None
+    try:
+        return number(word if number is int else re.sub("[dD]", "e", word))
+    except ValueError:
+        return None
+
+
+def read_or_none(path):
+    try:
+        return read(path)
+    except FileFormatError:
+        return None
+
+
+def same(one, other):
+    return one == other or (one != one and other != other)
+
+
+@given(st.sampled_from([*PYTHON]), st.lists(WORDS, max_size=4), st.booleans())
+@settings(max_examples=400, deadline=None)
+def test_mtx_lines_are_read_as_python_reads_them_or_refused(tmp_path_factory, field, words, is_dense):
+    assume(not (is_dense and field == "pattern"))
+    layout, sizes = ("array", "1 1") if is_dense else ("coordinate", "1 1 1")
+    head = f"%%MatrixMarket matrix {layout} {field} general\n{sizes}\n"
+    line = " ".join([*([] if is_dense else ["1", "1"]), *words])
+    found = read_or_none(written(tmp_path_factory.mktemp("m"), "a.mtx", head + line + "\n"))
+    values = [strictly(word, PYTHON[field]) for word in " ".join(words).split()] if PYTHON[field] else []
+    if found is None:
+        return
+    count = {"pattern": 0, "complex": 2}.get(field, 1)
+    assert len(" ".join(words).split()) == len(values) == count
+    assert None not in values
+    wanted = complex(*values) if field == "complex" else values[0] if values else 1
+    number = found.toarray()[0, 0].item()
+    parts = [(wanted, number)] if field != "complex" else [(wanted.real, number.real), (wanted.imag, number.imag)]
+    assert all(same(*pair) for pair in parts), (line, number)
+
+
+@given(st.lists(WORDS, min_size=1, max_size=4))
+@settings(max_examples=400, deadline=None)
+def test_tns_lines_are_read_as_python_reads_them_or_refused(tmp_path_factory, words):
+    line = " ".join(words)
+    found = read_or_none(written(tmp_path_factory.mktemp("t"), "a.tns", f"{line}\n"))
+    if found is None:
+        return
+    *coords, value = line.partition("#")[0].split()
+    assert [strictly(word, int) for word in coords] == [n + 1 for n in found.coords[:, 0].tolist()]
+    assert same(strictly(value, float), found.values[0].item())
+
+
+@given(st.lists(WORDS, min_size=3, max_size=3), WORDS)
+@settings(max_examples=300, deadline=None)
+def test_smtx_lines_are_read_as_python_reads_them_or_refused(tmp_path_factory, header, index):
+    text = f"{', '.join(header)}\n0 1\n{index}\n"
+    found = read_or_none(written(tmp_path_factory.mktemp("s"), "a.smtx", text))
+    if found is not None:
+        assert [*found.shape, found.nnz] == [
+            strictly(word, int) for word in re.split(r"[,\s]+", " ".join(header).strip())
+        ]
+        assert found.indices.tolist() == [strictly(word, int) for word in index.split()]
+
+
+@pytest.mark.parametrize("word", ["1.5D+02", "1.5d2", "+150", "150.", "15.0E+1", "150"])
+def test_numbers_of_other_languages(tmp_path, word):
+    assert read(written(tmp_path, "a.mtx", f"{BANNER}1 1 1\n+1 1 {word}")).toarray() == [[150.0]]
+    assert read(written(tmp_path, "a.tns", f"1 1 {word}")).values == [150.0]
+
+
+STRICT = {
+    "integer.mtx": (BANNER.replace("real", "integer") + "1 1 1\n1 1 1.5\n", "line 3: .*integer value, got '1 1 1.5'"),
+    "pattern.mtx": (BANNER.replace("real", "pattern") + "1 1 1\n1 1 7.5\n", "expected row, column, got '1 1 7.5'"),
+    "column.mtx": (BANNER + "% a note\n\n1 1 2\n1 1 1\n1 1 1 5\n", "line 6: expected row, column, real value"),
+    "banner.mtx": (BANNER.replace("general", "general x") + "1 1 1\n1 1 1\n", "line 1: expected a banner of 5 words"),
+    "more.smtx": ("1 1 1\n0 1\n0\n0\n", "line 4: expected three lines, got '0'"),
+    "under.smtx": ("1 1 1_0\n0 1\n0\n", "line 1: expected integers, got '1_0'"),
+    "real.tns": ("1 1 2\n1.0 1 2\n", r"line 2: expected 2 integers and a value, got '1.0 1 2'"),
+    "shape.npz": (npz_of(coords=[[0]], values=[1.0], shape=[3.5]), r"shape: expected integers, got float64"),
+    "scipy.npz": (tampered(shape=[2.5, 2]), r"shape: expected integers, got float64: \[2.5, 2.0\]"),
+    "scalar.npz": (npz_of(coords=[[0]], values=[1.0], shape=3), r"shape: expected one size for each dimension"),
+    "indices.npz": (tampered(indices=[0.0, 1.5]), "indices: expected integers, got float64"),
+    "indptr.npz": (tampered(indptr=[0.0, 1, 2]), "indptr: expected integers, got float64"),
+    "bool.npz": (tampered(indices=[False, True]), "indices: expected integers, got bool"),
+    "uint64.npz": (npz_of(coords=[[0]], values=[1.0], shape=np.array([2**63], "uint64")), r"integers below 2\*\*63"),
+}
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_what_a_cast_would_lose_is_refused(tmp_path, name):
+    contents, expected = STRICT[name]
+    with pytest.raises(FileFormatError, match=expected) as caught:
+        read(written(tmp_path, name, contents))
+    assert name in str(caught.value)
 
 
 def test_arrays_without_elements(tmp_path):
