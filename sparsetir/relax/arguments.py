@@ -58,6 +58,9 @@ class Arguments:
 
     def agree(self, one: str, at: int, other: str, of: int) -> None:
         """Raise if two sizes that must be the same are known to differ."""
+        for name, dimension in ((one, at), (other, of)):
+            if self._type(name).ndim <= dimension:
+                raise self.wrong(f"takes {name} with {dimension + 1} dimensions or more; found {self._type(name).ndim}")
         a, b = self.shape(one)[at], self.shape(other)[of]
         if sym.Analyzer().can_prove(tirx.NE(tirx.const(0, "int64") + a, b)):
             found = f"{one}.shape[{at}] is {shown(a)} but {other}.shape[{of}] is {shown(b)}"

@@ -22,6 +22,7 @@ import tvm.relax.script
 import tvm.relax.script.parser
 from tvm import ir, relax, sym, tirx
 
+from sparsetir.errors import ArgumentTypeError
 from sparsetir.interop import is_sparse
 from sparsetir.interop.sources import open_source
 from sparsetir.relax.arguments import FLOATS, Arguments, shown
@@ -123,10 +124,11 @@ def _attention_lse(a: Arguments) -> relax.TensorType:
 def _attention_backward(like: str) -> Callable[[Arguments], relax.TensorType]:
     def infer(a: Arguments) -> relax.TensorType:
         _blocks(a, "Q", "K", "V", "G")
-        a.agree("K", 1, "V", 1)
         a.agree("V", 2, "G", 2)
         for name in ("lse", "delta"):
-            a.check(name, (2,), ("float32", "float64"))
+            a.check(name, (2,), ("float64",) if a.dtype("Q") == "float64" else ("float32",))
+            for at in range(2):
+                a.agree("Q", at, name, at)
         return relax.TensorType(a.shape(like), a.dtype(like))
 
     return infer
@@ -134,7 +136,6 @@ def _attention_backward(like: str) -> Callable[[Arguments], relax.TensorType]:
 
 def _attention(a: Arguments) -> relax.TensorType:
     heads, length = _blocks(a, "Q", "K", "V")
-    a.agree("K", 1, "V", 1)
     return relax.TensorType([heads, length, a.shape("V")[2]], a.dtype("Q"))
 
 
@@ -144,10 +145,11 @@ def _blocks(a: Arguments, *names: str) -> tuple[Any, Any]:
         a.check(name, (3,), FLOATS)
     a.same_dtype(*names)
     a.rows("indices")
-    for at in (0, 2):
+    for at in range(3):
         a.agree("Q", at, "K", at)
     for name in names[2:]:
         a.agree("Q", 0, name, 0)
+        a.agree("Q", 1, name, 1)
     heads, length, _ = a.shape("Q")
     rows = a.shape("indptr")[0]
     if not isinstance(length, tirx.IntImm) or not isinstance(rows, tirx.IntImm):
@@ -246,26 +248,34 @@ def _call_of(operator: Operator) -> Callable[..., ir.Call]:
     def make(*args: Any) -> ir.Call:
         checked = Arguments(operator.name, operator.names, args)
         given = dict(zip(operator.names, checked.values, strict=True))
-        return relax.Call(operator.op, [_size(a) if n in operator.sizes else _expr(a) for n, a in given.items()])
+        exprs = [_as_expr(operator, checked, n, a) for n, a in given.items()]
+        if all(isinstance(getattr(expr, "ty", None), (relax.TensorType, ir.PrimType)) for expr in exprs):
+            # The builder would check too, but what is raised there crosses TVM, which makes a RuntimeError of it.
+            operator.infer(Arguments(operator.name, operator.names, exprs))
+        return relax.Call(operator.op, exprs)
 
     return make
+
+
+def _as_expr(operator: Operator, checked: Arguments, name: str, value: Any) -> Any:
+    """An argument as an expression: numbers and arrays become constants."""
+    if isinstance(value, ir.Expr):
+        return value
+    if name in operator.args:
+        try:
+            return constant(value)
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            raise checked.wrong(f"takes {name} as a tensor; found {type(value).__name__}", ArgumentTypeError) from error
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return tirx.const(int(value), "int64") if name in operator.sizes else tirx.const(float(value), "float32")
+    if isinstance(value, (float, np.floating)) and name in operator.scalars:
+        return tirx.const(float(value), "float32")
+    raise checked.wrong(f"takes {name} as a number; found {value!r}", ArgumentTypeError)
 
 
 def call(name: str, *args: Any) -> ir.Call:
     """A call of an operator; arrays become constants."""
     return _call_of(OPERATORS[name])(*args)
-
-
-def _expr(value: Any) -> Any:
-    if isinstance(value, ir.Expr):
-        return value
-    if isinstance(value, (int, float)):
-        return tirx.const(float(value), "float32")
-    return constant(value)
-
-
-def _size(value: Any) -> Any:
-    return tirx.const(int(value), "int64") if isinstance(value, (int, np.integer)) else value
 
 
 def constant(array: Any) -> ir.GenericConst:
