@@ -243,3 +243,107 @@ def test_sums_of_short_integers() -> None:
             found, expected = SparseTensor.from_dense(dense).sum(axis=axis), dense.sum(axis=axis)
             assert found.dtype == expected.dtype
             assert np.array_equal(found, expected)
+
+
+# ---------------------------------------------------------------------------------------------- dtypes
+
+WIDE = "int64 uint64 float32 float64 longdouble complex64 complex128 clongdouble"
+DTYPES = f"bool int8 uint8 int16 uint16 int32 uint32 float16 {WIDE}".split()
+F = np.float32
+OPERATIONS: dict[str, Any] = {
+    "sum": lambda S: S.sum(),
+    "sum of columns": lambda S: S.sum(axis=0),
+    "mean": lambda S: S.mean(),
+    "mean of rows": lambda S: S.mean(axis=1),
+    "max": lambda S: S.max(),
+    "min of columns": lambda S: S.min(axis=0),
+    "diagonal": lambda S: S.diagonal(),
+    "negative": lambda S: -S,
+    "abs": lambda S: abs(S),
+    "@ vector": lambda S: S @ np.ones(3, S.dtype),
+    "@ float32": lambda S: S @ np.ones(3, F),
+    "float32 @": lambda S: np.ones((2, 2), F) @ S,
+    "@ own": lambda S: S @ S.T,
+    "* own": lambda S: S * S,
+    "+ own": lambda S: S + S,
+    "- own": lambda S: S - S,
+    "+ dense": lambda S: S + np.ones((2, 3), F),
+    "* dense": lambda S: S * np.ones(3, S.dtype),
+    "/ dense": lambda S: S / np.ones(3, S.dtype),
+    **{f"* {n!r}": lambda S, n=n: S * n for n in (2, 2.5, 1j, True, 300, -1, np.int64(300), F(2), np.True_)},
+    **{f"/ {n!r}": lambda S, n=n: S / n for n in (2, 0.5, 300, np.int8(3), True)},
+    **{f"** {n!r}": lambda S, n=n: S**n for n in (2, 0.5, 3, F(2), np.int8(2), True, 300, np.True_)},
+    **{f"+ {n!r}": lambda S, n=n: S + n for n in (0, 0.0, np.int64(0), False)},
+    "0 -": lambda S: 0 - S,
+    "300 *": lambda S: 300 * S,
+    "numpy's True *": lambda S: np.True_ * S,
+    "> 0": lambda S: S > 0,
+    "> 300": lambda S: S > 300,
+    **{f"to {d}": lambda S, d=d: S.astype(d) for d in ("float64", "complex128", "bool")},
+}
+
+
+def dense_of(dtype: str) -> np.ndarray:
+    dense = np.array([[1, 0, 3], [0, 2, 0]]).astype(dtype)
+    if dense.dtype.kind == "c":
+        return dense * np.array([1 + 2j], dtype)
+    if dtype in ("int64", "uint64"):
+        dense[0, 2] = 2**53 + 1  # which float64 does not hold
+    if dtype == "longdouble":
+        dense[0, 2] = 1 + np.finfo(dtype).eps
+    return dense
+
+
+def tried(action: Any) -> Any:
+    try:
+        with np.errstate(all="ignore"):
+            return action()
+    except sparsetir.SparseTIRError:
+        return None
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_operators_of_each_dtype_are_those_of_numpy_or_refused(dtype: str) -> None:
+    dense = dense_of(dtype)
+    S = SparseTensor.from_coo(np.nonzero(dense), dense[np.nonzero(dense)], dense.shape)
+    answered = 0
+    for name, operation in OPERATIONS.items():
+        found = tried(lambda operation=operation: operation(S))
+        if found is None:
+            continue
+        expected = operation(dense)
+        found = np.asarray(found.to_dense() if isinstance(found, SparseTensor) else found)
+        assert found.dtype == np.asarray(expected).dtype, name
+        rtol = {2: 2e-3, 4: 1e-6, 8: 1e-6 if found.dtype.kind == "c" else 1e-14}.get(found.dtype.itemsize, 1e-14)
+        rtol = 0 if found.dtype.kind in "iub" else rtol
+        np.testing.assert_allclose(found, expected, rtol=rtol, err_msg=name)
+        answered += 1
+    assert answered > 20
+
+
+def test_means_of_complex_numbers_keep_infinite_parts() -> None:
+    values = np.array([[complex(np.inf, 1), 0], [2j, complex(1, -np.inf)]])
+    S = SparseTensor.from_dense(values)
+    np.testing.assert_array_equal(S.sum(axis=0), [complex(np.inf, 3), complex(1, -np.inf)])
+    np.testing.assert_array_equal(S.mean(axis=1), [complex(np.inf, 0.5), complex(0.5, -np.inf)])
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d != "float16"])
+def test_linear_operators_lose_no_digits(dtype: str) -> None:
+    dense = dense_of(dtype)
+    L = tried(lambda: linear_operator(sp.csr_array(dense)))
+    assert (L is None) == (dtype in (*WIDE.split()[:2], "longdouble") or "complex" in dtype or dtype == "clongdouble")
+    if L is None:
+        return
+    for x in (np.array([2**24 + 1] * 3), np.full(3, 0.1), np.full(3, 0.1j), np.ones(3, bool), np.full(3, 0.1, F)):
+        rtol = 1e-6 if x.dtype == F or (dtype == "float32" and x.dtype.kind == "c") else 1e-15
+        np.testing.assert_allclose(L @ x, dense.astype("float64") @ x, rtol=rtol)
+    with pytest.raises(ArgumentTypeError, match="x: expected numbers that float64 holds, got"):
+        L @ np.ones(3, "longdouble")
+
+
+@pytest.mark.parametrize("dtype", ["longdouble", "clongdouble"])
+def test_torch_has_no_long_doubles(dtype: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="torch has no tensors of"):
+        SparseTensor.from_dense(dense_of(dtype)).to_torch()

@@ -20,7 +20,10 @@ def to_torch(array: Array) -> Any:
     torch = importlib.import_module("torch")
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise ArgumentTypeError(f"torch has no tensors of {array.dtype}: convert the values with astype") from None
 
 
 def is_torch(value: Any) -> bool:

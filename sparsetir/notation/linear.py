@@ -53,14 +53,32 @@ def linear_operator(A: Any) -> linalg.LinearOperator:
     if tensor.dtype.kind not in "iub" and not is_float(tensor.dtype):
         raise ArgumentTypeError(f"linear_operator takes real numbers, found {tensor.dtype}")
     if tensor.dtype not in (np.float32, np.float64):
-        tensor = tensor.astype("float64")
+        tensor = _in_float64(tensor)
     return _Operator(tensor)
+
+
+def _in_float64(tensor: SparseTensor) -> SparseTensor:
+    """The same numbers in float64; refuse those that it does not hold."""
+    wide = tensor.astype("float64")
+    if tensor.dtype.itemsize < 8:
+        return wide
+    values, exact = tensor.values, wide.values
+    limit = {"i": 2.0**63, "u": 2.0**64}.get(tensor.dtype.kind, np.inf)
+    inside = np.abs(exact) < limit if np.isfinite(limit) else np.full(exact.shape, fill_value=True)
+    same = (np.where(inside, exact, 0).astype(tensor.dtype) == values) & inside | (values != values)
+    if not same.all():
+        raise ArgumentTypeError(f"A: expected values that float64 holds, got {tensor.dtype} {values[~same][0]}")
+    return wide
 
 
 class _Operator(linalg.LinearOperator):
     def __init__(self, tensor: SparseTensor) -> None:
         self.tensor = tensor
         super().__init__(tensor.dtype, tensor.shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the compiled products, which are made again where they are needed."""
+        return {name: value for name, value in self.__dict__.items() if name != "_products"}
 
     @cached_property
     def _products(self) -> dict[str, Any]:
@@ -71,12 +89,18 @@ class _Operator(linalg.LinearOperator):
         x = np.ascontiguousarray(x)
         if x.dtype.kind == "c":
             return self._product(text, x.real) + 1j * self._product(text, x.imag)
-        if x.dtype != self.tensor.dtype and not (x.dtype == np.float64 and self.tensor.dtype == np.float32):
-            x = x.astype(self.tensor.dtype)
+        if x.dtype != self.tensor.dtype:
+            x = x.astype(self._common_dtype(x))
         key = f"{text}{x.dtype}"
         if key not in self._products:
             self._products[key] = einsum_expression(text, self.tensor, x).bind(self.tensor)
         return self._products[key](x)
+
+    def _common_dtype(self, x: Any) -> np.dtype[Any]:
+        """The dtype that a vector is multiplied in, by numpy's rules."""
+        if x.dtype.kind not in "biuf" or x.dtype.itemsize > 8:
+            raise ArgumentTypeError(f"x: expected numbers that float64 holds, got {x.dtype}. Convert them with astype.")
+        return np.result_type(x.dtype, self.tensor.dtype)
 
     def _matvec(self, x: Any) -> Any:
         return self._product("ij,j->i", x.reshape(-1))

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 from numbers import Number
 from string import ascii_lowercase as LETTERS
 from typing import Any, TypeAlias
@@ -83,7 +85,7 @@ def multiply(left: Any, right: Any) -> Any:
     if _is_number(other):
         if not isinstance(other, int) and not np.isfinite(_met(other, tensor.dtype)):
             raise ArgumentError(f"zeros that are not stored would not stay zero under * {other}: use to_dense()")
-        return _scaled(tensor, np.multiply, other)
+        return _scaled(tensor, operator.mul, other)
     if is_sparse(other):
         _same_shape(left, right)
         if tensor.ndim == 2:
@@ -97,7 +99,7 @@ def divide(left: Any, right: Any) -> Any:
     if _is_number(right):
         if right == 0 or right != right:
             raise ArgumentError(f"zeros that are not stored would not stay zero under / {right}: use to_dense()")
-        return _scaled(left, np.true_divide, right)
+        return _scaled(left, operator.truediv, right)
     if is_sparse(right):
         raise ArgumentTypeError("division by a sparse tensor divides by the zeros that it does not store")
     if not _is_operand(right):
@@ -116,11 +118,12 @@ def power(tensor: SparseTensor, number: Any) -> SparseTensor:
         return NotImplemented
     if isinstance(number, complex) or not number > 0:
         raise ArgumentError(f"zeros that are not stored would not stay zero under ** {number}: use to_dense()")
-    return _scaled(tensor, np.power, number)
+    return _scaled(tensor, operator.pow, number)  # the dtype of bool ** 2 is not that of np.power
 
 
-def _scaled(tensor: SparseTensor, ufunc: np.ufunc, number: Any) -> SparseTensor:
-    return mapped(lambda values: ufunc(values, _met(number, tensor.dtype)), tensor)
+def _scaled(tensor: SparseTensor, operation: Callable[[Any, Any], Any], number: Any) -> SparseTensor:
+    """Combine each entry with a number, with the dtype and the values that numpy's operator gives."""
+    return mapped(lambda values: operation(values, _met(number, tensor.dtype)), tensor)
 
 
 def over_number(tensor: Any, number: Any) -> Any:
@@ -193,7 +196,7 @@ def _sum(left: Any, right: Any, sign: int) -> Any:
             if value != 0:
                 raise ArgumentError(f"adding {value} changes every element: pass to_dense() + {value}")
             tensor = right if value is left else left
-            return _scaled(-tensor if value is left and sign < 0 else tensor, np.add, value)
+            return _scaled(-tensor if value is left and sign < 0 else tensor, operator.add, value)
     if not (is_sparse(left) and is_sparse(right)):
         return _dense_sum(left, right, sign)
     _same_shape(left, right)
@@ -238,8 +241,21 @@ def _dense_sum(left: Any, right: Any, sign: int) -> np.ndarray:
 
 
 def mapped(function: Any, tensor: SparseTensor) -> SparseTensor:
-    """A function, which leaves zero zero, of each entry; the format stays."""
-    return tensor.with_values([np.asarray(function(piece.values)) for piece in tensor.pieces])
+    """Apply a function, which leaves zero zero, to each entry; the format stays.
+
+    Raises
+    ------
+    ArgumentError
+        A number that the dtype of the entries does not hold.
+    ArgumentTypeError
+        numpy has no such function of this dtype.
+    """
+    try:
+        return tensor.with_values([np.asarray(function(piece.values)) for piece in tensor.pieces])
+    except OverflowError as error:
+        raise ArgumentError(f"{tensor.dtype} values: {error}. Convert them with astype first.") from None
+    except TypeError as error:
+        raise ArgumentTypeError(f"{tensor.dtype} values: {error}. Convert them with astype first.") from None
 
 
 def astype(tensor: SparseTensor, dtype: Any) -> SparseTensor:
@@ -392,13 +408,25 @@ def _kept(tensor: SparseTensor, axis: Axis) -> str:
 
 def total(tensor: SparseTensor, axis: Axis) -> Any:
     """The sum; of bools and short integers in 64 bits, as numpy's."""
+    if tensor.dtype.kind == "c":
+        return _of_parts(total, tensor, axis)
     if tensor.dtype.kind in "biu" and tensor.dtype.itemsize < 8:
         tensor = astype(tensor, "uint64" if tensor.dtype.kind == "u" else "int64")
     return einsum(f"{LETTERS[: tensor.ndim]}->{_kept(tensor, axis)}", tensor, result="dense")
 
 
+def _of_parts(reduction: Callable[[SparseTensor, Axis], Any], tensor: SparseTensor, axis: Axis) -> Any:
+    """A linear reduction of complex numbers; complex arithmetic would make NaN of infinite parts."""
+    real, imag = (np.asarray(reduction(mapped(part, tensor), axis)) for part in (np.real, np.imag))
+    joined = np.empty(real.shape, tensor.dtype)
+    joined.real, joined.imag = real, imag
+    return joined[()]
+
+
 def mean(tensor: SparseTensor, axis: Axis) -> Any:
     """The mean."""
+    if tensor.dtype.kind == "c":
+        return _of_parts(mean, tensor, axis)
     kept = _kept(tensor, axis)
     count = math.prod(n for c, n in zip(LETTERS, tensor.shape, strict=False) if c not in kept)
     dtype = tensor.dtype if is_float(tensor.dtype) else np.dtype("float64")
