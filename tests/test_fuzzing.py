@@ -21,7 +21,7 @@ from fuzzing.child import Place, run_group
 from fuzzing.command import Run, group_script
 from fuzzing.dense_oracle import evaluate, evaluate_filled
 from fuzzing.fronts import FRONTS
-from fuzzing.report import END, START, table, write_report
+from fuzzing.report import END, START, added, table, write_report
 from fuzzing.values import Value, sparse_value
 
 SEED = 1
@@ -264,6 +264,15 @@ def test_the_report_replaces_the_table_of_a_document(tmp_path: Path) -> None:
     assert text.endswith("after\n")
     assert "old" not in text
     assert "120 minutes with seed 4, 2026-01-02" in text
+
+
+def test_summaries_add_up() -> None:
+    one = {"cases": 3, "right": 2, "seconds": 1.5}
+    before = {"fronts": {"einsum": one, "lazy": one}, "seconds": 60, "seed": 1, "labels": [1], "findings": [2]}
+    summary = {"fronts": {"einsum": one, "torch": one}, "seconds": 30, "seed": 2, "labels": [], "findings": [3]}
+    whole = added(summary, before)
+    assert whole["fronts"] == {"einsum": {"cases": 6, "right": 4, "seconds": 3.0}, "lazy": one, "torch": one}
+    assert (whole["seconds"], whole["seed"], whole["findings"]) == (90, "1, 2", [2, 3])
 
 
 def test_unknown_fronts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

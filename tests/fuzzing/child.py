@@ -17,10 +17,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from fences import Everything
 from fuzzing.case import Case, Finding, Front, Skip, unclear
 from fuzzing.fronts import FRONTS
 from fuzzing.known import known_class
@@ -29,6 +31,7 @@ from sparsetir.errors import SparseTIRError
 
 MAX_MEMORY = 2 << 30  # bytes: TVM keeps what it compiled
 OPTIMISED_EVERY = 8  # one group in so many is compiled with LLVM's optimisations
+FENCED_EVERY = 4  # one group in so many has all arrays between unreadable pages
 PLACE = struct.Struct("qqq")  # group, case, how many cases so far
 
 
@@ -49,10 +52,20 @@ def rng_of(front: str, seed: int, group: int) -> Random:
     return Random(f"{front} {seed} {group}")
 
 
-def machine_code(front: Front, group: int) -> Any:
-    """The context in which a group is compiled."""
-    is_optimised = front.optimised or group % OPTIMISED_EVERY == OPTIMISED_EVERY - 1
-    return contextlib.nullcontext() if is_optimised else quick_code()
+def surroundings(front: Front, group: int) -> Any:
+    """The context of a group: how it is compiled, and where its arrays lie."""
+    stack = contextlib.ExitStack()
+    if not front.optimised and group % OPTIMISED_EVERY != OPTIMISED_EVERY - 1:
+        stack.enter_context(quick_code())
+    if group % FENCED_EVERY == 1:
+        stack.enter_context(everything().within())
+    return stack
+
+
+@cache
+def everything() -> Everything:
+    """The memory of fenced arrays."""
+    return Everything()
 
 
 def outcome_of(case: Case) -> tuple[str, str, Finding | None]:
@@ -90,7 +103,7 @@ def run_group(front: Front, seed: int, group: int, place: Place, tell: Callable[
     refusals: Counter[str] = Counter()
     place.set(group, -1)
     since = time.monotonic()
-    with machine_code(front, group):
+    with surroundings(front, group):
         for index, case in enumerate(drawn(front, seed, group)):
             place.set(group, index)
             try:

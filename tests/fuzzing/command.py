@@ -26,7 +26,7 @@ from typing import Any
 
 from fences import environment
 from fuzzing.child import PLACE
-from fuzzing.report import Counts, summary_of, table, write_report
+from fuzzing.report import Counts, added, summary_of, table, write_report
 
 HANG_SECONDS = 240.0  # without a new case; a compilation on a busy machine takes long
 SLICE_SECONDS = 60.0
@@ -290,6 +290,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--group", type=int, help="run one group of the fronts again")
     made.add_argument("--first", type=int, default=0, help="number of the first group")
     made.add_argument("--out", type=Path, default=Path("build/fuzz"), help="folder of scripts and summary.json")
+    made.add_argument("--add", action="store_true", help="add the counts to those of the summary in the folder")
     made.add_argument("--report", type=Path, help="write the table of the summary to this document, and run nothing")
     made.add_argument("--child", help=argparse.SUPPRESS)
     made.add_argument("--minimise", action="store_true", help=argparse.SUPPRESS)
@@ -327,10 +328,13 @@ def fuzz(options: argparse.Namespace) -> int:
         facts = {"seconds": None, "first": options.group, "groups": dict.fromkeys(fronts, 1)}
     run = Run(fronts, options.seed, workers=options.workers, **facts).run()
     run.minimise(options.out, max(MINIMISE_SECONDS, options.seconds / 2))
-    summary = run.summary()
-    (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    summary, path = run.summary(), options.out / "summary.json"
+    is_wrong = any(c[kind] for c in summary["fronts"].values() for kind in ("wrong", "crashed", "unclear"))
+    if options.add and path.exists():
+        summary = added(summary, json.loads(path.read_text()))
+    path.write_text(json.dumps(summary, indent=1) + "\n")
     print(table(summary))
-    return int(any(c[kind] for c in summary["fronts"].values() for kind in ("wrong", "crashed", "unclear")))
+    return int(is_wrong)
 
 
 __all__ = ["Run", "main"]

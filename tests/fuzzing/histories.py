@@ -211,7 +211,12 @@ class History:
         if not self.bound:
             return self.call()
         bound, fixed = self.random.choice(self.bound)
+        held = {id(a) for i in self.fixed for a in _roots(i)}  # is not to change: no result is written there
         given = {n: v for n, v in self._arguments(plain=0.5).items() if n not in fixed or self.random.random() < 0.03}
+        own = [n for n in given if n in self.subject.optional and isinstance(given[n], Item)]
+        for name in own:
+            if held & {id(a) for a in _roots(given[name])}:
+                del given[name]
         return self._compare(bound, self.subject.fresh, given, fixed)
 
     def change(self) -> str:

@@ -61,9 +61,13 @@ class Runner:
 
     def run(self, case: Case) -> Finding | None:
         """What a case gives; None where it is right or refused."""
+        return self.ask("run", case)
+
+    def ask(self, what: str, case: Case) -> Any:
+        """An answer about a case, or the finding that it ended the process."""
         if not self.pid:
             self.start()
-        send(self.to, pickle.dumps(case))
+        send(self.to, pickle.dumps((what, case)))
         if not select.select([self.back], [], [], CASE_SECONDS)[0]:
             os.kill(self.pid, signal.SIGKILL)
             self.stop()
@@ -80,11 +84,12 @@ def serve(read: int, write: int) -> None:
     warnings.simplefilter("ignore")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     while (message := receive(read)) is not None:
+        what, case = pickle.loads(message)
         try:
-            finding = outcome_of(pickle.loads(message))[2]
+            found: Any = outcome_of(case)[2] if what == "run" else case.script()
         except Exception:  # a smaller case that is no case any more
-            finding = None
-        send(write, pickle.dumps(finding))
+            found = None
+        send(write, pickle.dumps(found))
 
 
 def send(to: int, message: bytes) -> None:
@@ -145,6 +150,15 @@ def minimised(case: Case, finding: Finding, seconds: float) -> tuple[Case, Findi
     return case, latest
 
 
+def script_of(case: Case) -> str:
+    """The script of a case, which may have to compile it."""
+    runner = Runner()
+    script = runner.ask("script", case)
+    if runner.pid:
+        runner.stop()
+    return script if isinstance(script, str) else case.short_script()
+
+
 def answer(message: Any) -> dict[str, Any]:
     """Minimise a finding that came from a child, and make its script."""
     case = unpacked(message["case"]) if message.get("case") else one_case(*message["place"])
@@ -152,7 +166,7 @@ def answer(message: Any) -> dict[str, Any]:
     case, latest = minimised(case, finding, message["seconds"])
     if latest is None:
         return {"is_alone": False}
-    return {"is_alone": True, "detail": latest.detail, "script": case.script()}
+    return {"is_alone": True, "detail": latest.detail, "script": script_of(case)}
 
 
 def main() -> None:

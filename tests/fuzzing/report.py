@@ -42,6 +42,17 @@ def summary_of(
     return {**facts, "fronts": fronts, "labels": labels, "refusals": refusals, "findings": findings}
 
 
+def added(summary: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """A summary with the counts and findings of another one before it."""
+    fronts = {**before["fronts"], **summary["fronts"]}
+    for name, counts in fronts.items():
+        others = before["fronts"].get(name, {}) if name in summary["fronts"] else {}
+        fronts[name] = {kind: round(number + others.get(kind, 0), 1) for kind, number in counts.items()}
+    parts = {kind: before[kind] + summary[kind] for kind in ("labels", "findings")}
+    seeds = f"{before['seed']}, {summary['seed']}"
+    return {**summary, **parts, "fronts": fronts, "seconds": before["seconds"] + summary["seconds"], "seed": seeds}
+
+
 def table(summary: dict[str, Any]) -> str:
     """Counts by front, as Markdown."""
     columns = ("cases", *(o for o in OUTCOMES if o != "known" or any(c["known"] for c in summary["fronts"].values())))
@@ -61,8 +72,9 @@ def write_report(document: Path, path: Path) -> None:
     _, end, after = rest.partition(END)
     if not start or not end:
         raise SystemExit(f"{document}: expected the lines {START} and {END}")
-    said = f"{summary['seconds'] // 60:,} minutes with seed {summary['seed']}, {summary['date']}:"
+    seeds = f"{'seeds' if ',' in str(summary['seed']) else 'seed'} {summary['seed']}"
+    said = f"{summary['seconds'] // 60:,} minutes with {seeds}, {summary['date']}:"
     document.write_text(f"{before}{start}\n{said}\n\n{table(summary)}\n{end}{after}", encoding="utf-8")
 
 
-__all__ = ["Counts", "summary_of", "table", "write_report"]
+__all__ = ["Counts", "added", "summary_of", "table", "write_report"]

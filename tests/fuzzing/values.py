@@ -168,13 +168,14 @@ class Value:
             yield replace(self, kind="csr_array", block=(1, 1))
         if self.kind == "torch":
             yield replace(self, kind="numpy")
-        for dtype in ("float32", "float64"):
-            if self.dtype not in ("float32", dtype):
-                with np.errstate(all="ignore"):
-                    yield replace(self, data=self.data.astype(dtype))
         if self.idtype != "int32":
             yield replace(self, idtype="int32")
         yield from self._plainer()
+
+    def cast(self, dtype: str) -> Value:
+        """The value in another dtype."""
+        with np.errstate(all="ignore"):
+            return replace(self, data=self.data.astype(dtype))
 
     def _without(self, part: slice) -> Value:
         kept = np.ones(len(self.data), bool)

@@ -108,13 +108,13 @@ class ProgramCase(Case):
             yield replace(self, is_poisoned=False)
 
     def script(self) -> str:
-        lines = [PRELUDE, f'text = """\n{self.recipe.text}\n"""', *build_lines(self.recipe)]
         try:
-            kernel = self.kernel()
-            lines += call_lines(self.call(kernel))
-        except (Exception, Skip):  # it is the build that fails
-            pass
-        return "\n".join([*lines, ""])
+            return "\n".join([self.short_script(), *call_lines(self.call(self.kernel())), ""])
+        except Exception:  # it is the build that fails
+            return self.short_script()
+
+    def short_script(self) -> str:
+        return "\n".join([PRELUDE, f'text = """\n{self.recipe.text}\n"""', *build_lines(self.recipe), ""])
 
 
 def mode_of(recipe: Recipe) -> str:
