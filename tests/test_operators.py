@@ -347,3 +347,58 @@ def test_linear_operators_lose_no_digits(dtype: str) -> None:
 def test_torch_has_no_long_doubles(dtype: str) -> None:
     with pytest.raises(ArgumentTypeError, match="torch has no tensors of"):
         SparseTensor.from_dense(dense_of(dtype)).to_torch()
+
+
+# ---------------------------------------------------------------------------------------------- slices
+
+
+class Counting(np.ndarray):
+    """An array that counts the elements that indexing returns."""
+
+    read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        Counting.read += np.size(found)
+        return np.asarray(found) if isinstance(found, np.ndarray) else found
+
+
+SLICES = [
+    slice(3), slice(-3, None), slice(None, None, -7), slice(5, 2, -1), slice(40, 60, 3), [0, 7, -1, 7], [], 5, -2,
+    np.array([3, -4]), (slice(2, 9), slice(3, 20, 2)), (slice(10, None, 9), 4), (3, slice(None, None, -1)), (3, 5),
+    (-1, -1), (slice(4, 8), [1, 1, -2]), ([2, 5], slice(1, 9)), (slice(0, 0), slice(None)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("format", ["csr", "coo", "dcsr", "csc", "bsr", "ell"])
+@pytest.mark.parametrize("index", SLICES, ids=repr)
+def test_slices_of_every_format(format: str, index: Any) -> None:
+    dense = np.random.default_rng(1).uniform(-1, 1, (80, 30)) * (np.random.default_rng(2).random((80, 30)) < 0.3)
+    found = SparseTensor.from_dense(dense, format)[index]
+    same(found, dense[index])
+    if isinstance(found, SparseTensor):
+        same(pickle.loads(pickle.dumps(found)), dense[index])
+    mask = np.arange(80) % 3 == 1
+    same(SparseTensor.from_dense(dense, format)[mask], dense[mask])
+
+
+@pytest.mark.parametrize("index", SLICES, ids=repr)
+def test_slices_read_only_their_rows(index: Any) -> None:
+    """No more of the index and value arrays is read than the rows have, however large the rest is."""
+    rng = np.random.default_rng(0)
+    A = sp.random_array((80, 30), density=0.3, format="csr", rng=rng)
+    S = SparseTensor.from_scipy(A)
+    row = index[0] if isinstance(index, tuple) else index
+    wanted = A[[row] if isinstance(row, int) else row].nnz
+    entries = S.entries
+    columns = entries.last.view(Counting)
+    vars(S)["values"] = S.values.view(Counting)
+    original = type(entries).last
+    Counting.read = 0
+    try:
+        type(entries).last = property(lambda self: columns if self is entries else original.fget(self))
+        S[index]
+    finally:
+        type(entries).last = original
+    assert "coords" not in vars(S)  # which would write out the row of each entry
+    assert Counting.read <= 2 * wanted

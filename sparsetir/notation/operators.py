@@ -11,15 +11,18 @@ from string import ascii_lowercase as LETTERS
 from typing import Any, TypeAlias
 
 import numpy as np
+import scipy.sparse as sp
 
 from sparsetir import products
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
-from sparsetir.interop import CooTensor, as_numpy, is_sparse, is_torch
+from sparsetir.interop import CooTensor, as_numpy, compressed_of, is_sparse, is_torch
 from sparsetir.notation.expression import einsum
 from sparsetir.notation.semiring import LIMITS
 from sparsetir.notation.steps import array_dtype, cast, transposed
 from sparsetir.scalars import common_dtype, dtype_name, is_float
+
+FEW_ROWS = 1 << 16  # a slice of as many rows is made row by row, one of more rows than entries entry by entry
 
 Axis: TypeAlias = "int | tuple[int, ...] | None"
 
@@ -302,8 +305,14 @@ def sliced(tensor: SparseTensor, index: Any) -> Any:
     if all(_is_index(at) for at in asked):
         return _element(tensor, tuple(asked))
     others = [slice(None) if d in lists else at for d, at in enumerate(asked)]
-    if not any(at != slice(None) for at in others[1:]) and not lists:
+    if not any(at != slice(None) for at in others[1:]) and lists in ([], [0]):
         return _rows(tensor, asked[0])
+    if lists == [0]:
+        return _within(_rows(tensor, asked[0]), others)
+    if others[0] != slice(None):  # of all entries only those in the rows are read
+        first = others[0]
+        chosen = slice(first, first + 1 or None) if _is_index(first) else first
+        tensor, others[0] = _rows(tensor, chosen), 0 if _is_index(first) else slice(None)
     found = tensor if all(at == slice(None) for at in others) else _within(tensor, others)
     if not lists:
         return found
@@ -334,13 +343,38 @@ def _rows(tensor: SparseTensor, index: Any) -> Any:
     m = tensor.shape[0]
     if _is_index(index):
         return _one_row(tensor, int(index))
-    chosen = np.arange(m)[index] if isinstance(index, slice) else _chosen(index, m)
-    first, *others = tensor.coords
-    starts = np.searchsorted(first, np.arange(m + 1))
-    sizes = np.diff(starts)[chosen]
-    entries = np.repeat(starts[chosen] - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
-    coords = [np.repeat(np.arange(len(chosen)), sizes), *(c[entries] for c in others)]
-    return _made(tensor, coords, tensor.values[entries], (len(chosen), *tensor.shape[1:]))
+    if isinstance(index, slice):
+        span = range(m)[index]
+        if len(span) > tensor.nnz + FEW_ROWS:
+            return _within(tensor, [index, *[slice(None)] * (tensor.ndim - 1)])
+        chosen = np.arange(span.start, span.stop, span.step)
+    else:
+        chosen = _chosen(index, m)
+    starts, ends = _bounds(tensor, chosen)
+    sizes = ends - starts
+    indptr = np.concatenate([[0], np.cumsum(sizes)])
+    entries = np.repeat(starts - indptr[:-1], sizes) + np.arange(int(indptr[-1]))
+    return _of_rows(tensor, indptr, entries, len(chosen))
+
+
+def _bounds(tensor: SparseTensor, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the entries of rows begin and end, found without reading those of others."""
+    indptr = vars(tensor.entries).get("indptr")
+    if indptr is not None:
+        return indptr[rows].astype(np.int64), indptr[rows + 1].astype(np.int64)
+    first = tensor.coords[0]
+    return np.searchsorted(first, rows), np.searchsorted(first, rows, side="right")
+
+
+def _of_rows(tensor: SparseTensor, indptr: np.ndarray, entries: np.ndarray, count: int) -> SparseTensor:
+    """The tensor of some entries, whose rows begin at `indptr`."""
+    shape = (count, *tensor.shape[1:])
+    if tensor.ndim != 2 or tensor.nnz == 0:
+        coords = [np.repeat(np.arange(count), np.diff(indptr)), *(c[entries] for c in tensor.coords[1:])]
+        return _made(tensor, coords, tensor.values[entries], shape)
+    offsets, columns = (a.astype(tensor.idtype, copy=False) for a in (indptr, tensor.entries.last[entries]))
+    matrix = compressed_of(sp.csr_array, offsets, columns, tensor.values[entries], shape)
+    return SparseTensor.from_any(matrix, "csr", idtype=tensor.idtype, check=False)
 
 
 def _is_index(value: Any) -> bool:
@@ -351,10 +385,17 @@ def _element(tensor: SparseTensor, index: tuple[int, ...]) -> Any:
     """One element, zero where none is stored."""
     if any(not -n <= at < n for at, n in zip(index, tensor.shape, strict=True)):
         raise ArgumentError(f"element {index} of a tensor of shape {tensor.shape}")
-    held = np.ones(tensor.nnz, np.bool_)
-    for c, at, n in zip(tensor.coords, index, tensor.shape, strict=True):
-        held &= c == at % n
-    return tensor.values[held].sum(dtype=tensor.dtype)
+    first, *others = (at % n for at, n in zip(index, tensor.shape, strict=True))
+    (begin,), (end,) = _bounds(tensor, np.array([first]))
+    held = np.ones(end - begin, np.bool_)
+    for d, at in enumerate(others, 1):
+        held &= _coordinate(tensor, d)[begin:end] == at
+    return tensor.values[begin:end][held].sum(dtype=tensor.dtype)
+
+
+def _coordinate(tensor: SparseTensor, dim: int) -> np.ndarray:
+    """The coordinates of one dimension; those of columns are stored, those of rows may have to be written out."""
+    return np.asarray(tensor.entries.last if dim == tensor.ndim - 1 else tensor.coords[dim])
 
 
 def diagonal(tensor: SparseTensor) -> np.ndarray:
@@ -373,21 +414,23 @@ def _chosen(index: Any, m: int) -> np.ndarray:
         raise ArgumentTypeError("rows are chosen by an index, a slice, a list of indices or one of bools")
     if found.dtype == bool and len(found) != m:
         raise ArgumentError(f"a list of bools chooses among {m} rows, found {len(found)}")
-    try:
-        return np.arange(m)[found.astype(np.int64) if found.dtype != bool else found]
-    except IndexError:
-        raise ArgumentError(f"row indices must lie in [-{m}, {m}), found {found.min()} to {found.max()}") from None
+    if found.dtype == bool:
+        return np.flatnonzero(found)
+    if found.size and not (found.min() >= -m and found.max() < m):
+        raise ArgumentError(f"row indices must lie in [-{m}, {m}), found {found.min()} to {found.max()}")
+    rows = found.astype(np.int64)
+    return np.where(rows < 0, rows + m, rows)
 
 
 def _one_row(tensor: SparseTensor, index: int) -> Any:
     m = tensor.shape[0]
     if not -m <= index < m:
         raise ArgumentError(f"row {index} of a tensor of {m} rows")
-    first, *others = tensor.coords
-    if not others:
-        return tensor.values[first == index % m].sum(dtype=tensor.dtype)
-    begin, end = np.searchsorted(first, [index % m, index % m + 1])
-    return _made(tensor, [c[begin:end] for c in others], tensor.values[begin:end], tensor.shape[1:])
+    (begin,), (end,) = _bounds(tensor, np.array([index % m]))
+    if tensor.ndim == 1:
+        return tensor.values[begin:end].sum(dtype=tensor.dtype)
+    coords = [_coordinate(tensor, d)[begin:end] for d in range(1, tensor.ndim)]
+    return _made(tensor, coords, tensor.values[begin:end], tensor.shape[1:])
 
 
 # ------------------------------------------------------------------ reductions
