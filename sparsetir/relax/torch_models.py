@@ -15,6 +15,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.relax.model import CompiledModel, Passes, compile_model
 from sparsetir.relax.nesting import Nesting
 from sparsetir.relax.torch_import import imported
+from sparsetir.relax.torch_own import ALONG_ROWS, along_rows, operator_name
 from sparsetir.relax.torch_values import Values, explained, tracing
 
 
@@ -33,7 +34,9 @@ def from_torch(
 
     A module is traced as in eval mode and is not changed. Parameters and buffers that are sparse (CSR, CSC, COO, BSR)
     are traced as dense ones, which torch can export; a pass given as `sparsify` makes them sparse again, and dense ones
-    that were pruned. Operators of `register_torch_ops` stay sparse throughout.
+    that were pruned. Operators of `register_torch_ops` stay sparse throughout, and so do layers of
+    `sparsetir.torch.SparseLinear` and ``linear``, ``spmm``, ``conv``, ``softmax``, ``sddmm`` and ``attention`` of a
+    `sparsetir.torch.Graph` that the model keeps, whose structures become constants.
 
     Parameters
     ----------
@@ -65,6 +68,8 @@ def from_torch(
     ------
     ArgumentError, ArgumentTypeError
         The model is of another class, changes its own buffers, or is to be traced with sparse arguments.
+    LoweringError
+        It has an operation that is not known here, such as another one of a `Graph`.
     """
     exported = _exported(model, example_args, example_kwargs, dynamic_shapes, static)
     nesting = Nesting.of(exported)
@@ -90,7 +95,7 @@ def _exported(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any, static: C
             hint = "pass its values and index arrays, for operators of sparsetir.relax.register_torch_ops()"
             raise ArgumentTypeError(f"{name} is sparse ({value.layout}), which torch.export does not take: {hint}")
     model, given, named, values = with_fixed(dense_copy(model), given, named, static)
-    with torch.no_grad(), explained(), values, _dense_products():
+    with torch.no_grad(), explained(), values, _written():
         return torch.export.export(model, given, named, dynamic_shapes=dynamic_shapes)
 
 
@@ -172,16 +177,21 @@ def with_pruned_weights(model: Any) -> Any:
     return model
 
 
-def _dense_products() -> Any:
-    """A context in which ``torch.sparse.mm`` is ``torch.mm``: of dense matrices it would fix the sizes to be traced."""
+def _written() -> Any:
+    """Return a context in which functions are written with operators that Relax has.
+
+    ``torch.sparse.mm`` is ``torch.mm``: of dense matrices it would fix the sizes to be traced.
+    """
     torch = importlib.import_module("torch")
 
-    class DenseProducts(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined]
+    class Written(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            is_plain = func is torch.sparse.mm and len(args) == 2 and not kwargs
-            return torch.mm(*args) if is_plain else func(*args, **(kwargs or {}))
+            if func is torch.sparse.mm and len(args) == 2 and not kwargs:
+                return torch.mm(*args)
+            function = along_rows if operator_name(func) == ALONG_ROWS else func
+            return function(*args, **(kwargs or {}))
 
-    return DenseProducts()
+    return Written()
 
 
 def _tensors_of(model: Any) -> Iterator[Any]:
