@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ import scipy.sparse as sp
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 
 torch = pytest.importorskip("torch")
+from torch.nn.utils import parametrize  # noqa: E402
+
 from sparsetir.torch import SparseLinear, sparsify_  # noqa: E402
 
 IN, OUT = 7, 5
@@ -175,6 +178,69 @@ def test_a_model_is_made_sparse():
     attention(*[torch.ones(3, 1, 4)] * 3)
 
 
+class Masked(torch.nn.Module):
+    def __init__(self, mask):
+        super().__init__()
+        self.register_buffer("mask", mask)
+
+    def forward(self, weight):
+        return weight * self.mask
+
+
+def pruned_layers():
+    """Linear layers with a fifth of their weights, pruned in each of torch's ways."""
+    torch.manual_seed(0)
+    plain, hooked, masked, both = (torch.nn.Linear(10, 10) for _ in range(4))
+    torch.nn.utils.prune.l1_unstructured(hooked, "weight", 0.8)
+    torch.nn.utils.prune.l1_unstructured(both, "weight", 0.8)
+    torch.nn.utils.prune.l1_unstructured(both, "bias", 0.5)
+    mask = hooked.weight_mask.clone()
+    plain.weight.data *= mask
+    parametrize.register_parametrization(masked, "weight", Masked(mask))
+    return torch.nn.Sequential(plain, hooked, masked, both)
+
+
+@pytest.mark.parametrize("options", [{}, {"keep": "nonzeros"}, {"density": 0.2}, {"density": 0.2, "keep": "largest"}])
+def test_pruned_layers_of_all_kinds_keep_their_nonzeros(options):
+    model, x, report = pruned_layers(), torch.randn(3, 10), []
+    expected = model(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sparsify_(model, **options, report=report)
+    torch.testing.assert_close(model(x), expected)
+    assert all(isinstance(layer, SparseLinear) for layer in model)
+    assert all(layer.values.requires_grad and layer.bias.requires_grad for layer in model)
+    assert [(c.name, c.kind, c.is_sparse, c.weights, c.nonzeros, c.kept) for c in report] == [
+        (str(n), "Linear", True, 100, 20, 20) for n in range(4)
+    ]
+
+
+def test_weights_that_a_low_density_drops_are_counted():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sparsify_(pruned_layers(), 0.05)
+    message = r"drops 15 of the 20 weights of {} that earlier pruning left: give a density of 0.2 or more"
+    assert len(caught) == 4
+    assert all(message.format(n) in str(c.message) for n, c in enumerate(caught))
+
+
+def test_every_layer_is_reported_and_dense_ones_are_named():
+    inner = {"attention": torch.nn.MultiheadAttention(4, 2), "conv": torch.nn.Conv2d(4, 4, 3)}
+    others = {"embedding": torch.nn.Embedding(5, 4), "norm": torch.nn.LayerNorm(4), "done": SparseLinear(4, 4)}
+    model = torch.nn.ModuleDict({"first": torch.nn.Linear(4, 4), "last": torch.nn.Linear(4, 4), **inner, **others})
+    report = []
+    with pytest.warns(UserWarning, match="leaves attention .MultiheadAttention., .*conv .Conv2d. dense"):
+        sparsify_(model, 0.5, skip=["last"], report=report)
+    made = {change.name: change.is_sparse for change in report}
+    assert made == {
+        "first": True, "last": False, "attention": False, "attention.out_proj": False, "conv": False, "embedding": False
+    }  # fmt: skip
+    assert "first (Linear): sparse, 8 of 16 weights, the largest weights" in map(str, report)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sparsify_(torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3), torch.nn.Linear(4, 4)), skip=["0"])
+
+
 @pytest.mark.slow
 def test_a_pruned_model_learns():
     torch.manual_seed(0)
@@ -258,6 +324,9 @@ def test_a_layer_without_memory_is_filled_by_a_state(layer):
         (lambda m: m(torch.eye(IN).double().to_sparse()), ArgumentTypeError, "x is a dense tensor on the cpu, found"),
         (lambda m: torch.sum(m.weight), ArgumentTypeError, "torch's sum was called with the weight of a SparseLinear"),
         (lambda m: sparsify_(torch.nn.LazyLinear(3), 0.5), ArgumentError, "no weights yet: call the model once"),
+        (lambda m: sparsify_(m, 0.5, keep="nonzeros"), ArgumentError, "density: expected None with keep='nonzeros'"),
+        (lambda m: sparsify_(m, keep="largest"), ArgumentError, "density: expected a share"),
+        (lambda m: sparsify_(m, keep="all"), ArgumentError, "keep: expected 'largest' or 'nonzeros', got 'all'"),
         (lambda m: sparsify_(tied(), 0.5), ArgumentError, r"1 shares its weight with 0: pass skip=\['1'\]"),
     ],
 )

@@ -15,7 +15,7 @@ require("torch", extra="torch", purpose="sparsetir.torch")
 
 from sparsetir.torch import traced as _traced  # noqa: E402, F401
 from sparsetir.torch.graph import Graph  # noqa: E402
-from sparsetir.torch.linear import SparseLinear, sparsify_  # noqa: E402
+from sparsetir.torch.linear import LayerChange, SparseLinear, sparsify_  # noqa: E402
 from sparsetir.torch.pyg import patch_pyg  # noqa: E402
 
-__all__ = ["Graph", "SparseLinear", "patch_pyg", "sparsify_"]
+__all__ = ["Graph", "LayerChange", "SparseLinear", "patch_pyg", "sparsify_"]

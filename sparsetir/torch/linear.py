@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Collection
+import warnings
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
@@ -19,6 +23,8 @@ from sparsetir.torch.functions import NAMES
 from sparsetir.torch.graph import Graph
 
 Array = np.ndarray
+NO_LINEAR = "not a torch.nn.Linear"
+MOST_NONZERO = 0.9  # of weights of a layer that counts as pruned
 STRUCTURE = ("crow_indices", "col_indices")
 
 
@@ -121,8 +127,9 @@ class SparseLinear(nn.Module):
             made.values.copy_(weight[made._rows(), made._columns()])
             if made.bias is not None:
                 made.bias.copy_(layer.bias)
-            for name, parameter in layer.named_parameters(recurse=False):
-                getattr(made, "bias" if name == "bias" else "values").requires_grad_(parameter.requires_grad)
+            made.values.requires_grad_(_is_trained(layer, "weight"))
+            if made.bias is not None:
+                made.bias.requires_grad_(_is_trained(layer, "bias"))
         return made.train(layer.training)
 
     def reset_parameters(self) -> None:
@@ -288,18 +295,61 @@ class SparseLinear(nn.Module):
         return f"{sizes}, density={self.density:.3g}, bias={self.bias is not None}"
 
 
-def sparsify_(model: nn.Module, density: float, *, skip: Collection[str] = ()) -> nn.Module:
-    """Replace the linear layers of a model by sparse ones with their largest weights.
+@dataclass(frozen=True)
+class LayerChange:
+    """What `sparsify_` did to a layer.
+
+    Parameters
+    ----------
+    name : str
+        As in ``model.named_modules()``.
+    kind : str
+        The class of the layer.
+    is_sparse : bool
+        Whether it is sparse now.
+    reason : str
+    weights, nonzeros, kept : int
+        Weights of the layer, those that were not zero, and those that it has now.
+    """
+
+    name: str
+    kind: str
+    is_sparse: bool
+    reason: str
+    weights: int
+    nonzeros: int
+    kept: int
+
+    def __str__(self) -> str:
+        now = f"sparse, {self.kept} of {self.weights} weights" if self.is_sparse else "dense"
+        return f"{self.name or 'the model'} ({self.kind}): {now}, {self.reason}"
+
+
+def sparsify_(
+    model: nn.Module,
+    density: float | None = None,
+    *,
+    keep: str | None = None,
+    skip: Collection[str] = (),
+    report: list[LayerChange] | None = None,
+) -> nn.Module:
+    """Replace the linear layers of a model by sparse ones with their largest weights, or with those that are not zero.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Changed in place: layers of the class ``torch.nn.Linear``, not of classes derived from it. Hooks of these layers
+        Changed in place: layers of the class ``torch.nn.Linear``, also pruned and parametrized ones, whose weights are
+        those that the layer computes with; not of classes derived from it. Hooks and parametrizations of these layers
         are not taken along.
-    density : float
+    density : float, optional
         The share of each layer's weights that stay, in [0, 1].
+    keep : {"largest", "nonzeros"}, optional
+        Which weights stay: the largest, as many as `density` says, or those that are not zero. Default: the largest
+        where there is a density.
     skip : collection of str
         Names of layers to leave alone, as in ``model.named_modules()``.
+    report : list, optional
+        A `LayerChange` is appended for each layer with a matrix of weights.
 
     Returns
     -------
@@ -309,7 +359,13 @@ def sparsify_(model: nn.Module, density: float, *, skip: Collection[str] = ()) -
     Raises
     ------
     ArgumentError
-        No layer has a name of `skip`; two modules share a weight, which they would not any more.
+        No layer has a name of `skip`; two modules share a weight, which they would not any more; a density where
+        nonzeros are kept, or none for the largest weights.
+
+    Warns
+    -----
+    UserWarning
+        Layers that stay dense and are not in `skip`; a layer that was pruned loses weights that are not zero.
 
     Examples
     --------
@@ -317,25 +373,101 @@ def sparsify_(model: nn.Module, density: float, *, skip: Collection[str] = ()) -
     >>> sparsetir.torch.sparsify_(torch.nn.Sequential(torch.nn.Linear(100, 50), torch.nn.ReLU()), 0.2)[0]
     SparseLinear(in_features=100, out_features=50, density=0.2, bias=True)
     """
-    _check_share("density", density)
+    _check_keep(density, keep)
     if not isinstance(model, nn.Module) or isinstance(skip, str):
         found = f"skip={skip!r}" if isinstance(skip, str) else type(model).__name__
         raise ArgumentTypeError(f"sparsify_ takes a torch.nn.Module, and a list of names to skip; found {found}")
-    layers = {name: m for name, m in model.named_modules() if type(m) in (nn.Linear, nn.LazyLinear)}
-    unknown = sorted(set(skip) - set(layers))
+    layers = {name: m for name, m in model.named_modules() if _is_linear(m)}
+    others = _other_layers(model, layers)
+    unknown = sorted(set(skip) - set(layers) - set(others))
     if unknown:
         raise ArgumentError(f"skip has {unknown[0]!r}; the linear layers are {', '.join(layers) or 'none'}")
     made: dict[int, SparseLinear] = {}
+    changes: list[LayerChange] = []
     for name, layer in layers.items():
         if name in skip:
+            changes.append(_unchanged(name, layer, "in skip"))
             continue
         _check_unshared(model, name, layer)
         made[id(layer)] = SparseLinear.from_dense(layer, density)
+        changes.append(_change(name, layer, made[id(layer)], density))
     for module in list(model.modules()):
         for name, child in module._modules.items():  # named_children() leaves out what comes twice
             if id(child) in made:
                 module._modules[name] = made[id(child)]
+    changes += [_unchanged(n, m, "in skip" if n in skip else NO_LINEAR) for n, m in others.items()]
+    _warn(changes)
+    if report is not None:
+        report.extend(changes)
     return made.get(id(model), model)
+
+
+def _is_trained(layer: nn.Module, name: str) -> bool:
+    """Return whether a tensor of a layer is trained, or what pruning or a parametrization makes it of."""
+    heads = (f"parametrizations.{name}.", f"{name}_orig")
+    return any(p.requires_grad for n, p in layer.named_parameters() if n == name or n.startswith(heads))
+
+
+def _check_keep(density: float | None, keep: str | None) -> None:
+    if density is not None:
+        _check_share("density", density)
+    if keep not in (None, "largest", "nonzeros"):
+        raise ArgumentError(f"keep: expected 'largest' or 'nonzeros', got {keep!r}.")
+    if keep == "nonzeros" and density is not None:
+        raise ArgumentError(f"density: expected None with keep='nonzeros', got {density}. Leave one of them out.")
+    if keep == "largest" and density is None:
+        raise ArgumentError("density: expected a share in [0, 1] with keep='largest', got None.")
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return parametrize.type_before_parametrizations(module) in (nn.Linear, nn.LazyLinear)
+
+
+def _other_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the other modules that have matrices of weights."""
+    inside = tuple(f"{name}." if name else "parametrizations." for name in layers)
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if name not in layers and not name.startswith(inside) and _matrices(module)
+    }
+
+
+def _matrices(module: nn.Module) -> list[Tensor]:
+    """Return the weights of two dimensions or more that a module has itself, as it computes with them."""
+    if isinstance(module, parametrize.ParametrizationList):
+        return []
+    names = [*module._parameters, *(module.parametrizations if parametrize.is_parametrized(module) else ())]
+    weights = [getattr(module, n.removesuffix("_orig"), None) for n in names]  # which pruning adds
+    return [w for w in weights if isinstance(w, Tensor) and not nn.parameter.is_lazy(w) and w.dim() > 1]
+
+
+def _unchanged(name: str, module: nn.Module, reason: str) -> LayerChange:
+    matrices = _matrices(module)
+    weights, nonzeros = sum(w.numel() for w in matrices), sum(int(torch.count_nonzero(w)) for w in matrices)
+    kind = parametrize.type_before_parametrizations(module).__name__
+    return LayerChange(name, kind, False, reason, weights, nonzeros, weights)
+
+
+def _change(name: str, layer: nn.Linear, made: SparseLinear, density: float | None) -> LayerChange:
+    before = _unchanged(name, layer, "the weights that were not zero" if density is None else "the largest weights")
+    return dataclasses.replace(before, weights=layer.weight.numel(), is_sparse=True, kept=made.graph.num_edges)
+
+
+def _warn(changes: list[LayerChange]) -> None:
+    """Warn of layers that stay dense, and of pruned ones that lose weights."""
+    left = [c for c in changes if not c.is_sparse and c.reason == NO_LINEAR and not c.kind.startswith("Embedding")]
+    dense = [f"{c.name or 'the model'} ({c.kind})" for c in left]
+    if dense:
+        text = f"sparsify_ leaves {', '.join(dense)} dense: only layers of the class torch.nn.Linear are replaced. "
+        warnings.warn(f"{text}Name them in skip to leave them without this warning.", stacklevel=3)
+    for change in changes:
+        dropped = change.nonzeros - change.kept
+        if change.is_sparse and dropped > 0 and change.nonzeros <= MOST_NONZERO * change.weights:
+            text = f"sparsify_ drops {dropped} of the {change.nonzeros} weights of {change.name or 'the layer'}"
+            share = change.nonzeros / change.weights
+            advice = f"give a density of {share:.3g} or more, or none to keep all that are not zero"
+            warnings.warn(f"{text} that earlier pruning left: {advice}", stacklevel=3)
 
 
 def _check_unshared(model: nn.Module, name: str, layer: nn.Linear) -> None:
@@ -396,4 +528,4 @@ def _places(mask: Any, shape: tuple[int, int], *, is_sorted: bool = False) -> An
     return sp.csr_array((np.ones(keys.size, bool), graph.rows.indices, graph.rows.indptr), shape=shape)
 
 
-__all__ = ["SparseLinear", "sparsify_"]
+__all__ = ["LayerChange", "SparseLinear", "sparsify_"]
