@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import numpy as np
 import tvm
+from tvm import ir
+from tvm.ir import Var
 
 from sparsetir import alignment, interop
 from sparsetir.assemble import Accumulators, AssembledCompiled, Assembly, Options
@@ -60,6 +62,7 @@ from sparsetir.compile.export import export
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError, VerifyError
 from sparsetir.formats.memory import memory_size
 from sparsetir.ir import decode
+from sparsetir.lower.rewriting import collect
 from sparsetir.script.printer import script
 from sparsetir.shown import shown_signature
 from sparsetir.sizes import Size
@@ -257,7 +260,7 @@ class AssembledKernel(Saved):
         """The arguments of a call, checked in full."""
         if unnamed:
             raise self.signature.unnamed(unnamed)
-        bound = self.rows.bind(arguments)
+        bound = self.rows.bind(arguments, self._listing)
         if bound is not None:
             return bound
         for result in self.assembly.results:
@@ -271,6 +274,28 @@ class AssembledKernel(Saved):
         self.signature.check(args)
         self.signature.complete(args)
         return args
+
+    @cached_property
+    def _listing(self) -> dict[str, str]:
+        """Operands of which only rows are read that the column indices of another operand name, and that operand."""
+        program, is_ordered = self.assembly.source, self._orders is not None
+        if self.assembly.filters or self.assembly.merge is not None or is_ordered or len(program.iterations) != 1:
+            return {}
+        (iteration,) = program.iterations
+        over = dict(zip(iteration.vars, iteration.axes, strict=True))
+        columns = {program.buffers[v].axes[1]: program.buffers[v].name for v in program.buffers if self._fills(v)}
+        listing: dict[str, str] = {}
+        for name in self.rows.matrices:
+            loads = [x for x in collect(iteration.block, ir.TensorLoad) if str(x.source.name) == name]
+            axes = {over.get(x.indices[0]) if isinstance(x.indices[0], Var) else None for x in loads}
+            listing[name] = columns.get(axes.pop(), name) if len(axes) == 1 else name
+        # A matrix that is read by another one's indices must not list rows itself: it is validated first, as a whole.
+        chains = {name for name, by in listing.items() if by == name}
+        return {name: by for name, by in listing.items() if by != name and by in chains}
+
+    def _fills(self, view: Var) -> bool:
+        """Return whether compressed rows of scipy may fill a buffer as they are."""
+        return self.assembly.source.buffers[view].name in self.rows.matrices
 
     def unknown(self, name: str) -> ArgumentTypeError:
         """The error for an argument that a call does not take."""

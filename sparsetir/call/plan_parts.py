@@ -14,6 +14,7 @@ import scipy.sparse as sp
 from sparsetir import alignment, interop, sizes
 from sparsetir.call.arguments import Arguments, SizeOf, checks_are_on, numpy_dtype
 from sparsetir.call.signature import Signature
+from sparsetir.call.validation import is_sound
 from sparsetir.spare import Spare
 
 COMPRESSED = ("csr", "csc", "bsr")
@@ -161,7 +162,7 @@ class Compressed:
         data, indptr, indices = value.data, value.indptr, value.indices
         if indptr[-1] != len(indices) or len(data) != len(indices):
             raise Unfit
-        if checks_are_on() and not interop.is_sound(
+        if checks_are_on() and not is_sound(
             self.level, indptr, indices, parent_count=parents, length=length, need_sorted=self.need_sorted
         ):
             raise Unfit

@@ -13,6 +13,7 @@ import scipy.sparse as sp
 from sparsetir import interop
 from sparsetir.call.arguments import LARGEST_INT32, Arguments, checks_are_on, is_integer, numpy_dtype
 from sparsetir.call.signature import Signature
+from sparsetir.call.validation import is_sound
 from sparsetir.ir import SparseBuffer
 
 ROWS = (sp.csr_array, sp.csr_matrix)
@@ -69,11 +70,17 @@ class Matrix:
         """Whether rows must be in order."""
         return self.level.sorted or self.level.unique
 
-    def is_sound(self, value: Any) -> bool:
-        """Whether the index arrays of a matrix are what the axis promises."""
+    def is_sound(self, value: Any, listed: np.ndarray | None = None) -> bool:
+        """Return whether the index arrays of a matrix are what the axis promises, in all rows or in those listed."""
         rows, columns = value.shape
-        return interop.is_sound(
-            self.level, value.indptr, value.indices, parent_count=rows, length=columns, need_sorted=self.need_sorted
+        return is_sound(
+            self.level,
+            value.indptr,
+            value.indices,
+            parent_count=rows,
+            length=columns,
+            need_sorted=self.need_sorted,
+            listed=listed,
         )
 
     def implies(self, value: Any, other: Matrix, same: Any) -> bool:
@@ -129,8 +136,11 @@ class CompressedRows:
             found.update(zip(held.names, arrays, strict=True))
         return found
 
-    def bind(self, arguments: Mapping[str, Any]) -> Arguments | None:
-        """The arguments of a call; None for one of another kind, or that is wrong."""
+    def bind(self, arguments: Mapping[str, Any], listing: Mapping[str, str] | None = None) -> Arguments | None:
+        """The arguments of a call; None for one of another kind, or that is wrong.
+
+        Of a matrix in `listing` only the rows are read that the column indices of another one name.
+        """
         args = Arguments()
         taken: list[tuple[Matrix, Any]] = []
         for name, value in arguments.items():
@@ -144,11 +154,22 @@ class CompressedRows:
             elif args.sizes.setdefault(name, value) != value:
                 return None
         is_whole = all(n in args.arrays for n in self.arrays) and all(n in args.sizes for n in self.numbers)
-        return args if is_whole and (not checks_are_on() or are_sound(taken)) else None
+        return args if is_whole and (not checks_are_on() or self.are_sound(taken, listing or {})) else None
+
+    def are_sound(self, taken: list[tuple[Matrix, Any]], listing: Mapping[str, str]) -> bool:
+        """Return whether matrices are what their buffers promise."""
+        if not listing:
+            return are_sound(taken)
+        later = [self.matrices[name] for name in listing]
+        if not are_sound([pair for pair in taken if not any(pair[0] is m for m in later)]):
+            return False
+        values = {id(held): value for held, value in taken}
+        pairs = [(held, values[id(self.matrices[by])]) for held, by in zip(later, listing.values(), strict=True)]
+        return all(held.is_sound(values[id(held)], by.indices) for held, by in pairs)
 
 
 def are_sound(taken: list[tuple[Matrix, Any]]) -> bool:
-    """Whether matrices are what their buffers promise; arrays that several of them share are looked at once."""
+    """Return whether matrices are what their buffers promise; arrays that several of them share are validated once."""
     looked: list[tuple[Matrix, Any]] = []
     for held, value in sorted(taken, key=lambda pair: not pair[0].need_sorted):
         if any(other.implies(same, held, value) for other, same in looked):

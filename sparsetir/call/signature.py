@@ -17,6 +17,7 @@ from sparsetir import alignment, interop, sizes
 from sparsetir.call import parameters
 from sparsetir.call.arguments import LARGEST_INT32, Arguments, checks_are_on, is_integer, numpy_dtype
 from sparsetir.call.parameters import Param
+from sparsetir.call.validation import is_sound
 from sparsetir.effects import Effects, analyse
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.ir import Axis, Program, SparseBuffer
@@ -326,16 +327,18 @@ class Signature:
         indptr, indices = (arrays.get(n) if n else None for n in names)
         parent_count, count, length = self.counts[axis](known)
         level = interop.Level(axis.name, axis.kind, None, axis.idtype, sorted=axis.sorted, unique=False)
-        interop.check_level(
-            level,
-            indptr,
-            indices,
-            parent_count=int(parent_count),
-            length=int(length),
-            name=names[1] or names[0] or axis.name,
-            need_sorted=axis.sorted and names[1] in self.searched,
-            count=int(count) if indices is None else None,
-        )
+        lengths = {"parent_count": int(parent_count), "length": int(length)}
+        need_sorted = axis.sorted and names[1] in self.searched
+        if not _is_compressed_sound(level, indptr, indices, need_sorted, lengths):
+            interop.check_level(
+                level,
+                indptr,
+                indices,
+                name=names[1] or names[0] or axis.name,
+                need_sorted=need_sorted,
+                count=int(count) if indices is None else None,
+                **lengths,
+            )
         if axis.unique and axis.parent is None and indices is not None:
             interop.check_distinct(indices, int(length), f"axis {axis.name} of {names[1]}")
 
@@ -393,6 +396,15 @@ class Signature:
         if buffer is None or buffer.is_dense:
             return None
         return next((name for name in args.stored if self.buffers[name].axes == buffer.axes), None)
+
+
+def _is_compressed_sound(
+    level: interop.Level, indptr: Any, indices: Any, need_sorted: bool, lengths: dict[str, int]
+) -> bool:
+    """Return whether arrays of compressed rows are surely right."""
+    if level.kind != "sparse_variable" or indptr is None or indices is None or indices.ndim != 1:
+        return False
+    return is_sound(level, indptr, indices, need_sorted=need_sorted, **lengths)
 
 
 def _check_writable(array: np.ndarray, name: str, kind: type, *, copied: bool) -> None:
