@@ -19,6 +19,7 @@ import sparsetir
 from sparsetir import SparseTensor, linear_operator
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats import REGISTRY
+from sparsetir.notation import linear
 
 OTHERS = {"band", "nm", "encoded", "tree"}  # hold some matrices only, or need parameters
 FORMATS = sorted(REGISTRY.keys() - OTHERS)
@@ -234,6 +235,76 @@ def test_products_of_operators() -> None:
     np.testing.assert_allclose(L @ (1j * X[:, 0]), 1j * (B @ X[:, 0]), rtol=1e-6)
     assert linear_operator(sp.eye_array(3, dtype="int32", format="coo")).dtype == np.float64
     np.testing.assert_array_equal(linear_operator(sparsetir.SparseTensor.from_dense(np.eye(3), "csc")) @ np.ones(3), 1)
+
+
+def stencil(n: int, dtype: str) -> sp.csr_array:
+    T = sp.diags_array([-np.ones(n - 1), 4 * np.ones(n), -2 * np.ones(n - 1)], offsets=[-1, 0, 1])
+    sides = sp.diags_array([-np.ones(n - 1), -3 * np.ones(n - 1)], offsets=[-1, 1])
+    return sp.csr_array(sp.kron(sp.eye_array(n), T) + sp.kron(sides, sp.eye_array(n)), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "make", [sp.csr_array, sp.csc_array, sp.coo_array, SparseTensor.from_any], ids=lambda f: f.__name__
+)
+def test_operators_over_another_format(make: Any, dtype: str) -> None:
+    """Each product is right before, while and after two formats are compared, and in a copy by pickle."""
+    A, rng = stencil(60, dtype), np.random.default_rng(0)
+    L = linear_operator(make(A))
+    assert A.nnz >= linear.MIN_ENTRIES
+    products = {
+        "ij,j->i": (L.matvec, A, rng.random(3600, dtype=dtype)),
+        "ij,i->j": (L.rmatvec, A.T, rng.random(3600, dtype=dtype)),
+        "ij,jk->ik": (L.matmat, A, rng.random((3600, 3), dtype=dtype)),
+        "ij,ik->jk": (L.rmatmat, A.T, rng.random((3600, 3), dtype=dtype)),
+    }
+    for text, (product, matrix, x) in products.items():
+        expected = matrix @ x
+        for number in range(linear.TRIAL_PRODUCTS + 2 * linear.SAMPLES + 4):
+            np.testing.assert_allclose(product(x), expected, rtol=1e-4, atol=1e-5)
+            assert product(x).dtype == dtype
+            was = L._products[text + dtype]
+            if number == linear.TRIAL_PRODUCTS // 2 and text == "ij,j->i":
+                assert len(was.candidates) == 2
+        assert not was.candidates
+        assert was.convert is None
+    copied = pickle.loads(pickle.dumps(L))
+    assert "_products" not in copied.__dict__
+    np.testing.assert_allclose(copied.T @ products["ij,j->i"][2], A.T @ products["ij,j->i"][2], rtol=1e-4, atol=1e-5)
+
+
+def test_an_operator_converts_as_many_products_are_expected() -> None:
+    A, x = stencil(60, "float64"), np.ones(3600)
+    once, never = linear_operator(A, calls=1000), linear_operator(A, calls=0)
+    for _ in range(linear.TRIAL_PRODUCTS + 4):
+        np.testing.assert_allclose(never @ x, A @ x)
+    assert never._products["ij,j->ifloat64"].convert is None
+    assert not never._products["ij,j->ifloat64"].candidates
+    np.testing.assert_allclose(once @ x, A @ x)
+    assert len(once._products["ij,j->ifloat64"].candidates) == 2
+    for calls, kind, error in ((-1, ArgumentError, "non-negative"), (1.5, ArgumentTypeError, "expected an integer")):
+        with pytest.raises(kind, match=error):
+            linear_operator(A, calls=calls)
+
+
+def test_the_faster_of_two_products_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(linear.time, "perf_counter", lambda: now[0])
+
+    def lasting(name: str, seconds: list[float]) -> Any:
+        left = iter(seconds)
+
+        def run(x: Any) -> str:
+            now[0] += next(left, seconds[-1])
+            return name
+
+        return run
+
+    for slow, fast, expected in (([3.0], [90.0, 2.0], "second"), ([9.0, 1.0], [9.0, 2.0], "first")):
+        product = linear._Product(lasting("first", slow), lambda x, fast=fast: lasting("second", fast), None)
+        for _ in range(linear.TRIAL_PRODUCTS + 1 + 2 * (linear.SAMPLES + 1)):
+            product(0)
+        assert {product(0) for _ in range(3)} == {expected}
 
 
 def test_sums_of_short_integers() -> None:

@@ -476,7 +476,7 @@ def test_matrices_are_bound_alike_in_both_ways(program, monkeypatch):
     quick = [outcome(kernel, call) for call in calls]
     rows = CompressedRows(kernel.signature)
     assert sum(rows.bind(call) is not None for call in calls) > 5
-    monkeypatch.setattr(CompressedRows, "bind", lambda self, arguments: None)
+    monkeypatch.setattr(CompressedRows, "bind", lambda self, arguments, listing=None: None)
     assert [outcome(kernel, call) for call in calls] == quick
 
 
