@@ -39,8 +39,10 @@ class Cache(Generic[V]):
         """Return the value of a key, which is now the most recently used, or the default."""
         value = self._values.get(key, default)
         if value is not default:
-            with suppress(KeyError):  # another thread may have dropped it since
+            try:
                 self._values.move_to_end(key)
+            except KeyError:  # another thread has dropped it since
+                pass
         return value
 
     def __setitem__(self, key: Hashable, value: V) -> None:
@@ -65,6 +67,14 @@ class Cache(Generic[V]):
     def items(self) -> list[tuple[Hashable, V]]:
         """Return the keys and values, the least recently used first."""
         return list(self._values.items())
+
+    def values(self) -> list[V]:
+        """Return the values, the least recently used first."""
+        return list(self._values.values())
+
+    def pop(self, key: Hashable, default: Any = None) -> V | Any:
+        """Remove a key and return its value, or the default."""
+        return self._values.pop(key, default)
 
     def clear(self) -> None:
         """Drop all values."""

@@ -25,7 +25,7 @@ def once(make: Callable[P, tirx.PrimFunc]) -> Callable[P, tirx.PrimFunc]:
     ArgumentError
         `make` would be given another dtype than those of the dialect.
     """
-    signature, made = inspect.signature(make), functools.cache(make)
+    signature, made = inspect.signature(make), functools.lru_cache(maxsize=128, typed=True)(make)
 
     @functools.wraps(make)
     def program(*args: P.args, **kwargs: P.kwargs) -> tirx.PrimFunc:

@@ -21,6 +21,7 @@ import scipy
 import tvm
 from tvm import ir, s_tir, tirx
 
+from sparsetir.caches import shared_cache
 from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.disk_cache import cache_folder
 from sparsetir.errors import SparseTIRError
@@ -31,7 +32,9 @@ from sparsetir.version import source_digest
 EXIT_SECONDS = 5.0
 
 
-_kernels: dict[str, Compiled] = {}
+MAX_PENDING = 128  # kernels that wait for the disk: beyond them, the first ones are written at once
+
+_kernels = shared_cache("compiled kernels", 256)
 _pending: list[tuple[Compiled, Path]] = []
 SHIPPED: dict[str, tuple[bytes, dict[str, Any]]] = {}  # of a file with kernels, while it is loaded
 
@@ -76,6 +79,12 @@ def write_one(compiled: Compiled) -> None:
             compiled.save(entry[1])
 
 
+def _limit_pending() -> None:
+    """Write the kernels that wait longest while there are too many: each holds its loops and its machine code."""
+    for compiled, _path in _pending[: max(len(_pending) - MAX_PENDING, 0)]:
+        write_one(compiled)
+
+
 def waiting() -> int:
     """How many kernels are to be written to the disk."""
     return len(_pending)
@@ -90,13 +99,14 @@ def forget() -> None:
 @contextlib.contextmanager
 def separate() -> Iterator[None]:
     """Kernels compiled inside are not found outside, nor the other way round, but for those on disk."""
-    kernels, pending = dict(_kernels), list(_pending)
+    kernels, pending = _kernels.items(), list(_pending)
     forget()
     try:
         yield
     finally:
         forget()
-        _kernels.update(kernels)
+        for key, compiled in kernels:
+            _kernels[key] = compiled
         _pending.extend(pending)
 
 
@@ -110,8 +120,9 @@ def compile_cached(func: tirx.PrimFunc, target: Any, schedule: Any, make: type[C
     compiled = make(func, target, schedule)
     # A function may read anything, so its name or text would not do: what it makes of the loops does.
     key = content_key(func, target, compiled.second if callable(schedule) else schedule)
-    if key in _kernels:
-        return _kernels[key]
+    ready: Compiled | None = _kernels.get(key)
+    if ready is not None:
+        return ready
     folder = cache_folder()
     path = folder / f"{key}.so" if folder is not None else None
     if key in SHIPPED and _load_shipped(compiled, *SHIPPED[key]):
@@ -121,6 +132,7 @@ def compile_cached(func: tirx.PrimFunc, target: Any, schedule: Any, make: type[C
         compiled.compile()
         if path is not None:
             _pending.append((compiled, path))
+            _limit_pending()
     _kernels[key] = compiled
     return compiled
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 from tvm import tirx
@@ -18,7 +18,7 @@ def axis_name(dimension: int) -> str:
     return LETTERS[dimension] if dimension < len(LETTERS) else f"D{dimension}"
 
 
-@cache
+@lru_cache(maxsize=256)
 def describe(
     name: str, idtype: str, *, arrays: str, sizes: str, axes: str, buffer: str, table: str = ""
 ) -> tirx.PrimFunc:

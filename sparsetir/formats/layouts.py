@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class Layout(Format):
         return {name: index_array(array, self.index_type) for name, array in arrays.items()}
 
 
-@cache
+@lru_cache(maxsize=256)
 def _rules(layout: Layout) -> tuple[FormatRewriteRule]:
     return (layout.rule(),)
 

@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir import ops
-from sparsetir.caches import exact
+from sparsetir.caches import Cache, exact, shared_cache
 from sparsetir.errors import ArgumentTypeError
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import as_numpy, check_detached, is_sparse, is_torch, to_torch
@@ -22,7 +22,7 @@ from sparsetir.lazy.lowering import Lowering, Part, detached, nodes, rebuilt, re
 
 MOST = 256  # compiled graphs that are kept
 
-_known: dict[Any, Compiled] = {}
+_known = shared_cache("lazy arrays", MOST)
 
 
 def compute(*arrays: Any, tune: float | None = None, database: str | Path | None = None) -> Any:
@@ -65,8 +65,6 @@ def compute(*arrays: Any, tune: float | None = None, database: str | Path | None
     found = _known.get(key)
     if found is None:
         found = Compiled(arrays, leaves)
-        if len(_known) >= MOST:
-            _known.clear()
         _known[key] = found
     return found([leaf.value for leaf in leaves])
 
@@ -224,7 +222,7 @@ def fused(function: Callable[..., Any]) -> Callable[..., Any]:
     >>> attend(sp.eye_array(2, format="csr"), np.eye(2), np.eye(2), np.ones((2, 1))).tolist()
     [[1.0], [1.0]]
     """
-    known: dict[Any, tuple[Compiled, bool]] = {}
+    known = Cache[tuple[Compiled, bool]](MOST)
 
     @functools.wraps(function)
     def call(*arrays: Any, **options: Any) -> Any:

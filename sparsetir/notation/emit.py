@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
 
 from tvm import tirx
 
+from sparsetir.caches import remember
 from sparsetir.notation.nest import Loop, Nest
 from sparsetir.notation.semiring import literal
 from sparsetir.script.printer import parse
@@ -277,7 +277,7 @@ class _Writer:
         return f"@T.prim_func\ndef {self.name}({', '.join(params)}):\n{body}\n"
 
 
-@cache
+@remember("programs of einsum", 256)
 def program(nest: Nest, name: str = "einsum") -> Program:
     """The program of a contraction.
 

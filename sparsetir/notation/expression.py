@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir.caches import shared_cache
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.interop import is_torch, to_torch
 from sparsetir.notation import subscripts as notation
@@ -31,9 +32,7 @@ from sparsetir.notation.steps import (
 )
 from sparsetir.scalars import VALUE_DTYPES, common_dtype, dtype_name
 
-MOST = 512  # expressions that are kept; then all are forgotten
-
-_known: dict[Any, Expression] = {}
+_known = shared_cache("einsum expressions", 256)
 
 
 def einsum(
@@ -156,8 +155,6 @@ def _expression(text: str, values: Sequence[Any], reduce: str, combine: str, fil
         key, found, known = None, None, {}
     if found is None:
         found = Expression(text, values, reduce=reduce, combine=combine, fill=fill, result=result, known=known)
-        if len(_known) >= MOST:
-            _known.clear()
         if key is not None:
             _known[key] = found
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -265,7 +265,7 @@ def _torch_width(value: Any) -> bool:
 KINDS = {"dense_fixed": "dense", "sparse_variable": "compressed", "singleton": "singleton"}
 
 
-@cache
+@lru_cache(maxsize=256)
 def own_levels(rules: tuple[FormatRewriteRule, ...]) -> tuple[Level, ...] | None:
     """The levels of a format whose only piece has one axis for each dimension, with its coordinates."""
     if len(rules) != 1 or rules[0].inverse is not None:

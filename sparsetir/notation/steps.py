@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import scipy.sparse as sp
 
 from sparsetir import interop
 from sparsetir.build import build
+from sparsetir.caches import remember
 from sparsetir.errors import ArgumentError
 from sparsetir.formats.compressed import compressed_rows
 from sparsetir.formats.tensor import SparseTensor
@@ -236,7 +237,7 @@ def renamed(nest: Nest) -> Nest:
     return replace(nest, operands=operands, output=nest.output.translate(new), walk=nest.walk.translate(new))
 
 
-@cache
+@remember("kernels of einsum", 256)
 @uncollected
 def _kernel(nest: Nest, name: str) -> Any:
     return build(program(nest, name).func)

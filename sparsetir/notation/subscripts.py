@@ -6,7 +6,7 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 
@@ -46,7 +46,7 @@ class Terms:
         return f"{','.join(self.inputs)}->{self.output}"
 
 
-@cache
+@lru_cache(maxsize=1024)
 def parse(text: str, orders: tuple[int, ...]) -> Terms:
     """The letters of a text such as ``"ik,kj->ij"``.
 

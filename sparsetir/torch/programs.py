@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 
 from tvm import tirx
 
 from sparsetir.build import build
+from sparsetir.caches import remember
 from sparsetir.call.kernel import Kernel
 from sparsetir.relax.dropout import GOLDEN, MASK, mixed
 from sparsetir.relax.programs import Axes, Draft
@@ -481,7 +481,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
 }
 
 
-@cache
+@remember("kernels of graphs", 256)
 def kernel(name: str, dtype: str, idtype: str, inner: Sizes, is_via: bool, *options: object) -> Kernel:
     """The compiled program of a name, for graphs of any size."""
     draft = EdgeDraft(f"graph_{name}", dtype=dtype, idtype=idtype, inner=inner, is_via=is_via)

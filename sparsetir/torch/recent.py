@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsetir.caches import Cache
 from sparsetir.torch.graph import Graph
 
+MAX_PLACES = 256  # index tensors that live and are known by their memory
 MOST_EDGES, LEAST_KEPT = 1 << 23, 4  # of what is kept for later passes; the last few are kept anyway
 
 
@@ -53,8 +55,8 @@ class Graphs:
     """The graphs of edge indices, by their memory or else by what they hold."""
 
     def __init__(self) -> None:
-        self.by_place: dict[Hashable, tuple[Any, ...]] = {}
-        self.by_targets: dict[Hashable, Hashable] = {}
+        self.by_place = Cache[tuple[Any, ...]](MAX_PLACES)
+        self.by_targets = Cache[Hashable](MAX_PLACES)
         self.recent = Recent()
 
     def of(self, targets: Tensor, sources: Tensor | None, rows: int, columns: int) -> Graph:

@@ -13,12 +13,14 @@ import scipy.sparse as sp
 import torch
 
 from sparsetir import interop
+from sparsetir.caches import Cache
 from sparsetir.call.bound import BoundKernel
 from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.torch.kept import Kept
 from sparsetir.torch.programs import Sizes, kernel
 
 Array = np.ndarray
+MAX_BOUND = 64  # programs over a structure
 WIDE = 2**31 - 1  # sizes up to that have indices of 32 bits
 
 
@@ -44,7 +46,7 @@ class Compressed:
     columns: int
     order: Array | None = None
     watched: tuple[tuple[torch.Tensor, int], ...] = ()
-    bound: dict[Any, BoundKernel] = field(default_factory=dict)
+    bound: Cache[BoundKernel] = field(default_factory=lambda: Cache[BoundKernel](MAX_BOUND))
     shares: dict[Any, torch.Tensor] = field(default_factory=dict)
     kept: Kept = field(default_factory=Kept)
     tensors: tuple[torch.Tensor, torch.Tensor] = field(init=False)
@@ -113,7 +115,7 @@ class Compressed:
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**vars(self), "bound": {}, "shares": {}, "watched": ()}
+        state = {**vars(self), "bound": Cache[BoundKernel](MAX_BOUND), "shares": {}, "watched": ()}
         del state["tensors"], state["kept"]
         state.pop("places", None)
         return state

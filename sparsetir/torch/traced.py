@@ -10,7 +10,7 @@ it traces gradients: below them are the functions of functions.py as they are, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -196,7 +196,7 @@ def along_index(index: Tensor, at: tuple[int, int], rows: int, columns: int, *ca
     return _called(GRAPHS.of_both(index, at, rows, columns), *call, **options)
 
 
-_parsed = cache(literal)
+_parsed = lru_cache(maxsize=1024)(literal)
 
 
 def edges_kernel(
