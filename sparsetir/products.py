@@ -24,6 +24,7 @@ from sparsetir.call.selecting import least_of, top_of
 from sparsetir.call.small import function_for, limits
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.compressed import compressed_rows
+from sparsetir.formats.hypersparse import has_hypersparse, renumber
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor
 from sparsetir.scalars import VALUE_DTYPES, common_dtype, real_number
@@ -98,12 +99,28 @@ def matmul(
         return later.provided("operators").matmul(A, B)
     if mask is None and not selects and _share_blocks(A, B):
         return _of_blocks(A, B)
+    if _are_matrices(A, B) and A.shape[1] == B.shape[0] and has_hypersparse([A, B]):
+        operands = [A, B] if mask is None else [A, B, mask]
+        short = renumber(("ik", "kj", "ij")[: len(operands)], operands)
+        A, B, *masks = short.values
+        choice = {"complement": complement, "top": top, "above": above}
+        return short.restore(_matmul(what, A, B, masks[0] if masks else None, **choice), "ij")
+    return _matmul(what, A, B, mask, complement=complement, top=top, above=above)
+
+
+def _matmul(what: Any, A: Any, B: Any, mask: Any, *, complement: bool, top: Any, above: Any) -> Any:
+    """The product of sparse matrices, computed by rows."""
+    program, _, selects, _ = what
     operands = _Operands.of("matmul", A=A, B=B)
     _check_inner("matmul(A, B)", "A", operands["A"], "B", operands["B"])
     options = Options(complement=bool(complement), select=selects, limited=above is not None)
     kernel = _kernel_of_product(program, operands, options, operands["A"], operands["B"])
     operands.keep(kernel, what)
     return operands.like_first(_product(kernel, dict(operands), mask, top, above))
+
+
+def _are_matrices(*values: Any) -> bool:
+    return all(interop.is_sparse(v) and len(v.shape) == 2 for v in values)
 
 
 def _product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, top: Any, above: Any) -> Any:
@@ -407,6 +424,19 @@ def _added(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
     if found is not None:
         return found
     alpha, beta = (real_number(v, name, function) for v, name in ((alpha, "alpha"), (beta, "beta")))
+    if _are_long(A, B):
+        short = renumber(("ij", "ij"), [A, B])
+        return short.restore(_summed(function, *short.values, alpha, beta), "ij")
+    return _summed(function, A, B, alpha, beta)
+
+
+def _are_long(A: Any, B: Any) -> bool:
+    """Whether matrices of one shape have far more rows than entries."""
+    return _are_matrices(A, B) and tuple(A.shape) == tuple(B.shape) and has_hypersparse([A, B])
+
+
+def _summed(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
+    """A linear combination of matrices, computed by rows."""
     operands = _Operands.of(function, numbers=(alpha, beta), A=A, B=B)
     _check_shapes(f"{function}(A, B)", operands)
     if alpha == 1 and beta == 1:
@@ -458,6 +488,14 @@ def _elementwise(function: str, A: Any, B: Any) -> Any:
     found = _at_once(function, A, B)
     if found is not None:
         return found
+    if _are_long(A, B):
+        short = renumber(("ij", "ij"), [A, B])
+        return short.restore(_merged(function, *short.values), "ij")
+    return _merged(function, A, B)
+
+
+def _merged(function: str, A: Any, B: Any) -> Any:
+    """An elementwise function of matrices, computed by rows."""
     operands = _Operands.of(function, A=A, B=B)
     _check_shapes(f"{function}(A, B)", operands)
     program = "add" if function == "maximum" and operands.dtype == "bool" else function

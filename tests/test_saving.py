@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 from tvm import relax, s_tir
 
 import sparsetir
@@ -22,6 +23,7 @@ from sparsetir.call import saving
 from sparsetir.errors import ArgumentError, FileFormatError
 from sparsetir.formats.text import parse
 from sparsetir.schedules import Choices
+from sparsetir.torch import Graph, SparseLinear
 
 pytestmark = pytest.mark.usefixtures("quick_comparisons")
 
@@ -186,3 +188,73 @@ def test_formulas_without_a_name() -> None:
     with pytest.raises(pickle.PicklingError, match=r"rule 'bsr' has a formula, .*lambda.*, that has no name"):
         pickle.dumps(mine.rules[0])
     assert "bsr" in repr(pickle.loads(pickle.dumps(formats.bsr(2, 2))).rules[0].name)
+
+
+# ---------------------------------------------------------------------------------------------- before and after use
+
+rng = np.random.default_rng(11)
+SPARSE = sp.random_array((30, 30), density=0.2, format="csr", dtype="float32", rng=rng)
+DENSE, VECTOR = rng.standard_normal((30, 6)).astype("float32"), rng.standard_normal(30).astype("float32")
+SQUARE = rng.standard_normal((6, 4)).astype("float32")
+EDGES = torch.from_numpy(np.stack(SPARSE.tocoo().coords).astype("int64"))
+einsum_expression = sparsetir.einsum_expression
+by_blocks = lambda: sparsetir.build(sparsetir.decompose_format(sparsetir.ops.spmm(), {"A": formats.bsr(2, 2)}))  # noqa: E731
+
+# how it is made, and what it is used for
+OBJECTS: dict[str, tuple[Any, Any]] = {
+    "tensor": (lambda: sparsetir.SparseTensor.from_scipy(SPARSE, "ell"), lambda o: o @ VECTOR),
+    "coordinates": (lambda: sparsetir.SparseTensor.from_scipy(SPARSE).to_coo(), lambda o: o.to_dense()),
+    "operator": (lambda: sparsetir.linear_operator(SPARSE), lambda o: o @ VECTOR),
+    "operator.T": (lambda: sparsetir.linear_operator(SPARSE).T, lambda o: o @ VECTOR),
+    "operator.H": (lambda: sparsetir.linear_operator(SPARSE).H, lambda o: o @ DENSE),
+    "a sum of operators": (lambda: 2 * sparsetir.linear_operator(SPARSE) + sparsetir.linear_operator(SPARSE).T,
+                           lambda o: o @ VECTOR),
+    "expression": (lambda: einsum_expression("ij,jk->ik", SPARSE, (30, 6)), lambda o: o(SPARSE, DENSE)),
+    "expression of three": (lambda: einsum_expression("ij,jk,kl->il", SPARSE, DENSE, (6, 4)),
+                            lambda o: o(SPARSE, DENSE, SQUARE)),
+    "sparse expression": (lambda: einsum_expression("ij,jk->ik", SPARSE, SPARSE), lambda o: o(SPARSE, SPARSE)),
+    "masked expression": (lambda: einsum_expression("ij,jk,ik->ik", SPARSE, SPARSE, SPARSE),
+                          lambda o: o(SPARSE, SPARSE, SPARSE)),
+    "dense expression": (lambda: einsum_expression("ij,jk->ik", DENSE, SQUARE), lambda o: o(DENSE, SQUARE)),
+    "bound expression": (lambda: einsum_expression("ij,jk->ik", SPARSE, (30, 6)).bind(SPARSE), lambda o: o(DENSE)),
+    "bound expression of three": (lambda: einsum_expression("ij,jk,kl->il", SPARSE, DENSE, (6, 4)).bind(SPARSE, DENSE),
+                                  lambda o: o(SQUARE)),
+    "bound sparse expression": (lambda: einsum_expression("ij,jk->ik", SPARSE, SPARSE).bind(SPARSE),
+                                lambda o: o(SPARSE)),
+    "bound behind": (lambda: einsum_expression("ij,jk->ik", SPARSE, DENSE).bind(None, DENSE), lambda o: o(SPARSE)),
+    "plan": (lambda: sparsetir.matmul_plan(SPARSE, SPARSE), lambda o: o(SPARSE, SPARSE)),
+    "kernel": (lambda: sparsetir.build(sparsetir.ops.spmm()), lambda o: o(A=SPARSE, B=DENSE)),
+    "bound kernel": (lambda: sparsetir.build(sparsetir.ops.spmm()).bind(A=SPARSE), lambda o: o(B=DENSE)),
+    "kernel of results": (lambda: sparsetir.build(sparsetir.ops.spgemm()), lambda o: o(A=SPARSE, B=SPARSE)),
+    "selecting kernel": (lambda: sparsetir.build(sparsetir.ops.spgemm()).selecting(),
+                         lambda o: o(A=SPARSE, B=SPARSE, top=2)),
+    "bound kernel of results": (lambda: sparsetir.build(sparsetir.ops.spgemm()).bind(A=SPARSE),
+                                lambda o: o(B=SPARSE)),
+    "composed kernel": (by_blocks, lambda o: o(A=SPARSE, B=DENSE)),
+    "bound composed kernel": (lambda: by_blocks().bind(A=SPARSE), lambda o: o(B=DENSE)),
+    "graph": (lambda: Graph(EDGES, num_nodes=30), lambda o: o.spmm(torch.from_numpy(DENSE))),
+    "layer": (lambda: SparseLinear(30, 8), lambda o: o(torch.from_numpy(DENSE.T.copy()))),
+    "lazy": (lambda: sparsetir.lazy(SPARSE) @ DENSE, sparsetir.compute),
+    "encoding": (lambda: sparsetir.SparseTensor.from_scipy(SPARSE).encoding(), str),
+    "format": (lambda: formats.bsr(2, 2), repr),
+}  # fmt: skip
+COPIES = {"pickle": lambda o: pickle.loads(pickle.dumps(o)), "copy": copy.copy, "deepcopy": copy.deepcopy}
+
+
+def comparable(value: Any) -> Any:
+    for name in ("toarray", "to_dense", "detach"):
+        value = getattr(value, name)() if hasattr(value, name) else value
+    return np.asarray(value)
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_objects_are_copied_before_and_after_use(name: str) -> None:
+    make, use = OBJECTS[name]
+    thing, expected = make(), None
+    for _ in range(2):
+        copies = {how: function(thing) for how, function in COPIES.items()}
+        expected = comparable(use(thing))
+        for how, other in copies.items():
+            np.testing.assert_array_equal(comparable(use(other)), expected, err_msg=how)
+            again = COPIES["pickle"](other)  # a copy that was used
+            np.testing.assert_array_equal(comparable(use(again)), expected, err_msg=how)

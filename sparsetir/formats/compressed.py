@@ -7,6 +7,7 @@ from typing import Any
 
 import scipy.sparse as sp
 
+from sparsetir.formats.memory import check_memory
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import check_parts, check_sound, is_half, is_torch, open_source
 
@@ -25,11 +26,13 @@ def compressed_rows(value: Any, name: str = "a matrix") -> Any:
     >>> compressed_rows(sp.coo_array(([1.0, 2.0], ([1, 0], [0, 2])), shape=(2, 3))).indices.tolist()
     [2, 0]
     """
-    if is_torch(value):
-        return _torch_rows(value, name)
     if sp.issparse(value) and value.format == "csr":
         check_parts(value, name)
         return value
+    rows = int(value.shape[0])
+    check_memory(8 * rows, f"{name}: pointers to the {rows} rows of shape {tuple(value.shape)}")
+    if is_torch(value):
+        return _torch_rows(value, name)
     if not sp.issparse(value) or is_half(value):
         return SparseTensor.from_any(value, "csr").to_scipy("csr", copy=False)
     check_sound(value, name)

@@ -39,6 +39,8 @@ def to_scipy(tensor: SparseTensor, format: str | None, *, copy: bool) -> Any:
         raise ArgumentError(f"scipy wants blocks that divide the shape, but {found}: leave format out")
     if format in ("csc", "coo") and is_half(tensor):
         return _same_layout(tensor.convert(format), copy=False)
+    if format == "coo" and own == "dcsr":  # which may have too many rows for pointers
+        return _coordinates(tensor.coords, tensor.values, tensor.shape, copy)
     csr = tensor if own == "csr" else tensor.convert("csr")
     return _same_layout(csr, copy and own == "csr").asformat(format or "csr")
 

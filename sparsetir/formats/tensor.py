@@ -27,6 +27,15 @@ from sparsetir.interop import CooTensor, aligned_contiguous, is_sparse
 from sparsetir.interop.sources import Compressed, Coordinates, Source
 from sparsetir.interop.torch_arrays import is_torch
 
+MIN_HYPERSPARSE = 1 << 27  # rows, of which pointers take a gigabyte
+ROWS_AN_ENTRY = 16  # from which on pointers outweigh the entries
+
+
+def is_hypersparse(shape: Sequence[int], count: int) -> bool:
+    """Return whether pointers along a dimension would outweigh so many entries by far."""
+    longest = max(shape, default=0)
+    return longest >= MIN_HYPERSPARSE and longest > ROWS_AN_ENTRY * count
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SparseTensor(Operators):
@@ -81,7 +90,7 @@ class SparseTensor(Operators):
             ``__binsparse__``, a dense ndarray, the path of a file, or a `SparseTensor`.
         format : str or Format, optional
             A name that `formats.make` knows, an encoding as `sparsetir.format` takes it, or a format; csr for a matrix
-            and csf for anything else by default.
+            and csf for anything else by default, dcsr for a matrix with far more rows than entries.
         idtype : {"int32", "int64"}, optional
             Of the index arrays. By default that of the argument's own, and int64 where a dimension or the number of
             stored values needs it.
@@ -208,6 +217,8 @@ class SparseTensor(Operators):
     ) -> SparseTensor:
         """Pack the entries of `origin`: with the values that they have in another tensor, if there is one."""
         shape = origin.source.shape
+        if format is None and len(shape) == 2 and is_hypersparse(shape[:1], origin.source.values.size):
+            format = "dcsr"
         chosen = _named(format, len(shape), parameters)
         chosen = chosen.with_idtype(idtype) if idtype else chosen
         fixed, own = chosen.idtype, origin.idtype if before is None else before.idtype
@@ -290,7 +301,7 @@ class SparseTensor(Operators):
     def as_source(self) -> Source:
         """The entries in order, as `interop` opens an argument; a matrix by rows."""
         rebuild = lambda values, _: self.with_values(values)  # noqa: E731
-        if self.ndim == 2:
+        if self.ndim == 2 and not is_hypersparse(self.shape[:1], self.nnz):
             return Compressed(self.shape, self.values, rebuild, self.entries.indptr, self.entries.last, 0)
         return Coordinates(self.shape, self.values, rebuild, self.coords)
 
@@ -411,12 +422,13 @@ class SparseTensor(Operators):
         Parameters
         ----------
         format : str, optional
-            As scipy calls it. By default csr, csc, bsr or coo where the tensor has that format, else csr for a matrix;
-            a tensor of another order can only be coo.
+            As scipy calls it. By default csr, csc, bsr or coo where the tensor has that format, else csr for a matrix
+            (coo for one with far more rows than entries); a tensor of another order can only be coo.
         copy : bool
             False shares the tensor's arrays where the layout is the same; scipy changes index arrays in place.
         """
-        return export.to_scipy(self, format, copy=copy)
+        listed = self.ndim == 2 and self.format.name == "dcsr" and is_hypersparse(self.shape[:1], self.nnz)
+        return export.to_scipy(self, "coo" if listed and format is None else format, copy=copy)
 
     def to_torch(self) -> Any:
         """A torch sparse tensor: csr, csc, bsr or coo as `to_scipy` chooses. Shares no memory with this one."""
@@ -479,4 +491,4 @@ def _is_large(*numbers: int) -> bool:
     return max(numbers) >= limits.INT32_END
 
 
-__all__ = ["SparseTensor"]
+__all__ = ["MIN_HYPERSPARSE", "SparseTensor", "is_hypersparse"]

@@ -12,6 +12,7 @@ import numpy as np
 
 from sparsetir.caches import shared_cache
 from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.formats.hypersparse import has_hypersparse, renumber
 from sparsetir.interop import is_torch, to_torch
 from sparsetir.notation import subscripts as notation
 from sparsetir.notation.flat import FlatStep
@@ -97,7 +98,24 @@ def einsum(
     [7.0, 4.0]
     """
     values = [passed(value, at) for at, value in enumerate(operands)]
+    if has_hypersparse(values):
+        return _over_short(subscripts, values, reduce, combine, fill, result)
     return _expression(subscripts, values, reduce, combine, fill, result).run(values)
+
+
+def _over_short(text: str, values: list[Any], reduce: str, combine: str, fill: Any, result: str) -> Any:
+    """Evaluate over the coordinates that occur, where elements that are not stored change no result."""
+    terms = notation.parse(text, tuple(len(value.shape) for value in values))
+    is_sum = (reduce, combine, fill) == ("sum", "mul", 0)
+    if not is_sum and (len(values) > 1 or reduce not in ("max", "min")):
+        shape = max((tuple(v.shape) for v in values), key=max)
+        raise ArgumentError(
+            f"an operand has shape {shape}, of which reduce={reduce!r} with combine={combine!r} and fill={fill} would "
+            "take every element: number the rows and columns that hold entries first"
+        )
+    short = renumber(terms.inputs, values)
+    found = _expression(text, short.values, reduce, combine, fill, result).run(short.values)
+    return short.restore(found, terms.output)
 
 
 def einsum_expression(
@@ -135,6 +153,9 @@ def einsum_expression(
     known = [value.dtype for value in operands if not isinstance(value, tuple) and hasattr(value, "dtype")]
     dtype = kind_dtype(known) if known else "float32"
     values = [Shape(v, dtype) if isinstance(v, tuple) else admitted(v, at) for at, v in enumerate(operands)]
+    if has_hypersparse([v for v in values if not isinstance(v, Shape)]):
+        shapes = ", ".join(str(tuple(v.shape)) for v in values)
+        raise ArgumentError(f"operands of shapes {shapes} have far more rows than entries: call sparsetir.einsum")
     return _expression(subscripts, values, reduce, combine, fill, result).apart(values)
 
 
@@ -409,7 +430,7 @@ class BoundExpression:
     """An expression with some operands fixed; made by `Expression.bind`."""
 
     def __init__(self, expression: Expression, fixed: dict[int, Any]) -> None:
-        self.expression = expression
+        self.expression, self.fixed = expression, fixed
         count = len(expression.kinds)
         known: dict[int, Any] = {}
         for at, value in fixed.items():
@@ -424,6 +445,10 @@ class BoundExpression:
             else:
                 self.calls.append((number, step, step.bind(held)))
         self.known = known
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep the expression and the fixed operands, which are bound again; bound calls are machine code."""
+        return BoundExpression, (self.expression, self.fixed)
 
     @cached_property
     def _template(self) -> list[Any]:

@@ -15,6 +15,7 @@ import scipy.sparse as sp
 
 from sparsetir import products
 from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.formats.hypersparse import has_hypersparse
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, as_numpy, compressed_of, is_sparse, is_torch
 from sparsetir.notation.expression import einsum
@@ -77,7 +78,9 @@ def matmul(left: Any, right: Any) -> Any:
 
 
 def _compressed(value: Any) -> Any:
-    return value.to_scipy("csr", copy=False) if isinstance(value, SparseTensor) else value
+    if not isinstance(value, SparseTensor):
+        return value
+    return value.to_scipy("coo" if has_hypersparse([value]) else "csr", copy=False)
 
 
 def multiply(left: Any, right: Any) -> Any:

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hypersparse operands: number the coordinates that occur, so that pointers to all rows need not be stored.
+
+A matrix of 2**41 rows with three entries has three rows that matter. Dimensions that are far longer than the operands
+have entries are renumbered, the expression is computed over the short dimensions, and its result is numbered back.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.errors import ArgumentError
+from sparsetir.formats.tensor import MIN_HYPERSPARSE, SparseTensor, is_hypersparse
+from sparsetir.interop import CooTensor, coordinates_of, in_format, is_sparse, is_torch, open_source, to_torch
+
+MAX_DENSE_ELEMENTS = 1 << 30  # of a dense result that is numbered back
+
+
+def has_hypersparse(values: Sequence[Any]) -> bool:
+    """Return whether an operand is a list of coordinates in a shape whose pointers would outweigh them."""
+    return any(_is_list(v) for v in values if len(v.shape) and max(v.shape) >= MIN_HYPERSPARSE)
+
+
+def _is_list(value: Any) -> bool:
+    if isinstance(value, SparseTensor):
+        return value.format.name != "csr" and is_hypersparse(value.shape, value.nnz)
+    if not is_sparse(value) or (sp.issparse(value) and value.format in ("csr", "bsr")):
+        return False
+    if is_torch(value) and "coo" not in str(value.layout):
+        return False
+    return is_hypersparse(value.shape, open_source(value, "the operand").values.size)
+
+
+@dataclass(frozen=True)
+class Renumbered:
+    """Operands over short dimensions.
+
+    Parameters
+    ----------
+    values : list
+        The operands, of their classes.
+    numbers : dict of str to ndarray
+        By letter: the coordinate that each short one stands for, ascending.
+    extents : dict of str to int
+        By letter: the length of each dimension.
+    """
+
+    values: list[Any]
+    numbers: dict[str, np.ndarray]
+    extents: dict[str, int]
+
+    def restore(self, result: Any, letters: str) -> Any:
+        """Number a result over some letters back."""
+        if not any(c in self.numbers for c in letters):
+            return result
+        shape = tuple(self.extents[c] for c in letters)
+        if not is_sparse(result):
+            return self._dense(result, letters, shape)
+        coords = [
+            self.numbers[c][at] if c in self.numbers else at for c, at in zip(letters, _coords(result), strict=True)
+        ]
+        return _like(result, coords, shape)
+
+    def _dense(self, result: Any, letters: str, shape: tuple[int, ...]) -> Any:
+        if math.prod(shape) > MAX_DENSE_ELEMENTS:
+            raise ArgumentError(
+                f"result: a dense array of shape {shape} does not fit into memory. Pass result='sparse'."
+            )
+        places = [self.numbers.get(c, np.arange(n)) for c, n in zip(letters, shape, strict=True)]
+        if is_torch(result):
+            dense = result.new_zeros(shape)
+            dense[tuple(result.new_tensor(p).long() for p in np.ix_(*places))] = result
+            return dense
+        dense = np.zeros(shape, result.dtype)
+        dense[np.ix_(*places)] = result
+        return dense
+
+
+def renumber(terms: Sequence[str], values: Sequence[Any]) -> Renumbered:
+    """Number the long dimensions of operands by the coordinates that occur; of dense ones the others are left out.
+
+    What it is good for: sums of products, and other results that depend on stored entries alone.
+    """
+    coords = [_coords(value, f"operand {at}") if is_sparse(value) else None for at, value in enumerate(values)]
+    extents: dict[str, int] = {}
+    for term, value in zip(terms, values, strict=True):
+        for letter, n in zip(term, value.shape, strict=True):
+            extents[letter] = max(int(n), extents.get(letter, 0))  # 1 is broadcast
+    numbers: dict[str, np.ndarray] = {}
+    for letter, extent in extents.items():
+        sizes = {int(v.shape[t.index(letter)]) for t, v in zip(terms, values, strict=True) if letter in t}
+        if extent >= MIN_HYPERSPARSE and len(sizes) == 1:
+            stored = [
+                at
+                for term, listed in zip(terms, coords, strict=True)
+                if listed is not None
+                for c, at in zip(term, listed, strict=True)
+                if c == letter
+            ]
+            numbers[letter] = np.unique(np.concatenate(stored).astype(np.int64)) if stored else np.arange(extent)
+    short = [_short(*triple, numbers) for triple in zip(terms, values, coords, strict=True)]
+    return Renumbered(short, numbers, extents)
+
+
+def _short(term: str, value: Any, coords: Any, numbers: dict[str, np.ndarray]) -> Any:
+    if not any(c in numbers for c in term):
+        return value
+    if coords is None:
+        for dim, letter in enumerate(term):
+            if letter in numbers:
+                taken = numbers[letter]
+                index = value.new_tensor(taken).long() if is_torch(value) else taken
+                value = value.index_select(dim, index) if is_torch(value) else np.take(value, taken, axis=dim)
+        return value
+    shape = tuple(len(numbers[c]) if c in numbers else int(n) for c, n in zip(term, value.shape, strict=True))
+    near = [np.searchsorted(numbers[c], at) if c in numbers else at for c, at in zip(term, coords, strict=True)]
+    return _like(value, near, shape)
+
+
+def _coords(value: Any, name: str = "the result") -> list[np.ndarray]:
+    """The coordinates of a sparse object in its order."""
+    if isinstance(value, SparseTensor):  # whose rows may be too many for pointers
+        return list(value.coords)
+    source = open_source(value, name)
+    source.check(name)
+    return list(source.coords())
+
+
+def _like(value: Any, coords: Sequence[np.ndarray], shape: tuple[int, ...]) -> Any:
+    """The entries of a sparse object at other coordinates, in its class: listed where rows would take too much."""
+    values = value.values if isinstance(value, SparseTensor) else open_source(value, "the operand").values
+    if is_torch(value):
+        torch = importlib.import_module("torch")
+        index = np.stack([c.astype(np.int64) for c in coords])
+        return torch.sparse_coo_tensor(to_torch(index), to_torch(values), shape)
+    if isinstance(value, SparseTensor):
+        return SparseTensor.from_coo(np.stack(coords), values, shape)
+    if not sp.issparse(value):
+        return CooTensor(np.stack(coords), values, shape)
+    made = coordinates_of(coords, values, shape)
+    outer = shape[1 if value.format == "csc" else 0]
+    return made if outer >= MIN_HYPERSPARSE or value.format == "coo" else in_format(made, value.format)
+
+
+__all__ = ["Renumbered", "has_hypersparse", "renumber"]
