@@ -68,6 +68,10 @@ class ArgumentError(SparseTIRError, ValueError):
     """A kernel was called with an argument of wrong shape, size or structure."""
 
 
+class OffsetError(ArgumentError):
+    """An array of a call has more elements than the offsets of a kernel can count."""
+
+
 class ArgumentTypeError(SparseTIRError, TypeError):
     """A kernel was called with an argument of wrong type or dtype, or with a wrong name."""
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import sparsetir
 from sparsetir import CooTensor, SparseTensor, einsum, einsum_expression
+from sparsetir.call import signature
 from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.notation import expression, subscripts
 from sparsetir.notation.orders import Value, contractions
@@ -167,6 +168,17 @@ def test_degenerate(shape: tuple[int, int], idtype: str) -> None:
     assert einsum("ij,ik,jk->ij", A, np.ones((shape[0], 3)), np.ones((shape[1], 3))).shape == shape
     assert einsum("ij->", A) == 0
     assert einsum("ij->i", A, reduce="max", fill=-np.inf).tolist() == [-np.inf] * shape[0]
+
+
+@pytest.mark.parametrize("kind", ["r", "c"])
+@pytest.mark.parametrize("text", ["ij,jk->ik", "ij,jk->ki", "ij,jk->", "ij,ik,jk->ij", "ij,ik->jk", "ij->i"])
+def test_operands_of_more_elements_than_32_bits_count(text: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a bound of few elements in place of 2**31: kernels with 64-bit offsets take over."""
+    terms = text.split("->")[0].split(",")
+    arrays = [drawn(term, n, 0.4 if n == 0 else 1.0) for n, term in enumerate(terms)]
+    operands = [stored(array, "d" if n else kind) for n, array in enumerate(arrays)]
+    monkeypatch.setattr(signature, "LARGEST_INT32", 3)
+    np.testing.assert_allclose(dense(einsum(text, *operands)), np.einsum(text, *arrays), atol=1e-12)
 
 
 def test_unsorted_and_repeated_entries() -> None:

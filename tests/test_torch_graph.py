@@ -6,6 +6,8 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +17,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparsetir.call import signature
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError, StructureError
 
 torch = pytest.importorskip("torch")
@@ -154,7 +157,6 @@ def test_fingerprints_tell_crosswise_exchanges(dtype):
 
 def test_sums_of_constant_features_are_computed_once(monkeypatch):
     made, calls = Graph(sp.coo_array(([1.0, 2.0, 3.0], ([2, 0, 1], [0, 1, 2])), shape=(3, 3))), []
-    run = structure.Compressed.run
     monkeypatch.setattr(structure.Compressed, "run", lambda self, *a, **b: calls.append(a) or run(self, *a, **b))
     x, (weight,) = real(3, 2), wanting(real(2, 2))
 
@@ -726,3 +728,69 @@ def test_an_edge_index_that_knows_its_sizes():
     geometric = pytest.importorskip("torch_geometric")
     assert Graph(geometric.EdgeIndex(INDEX, sparse_size=(7, 6))).shape == (6, 7)
     assert Graph(geometric.EdgeIndex(INDEX, sparse_size=(None, 6))).shape == (5, 5)
+
+
+CALLS = {
+    "spmm": lambda g, x, h, e: g.spmm(x[:N], e[:, 0]),
+    "heads": lambda g, x, h, e: g.spmm(h[:N], e),
+    "mean": lambda g, x, h, e: g.spmm(x[:N], reduce="mean", bias=x[0], activation="relu"),
+    "max": lambda g, x, h, e: g.spmm(x[:N], e[:, 0], reduce="max"),
+    "conv": lambda g, x, h, e: g.conv(x[:N], x[:3]),
+    "sddmm": lambda g, x, h, e: g.sddmm(h[:M], h[:N]),
+    "edge_sum": lambda g, x, h, e: g.edge_sum(x[:M], x[:N]),
+    "softmax": lambda g, x, h, e: g.softmax(e),
+    "dropout": lambda g, x, h, e: g.dropout(e, seed=torch.tensor([3])),
+    "attention": lambda g, x, h, e: g.attention(h[:M], h[:N], h[:N]),
+    "additive": lambda g, x, h, e: g.additive_attention(h[:M, :, 0], h[:N, :, 1], h[:N]),
+    "dynamic": lambda g, x, h, e: g.dynamic_attention(h[:M], h[:N], h[0], h[:N]),
+    "linear": lambda g, x, h, e: g.linear(e[:, 0], x[:, :N]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_of_more_elements_than_32_bits_count(name, dtype, monkeypatch):
+    """With a bound of few elements in place of 2**31: values and gradients are those of kernels with 64-bit offsets."""
+    operands = wanting(real(6, 7, dtype=dtype), real(6, 2, 5, dtype=dtype), real(EDGES, 2, dtype=dtype))
+
+    def values() -> list[Any]:
+        out = CALLS[name](Graph(INDEX, (N, M)), *operands)
+        return [out, *torch.autograd.grad(out.float().square().sum(), operands, allow_unused=True)]
+
+    expected, widths = values(), set()
+    monkeypatch.setattr(signature, "LARGEST_INT32", 5)
+    bound = structure.Compressed.kernel
+
+    def kernel(rows: Any, *args: Any) -> Any:
+        widths.add(str(rows.indptr.dtype))
+        return bound(rows, *args)
+
+    monkeypatch.setattr(structure.Compressed, "kernel", kernel)
+    close([v for v in values() if v is not None], [v for v in expected if v is not None], 1e-5)
+    assert "int64" in widths
+
+
+FEW_ROWS = """
+import sys, torch
+from sparsetir.torch import Graph
+rows, features = 70_000, 33_000
+x = torch.from_file(sys.argv[1], shared=True, size=rows * features, dtype=torch.float16).view(rows, features)
+x[60000, 7] = 3; x[69999, -1] = 4; x[0, -1] = 5
+index, y = torch.tensor([[0, 60000, 69999], [0, 1, 0]]), torch.full((2, features), 0.5, dtype=torch.float16)
+graph = Graph(index, num_nodes=(rows, 2))
+for reduce, top in (("sum", 9), ("max", 5)):
+    out = graph.spmm(x, reduce=reduce)
+    assert (float(out[0, -1]), float(out[1, 7]), int((out != 0).sum())) == (top, 3, 2), reduce
+assert graph.sddmm(y, x).tolist() == [2.5, 1.5, 2.0]
+assert graph.softmax(graph.sddmm(y, x)).shape == (3,)
+"""
+
+
+def test_a_tensor_of_more_elements_than_32_bits_count(tmp_path):
+    """In a process of its own: offsets that overflow end it."""
+    path = tmp_path / "features"
+    with open(path, "wb") as file:
+        file.truncate(2 * 70_000 * 33_000)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = subprocess.run([sys.executable, "-c", FEW_ROWS, path], capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr

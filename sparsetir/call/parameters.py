@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
-from tvm import tirx
+from tvm import ir, tirx
 
 from sparsetir import interop, sizes
 from sparsetir.ir import Axis, Program, SparseBuffer
@@ -63,6 +64,19 @@ def _constant(expr: Any) -> int | None:
     return int(expr) if isinstance(expr, tirx.IntImm) else None
 
 
+def narrow_extents(program: Program) -> dict[str, list[ir.Expr]]:
+    """The extents of buffers, scratch among them, whose product 32-bit offsets count.
+
+    Offsets have 32 bits up to the first dimension of 64 bits, whose extent they are multiplied with in 64.
+    """
+    narrow = {}
+    for buffer in program.buffers.values():
+        extents = list(takewhile(lambda extent: str(extent.ty.dtype) == "int32", buffer.storage.ty.shape))
+        if extents and not all(isinstance(extent, tirx.IntImm) for extent in extents):
+            narrow[buffer.name] = extents
+    return narrow
+
+
 def axis_counts(program: Program) -> dict[Axis, Callable[[dict[str, int]], tuple[int, ...]]]:
     """(positions above, positions, length) of every axis, as a function of the sizes."""
     out = {}
@@ -82,4 +96,4 @@ def arrays_of_axes(program: Program) -> dict[Axis, tuple[str | None, str | None]
     return out
 
 
-__all__ = ["Param", "arrays_of_axes", "axis_counts", "fixed_levels", "levels", "parameter"]
+__all__ = ["Param", "arrays_of_axes", "axis_counts", "fixed_levels", "levels", "narrow_extents", "parameter"]

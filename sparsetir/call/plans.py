@@ -24,7 +24,7 @@ from sparsetir.call.arguments import LARGEST_INT32, Arguments, checks_are_on, nu
 from sparsetir.call.passing import argument_list
 from sparsetir.call.plan_parts import Compressed, Function, Results, Seen, Separation, Unfit, Values, fits, look, shaped
 from sparsetir.call.signature import Signature
-from sparsetir.errors import StructureError
+from sparsetir.errors import OffsetError, StructureError
 from sparsetir.ir import Axis
 from sparsetir.spare import Spare
 
@@ -234,6 +234,10 @@ class Plan:
             abs(known[n]) > LARGEST_INT32 for n in self.caller.signature.narrow_sizes
         ):
             raise Unfit
+        try:
+            self.caller.signature.check_offsets(known)
+        except OffsetError:
+            raise Unfit from None
         return known, list(values[len(every) :])
 
     def _made(self, rest: list[int]) -> list[tuple[int, tuple[int, ...], Any, bool]]:

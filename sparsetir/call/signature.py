@@ -19,7 +19,7 @@ from sparsetir.call.arguments import LARGEST_INT32, Arguments, checks_are_on, is
 from sparsetir.call.parameters import Param
 from sparsetir.call.validation import is_sound
 from sparsetir.effects import Effects, analyse
-from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, OffsetError
 from sparsetir.ir import Axis, Program, SparseBuffer
 from sparsetir.scalars import as_int64
 
@@ -61,6 +61,9 @@ class Signature:
         self.narrow_sizes = [p.name for p in self.params if p.dtype == "int32" and not p.is_array]
         self.index_arrays = {n for names in self.axes_of_array.values() for n in names if n is not None}
         self.narrow = all(p.dtype != "int64" for p in self.params if not p.is_array)
+        self.narrow_extents = parameters.narrow_extents(program)
+        formulas = [" * ".join(map(sizes.code, extents)) for extents in self.narrow_extents.values()]
+        self._counts = sizes.compiled(f"({''.join(f'{formula}, ' for formula in formulas)})")
 
     @property
     def results(self) -> list[str]:
@@ -265,13 +268,26 @@ class Signature:
         for name in self.narrow_sizes:
             if args.sizes.get(name, 0) > LARGEST_INT32:
                 found = f"{name} is {args.sizes[name]} from {args.sources[name]}, which does not fit int32"
-                raise ArgumentError(f"{found}: write the program with T.int64 sizes (idtype='int64')")
+                raise OffsetError(f"{found}: write the program with T.int64 sizes (idtype='int64')")
         missing = [p.name for p in self.params if not p.is_array and p.name not in args.sizes]
         if missing:
             self.complete(args)
             name = missing[0]
             raise ArgumentTypeError(f"the size {name} cannot be inferred from the arguments: pass {name}=...")
         self._refuse_unknown_results(args)
+        self.check_offsets(args.sizes)
+
+    def check_offsets(self, known: dict[str, int]) -> None:
+        """Raise where 32 bits cannot address the elements of a buffer, or of scratch.
+
+        Raises
+        ------
+        OffsetError
+        """
+        for name, count in zip(self.narrow_extents, self._counts(known), strict=True):
+            if count > LARGEST_INT32:
+                message = f"{name} has {count} elements, more than 32-bit indices can address"
+                raise OffsetError(f"{message}: build the program with T.int64 sizes (idtype='int64')")
 
     def _refuse_unknown_results(self, args: Arguments) -> None:
         """Raise where only the contents of an array would tell how long a result is."""
@@ -318,7 +334,7 @@ class Signature:
     def _check_size(self, storage: str, elements: int) -> None:
         if self.narrow and elements > LARGEST_INT32:
             message = f"{self.shown(storage)} has {elements} elements, more than 32-bit indices can address"
-            raise ArgumentError(f"{message}: build the program with T.int64 sizes (idtype='int64')")
+            raise OffsetError(f"{message}: build the program with T.int64 sizes (idtype='int64')")
 
     def check_axis(
         self, axis: Axis, names: tuple[str | None, str | None], arrays: Mapping[str, Any], known: dict[str, int]

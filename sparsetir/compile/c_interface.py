@@ -258,6 +258,7 @@ void {self.name}_set_num_threads(int threads) {{ __atomic_store_n(&rt_wanted, th
         renamed += [f"{kind} r{at}" for at, (kind, _) in enumerate(self.outputs)]
         place = self.places
         checks = [f"rt_check_arrays(arrays, {len(place)})"] if place else []
+        checks += [self._extents_check(name, extents) for name, extents in self._narrow_extents()]
         checks += [f"rt_check_offsets(&arrays[{place[n]}], {self.size_of(count)})" for n, count in self._offsets()]
         checks += [f"rt_check_filled(&arrays[{place[n]}], {self.size_of(length)})" for n, length in self._filled()]
         return "\n".join(
@@ -282,6 +283,15 @@ void {self.name}_set_num_threads(int threads) {{ __atomic_store_n(&rt_wanted, th
             f"const char *const names[] = {{{names}}};",
             f"if (rt_clear_places(places, names, {count})) return -1;",
         ]
+
+    def _narrow_extents(self) -> list[tuple[str, list[ir.Expr]]]:
+        """The extents of buffers whose product must fit 32 bits, of buffers with several."""
+        extents = getattr(self.kernel.signature, "narrow_extents", {})
+        return [(name, several) for name, several in extents.items() if len(several) > 1]
+
+    def _extents_check(self, name: str, extents: list[ir.Expr]) -> str:
+        numbers = ", ".join(map(self.size_of, extents))
+        return f'rt_check_extents("{name}", {len(extents)}, (const int64_t[]){{{numbers}}})'
 
     @cached_property
     def places(self) -> dict[str, int]:

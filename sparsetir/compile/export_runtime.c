@@ -196,6 +196,17 @@ static int rt_check_array(struct array *a) {
   return 0;
 }
 
+/* Whether 32-bit offsets count the elements of a buffer. */
+__attribute__((unused)) static int rt_check_extents(const char *name, int rank, const int64_t *extents) {
+  int64_t count = 1;
+  for (int d = 0; d < rank; ++d) {
+    if (extents[d] <= 0) return 0;
+    if (__builtin_mul_overflow(count, extents[d], &count) || count > INT32_MAX)
+      return rt_fail("%s has more elements than 32-bit indices can address: export the kernel with T.int64 sizes", name);
+  }
+  return 0;
+}
+
 static int rt_overlap(const struct array *a, const struct array *b) {
   uintptr_t start_a = (uintptr_t)a->data, start_b = (uintptr_t)b->data;
   if (!a->count || !b->count) return 0;

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from sparsetir import interop
 from sparsetir.build import build
 from sparsetir.caches import remember
-from sparsetir.errors import ArgumentError
+from sparsetir.errors import ArgumentError, OffsetError
 from sparsetir.formats.compressed import compressed_rows
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, as_numpy, is_sparse, is_torch, recast, to_torch
@@ -153,8 +153,23 @@ class KernelStep(Step):
         return found | {names.sizes[c]: n for c, n in zip(letters, value.shape, strict=True)}
 
     def __call__(self, values: Sequence[Any]) -> Any:
-        values = self._as_trees(values)
-        return self.finished(self.kernel(**self.arguments(values)), values)
+        trees = self._as_trees(values)
+        try:
+            return self.finished(self.kernel(**self.arguments(trees)), trees)
+        except OffsetError:
+            return self.widened(values)
+
+    def widened(self, values: Sequence[Any]) -> Any:
+        """The result by a kernel with 64-bit offsets, for operands or a result of more elements than 32 bits count.
+
+        Raises
+        ------
+        OffsetError
+            That is this one already.
+        """
+        if self.nest.idtype == "int64" or self.tuned is not None:
+            raise
+        return KernelStep(self.members, replace(self.written, idtype="int64"), self.name)(values)
 
     def _as_trees(self, values: Sequence[Any]) -> Sequence[Any]:
         """The operands, that of the pattern as a tensor where its own arrays are needed."""

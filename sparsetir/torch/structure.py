@@ -15,7 +15,7 @@ import torch
 from sparsetir import interop
 from sparsetir.caches import Cache
 from sparsetir.call.bound import BoundKernel
-from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, OffsetError, StructureError
 from sparsetir.torch.kept import Kept
 from sparsetir.torch.programs import Sizes, kernel
 
@@ -79,9 +79,14 @@ class Compressed:
         for key, tensor in tensors.items():
             if tensor is not None:
                 given[key] = tensor.detach() if tensor.requires_grad else tensor
-        if dtype == "bfloat16":  # which numpy does not have
-            return found(**given)
-        arrays = found(**{key: tensor.numpy() for key, tensor in given.items()})
+        try:
+            if dtype == "bfloat16":  # which numpy does not have
+                return found(**given)
+            arrays = found(**{key: tensor.numpy() for key, tensor in given.items()})
+        except OffsetError:
+            if self.indptr.dtype == np.int64:
+                raise
+            return self.widened.run(name, dtype, inner, *options, **tensors)
         return tuple(map(torch.from_numpy, arrays)) if type(arrays) is tuple else torch.from_numpy(arrays)
 
     def share(self, dtype: torch.dtype) -> torch.Tensor:
@@ -91,6 +96,12 @@ class Compressed:
             counts = np.maximum(np.diff(self.indptr), 1)
             found = self.shares[dtype] = (1 / torch.from_numpy(counts).double()).to(dtype)
         return found
+
+    @cached_property
+    def widened(self) -> Compressed:
+        """The same rows with indices of 64 bits, for tensors of more elements than 32 count."""
+        order = None if self.order is None else self.order.astype(np.int64)
+        return Compressed(self.indptr.astype(np.int64), self.indices.astype(np.int64), self.columns, order)
 
     @cached_property
     def places(self) -> Array:
@@ -118,6 +129,7 @@ class Compressed:
         state = {**vars(self), "bound": Cache[BoundKernel](MAX_BOUND), "shares": {}, "watched": ()}
         del state["tensors"], state["kept"]
         state.pop("places", None)
+        state.pop("widened", None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
