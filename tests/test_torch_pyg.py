@@ -17,7 +17,8 @@ with warnings.catch_warnings():
     from torch_geometric import EdgeIndex
     from torch_geometric.nn import conv
 
-from sparsetir.torch import Graph, patch_pyg  # noqa: E402
+import sparsetir.torch  # noqa: E402
+from sparsetir.torch import Graph, patch_pyg, recent, relational  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 N, E, F = 20, 90, 6
@@ -483,3 +484,44 @@ def test_relations_refuse_targets_that_are_none():
     index[1, 0] = N
     with patch_pyg(), pytest.raises((RuntimeError, IndexError, ValueError)):
         layer(X, index, TYPES)
+
+
+@pytest.mark.parametrize("change", ["types", "edges", "both"])
+def test_relations_of_equal_content_are_found(change, monkeypatch):
+    structures = []
+    build = relational.Pairs.of.__func__
+    monkeypatch.setattr(
+        relational.Pairs, "of", classmethod(lambda kind, *args: structures.append(args) or build(kind, *args))
+    )
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(0, 50, (2, 300), generator=generator)
+    kinds = torch.randint(0, 3, (300,), generator=generator)
+    x, layer = torch.randn(50, 4, generator=generator), conv.RGCNConv(4, 5, 3)
+    with sparsetir.torch.patch_pyg():
+        first = layer(x, index, kinds)
+        for _ in range(3):
+            equal = (index if change == "types" else index.clone(), kinds if change == "edges" else kinds.clone())
+            assert torch.equal(layer(x, *equal), first)
+        assert len(structures) == 1
+        other = kinds.clone()
+        other[0], other[64] = (other[0] + 1) % 3, (other[64] + 2) % 3
+        changed = layer(x, index, other)
+        kinds[:3] = (kinds[:3] + 1) % 3
+        mutated = layer(x, index, kinds)
+    assert torch.allclose(changed, layer(x, index, other), atol=1e-5)
+    assert torch.allclose(mutated, layer(x, index, kinds), atol=1e-5)
+
+
+def test_kept_contents_are_compared_bit_by_bit():
+    contents = recent.Contents()
+    index = torch.arange(256).view(2, 128)
+    exchanged = index.clone()
+    exchanged[0, 0], exchanged[0, 64] = 64, 0  # the same sums in each lane
+    zeros = torch.zeros(3)
+    for count, tensor in enumerate([index, exchanged, zeros, -zeros, zeros.int(), zeros.half(), zeros.view(1, 3)]):
+        key = contents.key([tensor], ())
+        assert contents.get(key) is None
+        contents.put(key, count)
+        tensor_again = tensor.clone()
+        assert contents.get(contents.key([tensor_again], ())) == count
+    assert contents.key([index.float().to_sparse()], ()) is None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 MOST = 4  # sets of tensors that are known
 WIDTH = 64  # elements that are summed for a fingerprint
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def fingerprint(tensor: Tensor) -> list[Tensor]:

@@ -24,7 +24,7 @@ from sparsetir.harness.optional import require
 from sparsetir.torch import layers, relational
 from sparsetir.torch.functions import NAMES
 from sparsetir.torch.noted import PLAIN, Rows, note, recipe, values
-from sparsetir.torch.recent import Graphs, Recent
+from sparsetir.torch.recent import Contents, Graphs, Recent
 
 REDUCTIONS = {"sum", "add", "mean", "max", "amax", "min", "amin"}
 
@@ -85,30 +85,41 @@ def _normalizing(original: Callable[..., Any], graphs: Graphs) -> Callable[..., 
 
 
 def _remembering(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of tensors that gives for the same ones what it gave before."""
-    recent = Recent()
+    """A function of tensors that gives for the same ones, or for equal ones, what it gave before."""
+    recent, contents = Recent(), Contents()
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = pytree.tree_leaves((args, kwargs))
         tensors = [value for value in given if isinstance(value, Tensor)]
-        rest = tuple(value for value in given if not isinstance(value, Tensor))
         if not tensors or not all(map(_is_constant, tensors)) or torch.compiler.is_compiling():
             return original(*args, **kwargs)
-        key = (tuple(map(id, tensors)), tuple(map(str, rest)), len(args), tuple(kwargs), torch.is_grad_enabled())
-        known = recent.get(key)
-        if known is not None:
-            found, held, versions = known
-            if [t._version for t in held] == versions:
-                return found
-        found = original(*args, **kwargs)
+        rest = tuple("tensor" if isinstance(value, Tensor) else str(value) for value in given)
+        options = (rest, len(args), tuple(kwargs), torch.is_grad_enabled())
+        key = (tuple(map(id, tensors)), options)
+        entry = recent.get(key)
+        if entry is not None and _is_as_kept(*entry[1:]):
+            return entry[0]
+        content = contents.key(tensors, options)
+        entry = None if content is None else contents.get(content)
+        is_new = entry is None or not _is_as_kept(*entry[1:])
+        result = original(*args, **kwargs) if is_new else entry[0]
+        parts = [v for v in pytree.tree_leaves(result) if isinstance(v, Tensor)]
         # The tensors themselves are kept, so that no other has their identity.
-        held = [*tensors, *(v for v in pytree.tree_leaves(found) if isinstance(v, Tensor))]
-        if not any(t.is_inference() or t.requires_grad for t in held):
-            recent.put(key, (found, held, [t._version for t in held]), max(t.numel() for t in held))
-        return found
+        owners = [*tensors, *parts]
+        if any(t.is_inference() or t.requires_grad for t in owners):
+            return result
+        recent.put(key, (result, owners, [t._version for t in owners]), max(t.numel() for t in owners))
+        if is_new and content is not None:
+            contents.put(content, (result, parts, [t._version for t in parts]))
+        return result
 
     return call
+
+
+def _is_as_kept(tensors: list[Tensor], versions: list[int]) -> bool:
+    """Return whether nothing changed tensors in place since their versions were read."""
+    return [t._version for t in tensors] == versions
 
 
 def _is_constant(tensor: Tensor) -> bool:

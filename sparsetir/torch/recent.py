@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -15,9 +16,11 @@ from torch import Tensor
 
 from sparsetir.caches import Cache
 from sparsetir.torch.graph import Graph
+from sparsetir.torch.kept import BITS
 
 MAX_PLACES = 256  # index tensors that live and are known by their memory
 MOST_EDGES, LEAST_KEPT = 1 << 23, 4  # of what is kept for later passes; the last few are kept anyway
+LANES = 64  # interleaved sums of a checksum
 
 
 class Recent:
@@ -40,6 +43,48 @@ class Recent:
             self.found[key] = value, size
             while len(self.found) > LEAST_KEPT and self.total > MOST_EDGES:
                 self.total -= self.found.popitem(last=False)[1][1]
+
+
+def bits(tensor: Tensor) -> Tensor | None:
+    """Return the elements as integers of the same width, or None where they are not plain memory."""
+    is_plain = tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg()
+    if not is_plain or tensor.element_size() not in BITS:
+        return None
+    return tensor.detach().contiguous().view(BITS[tensor.element_size()])
+
+
+def checksum(whole: Tensor) -> bytes:
+    """Return a short key of all bytes of `bits`, computed at the speed of memory: equal keys need a full comparison."""
+    flat = whole.flatten()
+    count = flat.numel() // LANES * LANES
+    sums, tail = flat[:count].view(-1, LANES).sum(0), flat[count:]
+    return hashlib.blake2b(sums.numpy().tobytes() + tail.numpy().tobytes(), digest_size=16).digest()
+
+
+class Contents:
+    """Values by the contents of tensors, compared bit by bit, as far as these are not too large."""
+
+    def __init__(self) -> None:
+        self.recent = Recent()
+
+    def key(self, tensors: list[Tensor], rest: Hashable) -> tuple[Hashable, list[Tensor]] | None:
+        """Return a key of the contents and the bits that it stands for; None where a tensor has none."""
+        parts = [bits(tensor) for tensor in tensors]
+        whole = [part for part in parts if part is not None]
+        if len(whole) != len(parts):
+            return None
+        return (tuple((t.dtype, t.shape, checksum(part)) for t, part in zip(tensors, whole, strict=True)), rest), whole
+
+    def get(self, key: tuple[Hashable, list[Tensor]]) -> Any:
+        """Return the value of equal tensors, or None."""
+        entry = self.recent.get(key[0])
+        if entry is None or not all(map(torch.equal, entry[0], key[1])):
+            return None
+        return entry[1]
+
+    def put(self, key: tuple[Hashable, list[Tensor]], value: Any) -> None:
+        """Keep a value with a copy of the tensors, which later changes in place do not reach."""
+        self.recent.put(key[0], ([part.clone() for part in key[1]], value), sum(part.numel() for part in key[1]))
 
 
 def _owner(index: Tensor) -> Tensor:
@@ -111,7 +156,7 @@ class Graphs:
         """The graph of indices that hold the same, or a new one."""
         own = np.arange(targets.numel()) if sources is None else sources.numpy()
         index = np.stack([own, targets.numpy()])
-        key = (rows, columns, index.shape[1], index[:, :: max(index.shape[1] // 8, 1)].tobytes())
+        key = (rows, columns, index.shape[1], index.dtype, checksum(torch.from_numpy(index)))
         known = self.recent.get(key)
         if known is not None and np.array_equal(known[0], index):
             return known[1]
@@ -120,4 +165,4 @@ class Graphs:
         return graph
 
 
-__all__ = ["Graphs", "Recent"]
+__all__ = ["Contents", "Graphs", "Recent"]
