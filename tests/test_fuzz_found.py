@@ -545,3 +545,34 @@ def test_starts_of_repeated_coordinates_elsewhere_are_refused() -> None:
             ),
             {"A": formats.ell()},
         )
+
+
+EXTREMES_OF_SEARCHES = """
+@T.prim_func
+def extremes(a: T.handle, b: T.handle, c: T.handle, o: T.handle, p: T.handle, j: T.handle, k: T.handle, l: T.handle,
+             m: T.int64, y: T.int64, n: T.int64, z: T.int64, q: T.int64):
+    I = T.dense_variable(None, (m, y), o)
+    J = T.sparse_variable(I, (n, z), (p, j), sorted=False, unique=False)
+    K = T.singleton(None, q, k)
+    L = T.singleton(K, q, l, sorted=False)
+    N = T.dense_fixed(n, "int32")
+    M = T.dense_fixed(m, "int32")
+    A = T.match_sparse_buffer(a, (I, J), "DTYPE")
+    B = T.match_sparse_buffer(b, (K, L), "DTYPE")
+    C = T.match_sparse_buffer(c, (N, M), "DTYPE")
+    with T.sp_iter([I, J], "SS", "extremes") as [v, w]:
+        A[v, w] = T.min(B[v, v - 1], C[w, v] * T.DTYPE(2))
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_condition_is_not_named_in_another_branch(dtype: str) -> None:
+    program = sparsetir.parse(EXTREMES_OF_SEARCHES.replace("DTYPE", dtype))
+    kind, index = np.dtype(dtype), np.int32
+    arguments = {
+        "a": np.zeros(3, kind), "b": np.array([-3], kind), "c": np.arange(6).reshape(2, 3).astype(kind),
+        "o": np.array([0, 3], index), "p": np.array([0, 2, 3, 3], index), "j": np.array([1, 0, 1], index),
+        "k": np.array([1], index), "l": np.array([0], index), "m": 3, "y": 3, "n": 2, "z": 3, "q": 3,
+    }  # fmt: skip
+    sparsetir.build(program)(**arguments)
+    np.testing.assert_array_equal(arguments["a"].astype(np.float32), [0, 0, -3])

@@ -130,7 +130,9 @@ def _renamed(mod: ir.IRModule, names: list[str]) -> ir.IRModule:
 def machine_code(third: ir.IRModule, target: Any) -> Any:
     """Compile a stage-III module."""
     with separate_storage(third):
-        return tvm.compile(run(TO_MACHINE, third), target=target, tir_pipeline="s_tir")
+        ready = run(TO_MACHINE, third)
+        with separate_names(ready):
+            return tvm.compile(ready, target=target, tir_pipeline="s_tir")
 
 
 def separate_storage(third: ir.IRModule) -> tvm.transform.PassContext:
@@ -150,6 +152,22 @@ def separate_storage(third: ir.IRModule) -> tvm.transform.PassContext:
         required_pass=list(now.required_pass),
         disabled_pass=[*now.disabled_pass, *compaction],
         config=config,  # and no instruments: TVM restarts them where contexts are nested, which loses what they saw
+    )
+
+
+def separate_names(ready: ir.IRModule) -> tvm.transform.PassContext:
+    """Return the current settings, without common subexpressions of TVM where an expression binds a name.
+
+    TVM replaces expressions inside the meaning of such a name by a variable that another branch binds. LLVM finds
+    common subexpressions as well.
+    """
+    now = tvm.transform.PassContext.current()
+    binds = any(collect(func.body, tirx.Let) for func in _functions(ready))
+    return tvm.transform.PassContext(
+        opt_level=now.opt_level,
+        required_pass=list(now.required_pass),
+        disabled_pass=list(now.disabled_pass),
+        config={**now.config, **({"tirx.disable_cse_tir": True} if binds else {})},
     )
 
 
@@ -181,6 +199,8 @@ def pipeline() -> tuple[Any, Any, Any]:
             return stock(second)
         third = lowered(second, None, tvm.target.Target.current(allow_none=True))[3]
         with separate_storage(third):
-            return stock(run(TO_MACHINE, third))
+            ready = run(TO_MACHINE, third)
+            with separate_names(ready):
+                return stock(ready)
 
     return lower_all, host, device
