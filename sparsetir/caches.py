@@ -14,7 +14,9 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
-P, R, V = ParamSpec("P"), TypeVar("R"), TypeVar("V")
+P = ParamSpec("P")
+R = TypeVar("R")
+V = TypeVar("V")
 
 CACHES: dict[str, Cache[Any]] = {}  # those of the process, by name
 

@@ -52,8 +52,9 @@ def along_rows(
         )
     graph = Rows(indptr, indices, rows, columns, there, back)
     if method == "spmm":
-        y = graph.spmm(*tensors[:2], reduce or "sum")
-        y = y if len(tensors) < 3 or tensors[2] is None else y + tensors[2]
+        x, weight, *bias = tensors
+        y = graph.spmm(x, weight, reduce or "sum")
+        y = y if not bias or bias[0] is None else y + bias[0]
         return y.relu() if activation else y
     return graph.attention(*tensors, scale=scale) if method == "attention" else METHODS[method](graph, *tensors)
 
