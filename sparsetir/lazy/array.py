@@ -128,8 +128,6 @@ class Lazy:
             raise ArgumentError(f".T is of a matrix, found {self.ndim} dimensions")
         if self.op == "transpose":
             return self.args[0]
-        if self.is_sparse and self.op != "sparse":
-            raise ArgumentError("a sparse result is not transposed: transpose what it is made of")
         return Lazy("transpose", (self,), self.shape[::-1], self.dtype)
 
     # ------------------------------------------------------------------ functions

@@ -45,7 +45,7 @@ class Part:
     leaf : Lazy
     what : str
         ``dense``; of a sparse one ``data``, ``indptr``, ``indices``, ``places`` (of its entries among all elements),
-        those with ``_t`` of the transposed matrix.
+        those with ``_t`` of the transposed matrix, ``order_t`` (the entries in the order of the transposed matrix).
     """
 
     leaf: Lazy
@@ -179,11 +179,10 @@ class Lowering:
             self._part(node, "dense", node.shape, node.dtype)
         if node.op == "matmul":
             for at, arg in enumerate(node.args):
-                transposed = arg.is_turned
-                leaf = arg.args[0] if transposed else arg
-                if leaf.is_sparse:
-                    assert leaf.pattern is not None
-                    self._structure(leaf.pattern, "_t" if transposed != (at == 1) else "")
+                matrix = arg.args[0] if arg.is_turned else arg
+                if matrix.is_sparse:
+                    assert matrix.pattern is not None
+                    self._structure(matrix.pattern, "_t" if arg.is_turned != (at == 1) else "", matrix)
         elif node.is_sparse and node.pattern is not None:
             self._structure(node.pattern, "")
             if self._gathers(node):
@@ -197,10 +196,14 @@ class Lowering:
     def _count(self, leaf: Lazy) -> Any:
         return self.counts.setdefault(id(leaf), tirx.Var(f"nnz_{len(self.counts)}", "int64"))
 
-    def _structure(self, leaf: Lazy, suffix: str) -> None:
+    def _structure(self, leaf: Lazy, suffix: str, matrix: Lazy | None = None) -> None:
+        """Declare the arrays of a leaf; those of the transposed matrix hold the values of `matrix`, a function of it."""
         count, idtype = self._count(leaf), self.idtypes[id(leaf)]
         rows = leaf.shape[1 if suffix else 0]
-        self._part(leaf, f"data{suffix}", (count,), leaf.dtype)
+        if suffix and matrix is not leaf:
+            self._part(leaf, "order_t", (count,), "int64")
+        else:
+            self._part(leaf, f"data{suffix}", (count,), leaf.dtype)
         self._part(leaf, f"indptr{suffix}", (rows + 1,), idtype)
         self._part(leaf, f"indices{suffix}", (count,), idtype)
 
@@ -270,7 +273,13 @@ class Lowering:
     def _arrays(self, node: Lazy, suffix: str, dtype: str) -> tuple[Any, Any, Any]:
         leaf = node.pattern
         assert leaf is not None
-        data = self.parts[id(leaf), f"data{suffix}"] if suffix else self.made[id(node)]
+        if not suffix:
+            data = self.made[id(node)]
+        elif node is leaf:
+            data = self.parts[id(leaf), "data_t"]
+        else:
+            order = self.parts[id(leaf), "order_t"]
+            data = self.builder.emit(relax.op.take(self.made[id(node)], order, axis=0, mode="clip"))
         if node.dtype != dtype:
             data = self.builder.emit(relax.op.astype(data, dtype))
         return data, self.parts[id(leaf), f"indptr{suffix}"], self.parts[id(leaf), f"indices{suffix}"]

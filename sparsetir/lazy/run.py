@@ -171,6 +171,8 @@ def _array(part: Part, value: Any) -> Any:
     if part.what == "dense":
         return value if is_torch(value) else np.ascontiguousarray(as_numpy(value, "a lazy array")[0])
     matrix = _compressed(value)
+    if part.what == "order_t":
+        return np.argsort(matrix.indices, kind="stable")
     if part.what.endswith("_t"):
         matrix = SparseTensor.from_any(matrix, "csc").to_scipy("csc", copy=False).T
     if part.what == "places":
