@@ -10,7 +10,7 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 from tvm.error import InternalError
 
-from sparsetir.lower.marks import CHOICES, DROPPED, from_dialect
+from sparsetir.lower.marks import CHOICES, DROPPED, FINITE, from_dialect
 from sparsetir.schedules.blocks import tile_block
 from sparsetir.schedules.carry import split_rows
 from sparsetir.schedules.choices import Choices
@@ -86,7 +86,8 @@ def _try(
     trial.work_on(func_name)
     block = trial.get_sblock(name)
     try:
-        fixed = fixed_sum(trial, block) if reorders else None
+        may_factor = reorders and FINITE in sch.mod[func_name].attrs
+        fixed = fixed_sum(trial, block) if may_factor else None
         fits = any(sketch(trial, block, choices, registers, reorders=reorders) for sketch in SKETCHES[first:])
         fits = take_factors(trial, fixed) or fits
     except (s_tir.ScheduleError, InternalError):

@@ -29,7 +29,8 @@ The sketch leaves a note; the passes `FactorInvariants`, `InterchangeLoops` and 
 loops.
 
 Wins where fibers hold several entries: a load and a multiplication less for each of them. With one entry in each
-fiber both orders cost the same. The order of the sum must be open.
+fiber both orders cost the same. The order of the sum must be open, and finite values promised: an infinite factor of an
+empty or overflowing sum gives another result.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from sparsetir import formats, ops
 from sparsetir.harness import suite
 from sparsetir.interop import CooTensor
 from sparsetir.lower import TO_STAGE_2, as_module, run
-from sparsetir.lower.marks import FACTOR
+from sparsetir.lower.marks import FACTOR, FINITE
 from sparsetir.lower.rewriting import collect
 from sparsetir.lower.vector.factor_invariants import FactorInvariants
 from sparsetir.lower.vector.interchange_loops import InterchangeLoops
@@ -31,7 +31,7 @@ ORDERS = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
 def kernel(order: tuple[int, ...] | None, dtype: str = "float32", idtype: str = "int32") -> Any:
     program = ops.mttkrp(dtype, idtype=idtype)
     if order is None:
-        return sparsetir.build(program)
+        return sparsetir.build(program, finite=True)
     format = formats.coo(3) if order == () else formats.csf(order)
     return sparsetir.build(sparsetir.decompose_format(program, {"T_": format}))
 
@@ -99,6 +99,8 @@ def test_a_row_and_its_fibers_are_summed_in_registers() -> None:
 def test_nothing_is_reordered_where_the_program_does_not_allow_it() -> None:
     mod = as_module(ops.mttkrp())
     second = run(TO_STAGE_2, mod)
+    assert FACTOR not in schedule(second, reorders=True).mod.script()
+    second = run(TO_STAGE_2, as_module(ops.mttkrp().with_attr(FINITE, True)))
     assert FACTOR not in schedule(second, reorders=False).mod.script()
     assert FACTOR in schedule(second, reorders=True).mod.script()
 

@@ -17,6 +17,7 @@ from sparsetir.doubtful import warn_of_doubtful
 from sparsetir.errors import ArgumentError, ArgumentTypeError, VerifyError
 from sparsetir.ir import decode
 from sparsetir.lower import called, single
+from sparsetir.lower.marks import FINITE
 from sparsetir.pauses import uncollected
 from sparsetir.rules import stores
 from sparsetir.scalars import as_whole
@@ -59,6 +60,7 @@ def make_kernel(
     warn_of_other_meanings(decode(program), stacklevel=4)
     warn_of_doubtful(decode(program), stacklevel=4)
     _check_stores(program)
+    program = program.with_attr(FINITE, True) if finite else program
     return _kernel(program, target, schedule, calls=calls, finite=finite, convert=convert)
 
 

@@ -197,7 +197,7 @@ class Lowering:
         return self.counts.setdefault(id(leaf), tirx.Var(f"nnz_{len(self.counts)}", "int64"))
 
     def _structure(self, leaf: Lazy, suffix: str, matrix: Lazy | None = None) -> None:
-        """Declare the arrays of a leaf; those of the transposed matrix hold the values of `matrix`, a function of it."""
+        """Declare the arrays of a leaf, transposed with a suffix; `matrix` is a function of the leaf."""
         count, idtype = self._count(leaf), self.idtypes[id(leaf)]
         rows = leaf.shape[1 if suffix else 0]
         if suffix and matrix is not leaf:

@@ -169,7 +169,7 @@ def _array(part: Part, value: Any) -> Any:
     if is_torch(value):
         check_detached(value, "array", "sparsetir.compute")
     if part.what == "dense":
-        return value if is_torch(value) else np.ascontiguousarray(as_numpy(value, "a lazy array")[0])
+        return value if is_torch(value) else np.asarray(as_numpy(value, "a lazy array")[0], order="C")
     matrix = _compressed(value)
     if part.what == "order_t":
         return np.argsort(matrix.indices, kind="stable")

@@ -37,6 +37,7 @@ ASCENDING = "sparsetir.ascending"
 DISTINCT = "sparsetir.distinct"
 SCRATCH = "sparsetir.scratch"
 FREE_SUMS = "sparsetir.free_sums"
+FINITE = "sparsetir.finite"
 CHOICES = "sparsetir.choices"
 DROPPED = "sparsetir.dropped"
 
@@ -286,6 +287,14 @@ TABLE = (
         "programs",
         "target",
         "without it reductions alone are",
+    ),
+    Mark(
+        FINITE,
+        "function",
+        "the caller promises that no operand, sum or product is infinite or NaN, so that factors may leave sums",
+        "make",
+        "schedules",
+        "without it sums keep the factors that could make other results",
     ),
     Mark(
         CHOICES,

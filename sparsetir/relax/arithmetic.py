@@ -19,6 +19,7 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.ir import Var
 
+from sparsetir.lower.nest.compare_nan import with_nan
 from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect, same
 from sparsetir.lower.vector import vector_math
@@ -92,6 +93,7 @@ def in_arithmetic(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     Functions of bfloat16 are left alone: TVM reads it as an integer in expressions with bound names.
     """
+    func = with_body(func, with_nan(func.body))
     func = with_body(func, structural_mutate(func.body, [(tirx.Max, _ordered), (tirx.BufferStore, _of_maximum)]))
     if any(str(load.ty.dtype) == "bfloat16" for load in collect(func.body, ir.TensorLoad)):
         return func

@@ -34,6 +34,40 @@ def MarkOpaque(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
     return mod
 
 
+@relax.expr_functor.mutator
+class _ZeroHider(relax.PyExprMutator):  # type: ignore[misc]
+    """Give scalar zeros of products and quotients a dimension, which legalization does not fold."""
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:  # type: ignore[override]
+        call = self.visit_expr_post_order(call)
+        if call.op not in (ir.Op.get("relax.multiply"), ir.Op.get("relax.divide")):
+            return call
+        args = [_with_dimension(arg) if _is_scalar_zero(arg) else arg for arg in call.args]
+        if all(a.same_as(b) for a, b in zip(args, call.args, strict=True)):
+            return call
+        result = self.builder_.emit(relax.Call(call.op, args, call.attrs))
+        return result if call.ty.ndim else relax.op.reshape(result, ())
+
+
+def _is_scalar_zero(value: relax.Expr) -> bool:
+    if not isinstance(value, ir.GenericConst) or value.ty.ndim != 0:
+        return False
+    return str(value.ty.dtype).startswith(("float", "bfloat")) and not np.any(value.value.numpy())
+
+
+def _with_dimension(zero: ir.GenericConst) -> ir.GenericConst:
+    return relax.const(zero.value.numpy().reshape(1), str(zero.ty.dtype))
+
+
+@tvm.transform.module_pass(opt_level=0, name="sparsetir.relax.HideZeros")
+def HideZeros(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
+    """Keep TVM from folding ``x * 0`` and ``0 / x`` to 0, which is wrong for infinities and NaN."""
+    for var, func in list(mod.functions.items()):
+        if isinstance(func, relax.Function):
+            mod.update_func(var, _ZeroHider(mod).visit_expr(func))
+    return mod
+
+
 def lowering(
     target: Any, database: Path | None, *, checked: bool = True, finite: bool = False
 ) -> list[tvm.transform.Pass]:
@@ -44,6 +78,7 @@ def lowering(
         # Our operators and dense products, what follows them inside.
         LowerSparse(target, database, checked=checked, finite=finite),
         relax.transform.RemoveRedundantReshape(),
+        HideZeros,
         relax.transform.LegalizeOps(),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),

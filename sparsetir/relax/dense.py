@@ -169,6 +169,8 @@ def _run_wide(sch: s_tir.Schedule, block: Any) -> None:
         if work >= LEAST_WORK:
             sch.parallel(outer)
         return
+    if work == 1:
+        return  # TVM's vectoriser binds a name twice where no subscript moves with the lanes
     whole = sch.fuse(*loops)
     outer, lanes = sch.split(whole, [None, LANES])
     if work >= LEAST_WORK:

@@ -44,9 +44,9 @@ from sparsetir.ir import const
 from sparsetir.lower.host.promote_halves import HALVES
 from sparsetir.lower.marks import HELD, PREFETCH, asks, refused
 from sparsetir.lower.nests import each_loop, serial, unrolled, vectorized, with_, without
-from sparsetir.lower.rewriting import factors, mentions, product, renewed, seq, substitute
+from sparsetir.lower.rewriting import factors, get, mentions, product, put, renewed, seq, substitute
 from sparsetir.lower.vector.insert_prefetch import ahead, fetch, gathers, line_starts
-from sparsetir.lower.vector.vectorize_dots import GROUP, Dot, around, totals
+from sparsetir.lower.vector.vectorize_dots import GROUP, Dot, around, scaled, totals
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,20 @@ def _sums(shared: Shared, row: Var, part: Var, base: ir.Expr, group: int) -> tir
     term = held * of(shared.gathered, part * size + block * width + lane)
     add = tirx.BufferStore(acc, tirx.BufferLoad(acc, here) + term, here)
     sums = unrolled(block, shared.size // lanes, vectorized(lane, lanes, renewed(add)))
-    value = tirx.BufferLoad(total, [member])
-    if dot.factors:
-        value = product([of(f) for f in dot.factors]) * value
+    again, inside = Var("k_again", k.ty), [of(f) for f in dot.factors]
+
+    def unfactored(result: Var) -> tirx.Stmt:
+        """The sum over the part, its factors inside."""
+        moving = tirx.BufferLoad(row, [again]) * of(shared.gathered, part * size + again)
+        return serial(again, size, put(result, get(result) + product([*inside, moving])))
+
+    checks, value = scaled(inside, total, member, group, unfactored)
     finish = tirx.BufferStore(dot.store.buffer, of(shared.before(part)) + value, [of(i) for i in dot.store.indices])
     found = _fetches(shared, part, of) if asks(shared.outer, PREFETCH) else []
     fetches = [each(seq(*found))] if found else []
     alloc = [tirx.AllocBuffer(acc), tirx.AllocBuffer(total)]
-    return seq(*alloc, *fetches, each(seq(renewed(clear), sums)), totals(acc, total, group, lanes), each(finish))
+    joined = totals(acc, total, group, lanes)
+    return seq(*alloc, *fetches, each(seq(renewed(clear), sums)), joined, *checks, each(finish))
 
 
 def _fetches(shared: Shared, part: Var, of: Any) -> list[tirx.Stmt]:

@@ -46,16 +46,18 @@ from sparsetir.lower.rewriting import (
     alloc,
     collect,
     conjunction,
+    get,
     inside,
     is_along,
     mentions,
     product,
+    put,
     renewed,
     same,
     seq,
     substitute,
 )
-from sparsetir.lower.vector.vectorize_dots import Dot, match, reduced
+from sparsetir.lower.vector.vectorize_dots import Dot, match, reduced, scaled
 from sparsetir.op import is_if_then_else
 from sparsetir.walks import structural_mutate
 
@@ -138,9 +140,9 @@ class _Sum:
         self.acc = self.array("acc", self.kind)
         self.lane = Var("j_1", self.j.ty)
 
-    def array(self, name: str, dtype: str) -> Var:
-        """One element for each lane."""
-        return tirx.decl_buffer([self.lanes], dtype, name=name, scope="local", layout=None)
+    def array(self, name: str, dtype: str, size: int | None = None) -> Var:
+        """One element for each lane, or `size` of them."""
+        return tirx.decl_buffer([size or self.lanes], dtype, name=name, scope="local", layout=None)
 
     def number(self, value: int) -> ir.Expr:
         """A constant of the loop variable's dtype."""
@@ -211,10 +213,18 @@ class _Sum:
 
     def finish(self) -> tirx.Stmt:
         """The result out of the accumulators."""
-        total = reduced(self.acc, self.number(0), self.lanes)
-        if self.dot.factors:
-            total = product(self.dot.factors) * total
-        return tirx.BufferStore(self.dot.store.buffer, self.dot.start + total, self.dot.store.indices)
+        whole, member = self.array("total", self.kind, 1), Var("g", self.j.ty)
+        joined = tirx.BufferStore(whole, reduced(self.acc, self.number(0), self.lanes), [self.number(0)])
+        again = Var(f"{self.j.name}_again", self.j.ty)
+
+        def unfactored(result: Var) -> tirx.Stmt:
+            term = product([*self.dot.factors, substitute(self.dot.term, {self.j: again})])
+            return serial(again, self.dot.loop.extent, put(result, get(result) + term))
+
+        checks, total = scaled(self.dot.factors, whole, member, 1, unfactored)
+        total = substitute(total, {member: self.number(0)})
+        stored = tirx.BufferStore(self.dot.store.buffer, self.dot.start + total, self.dot.store.indices)
+        return seq(*alloc(whole), joined, *checks, stored)
 
 
 def _replaced(value: ir.Expr, pairs: list[tuple[ir.TensorLoad, ir.Expr]]) -> ir.Expr:

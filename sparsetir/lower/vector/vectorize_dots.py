@@ -22,8 +22,9 @@ after::
         ...  # the same for one
 
 A row of ``x`` is loaded once for four results, and four sums hide each other's latency. Factors that a sum does not
-move leave it. 16-bit floats are summed in float32, and rounded once. The note is for sums that may be reordered, and
-for maxima and minima, which begin with what they are compared to in every lane::
+move leave it; where that makes a float that is not finite (an infinite factor of an empty sum, a sum that overflows),
+the sum is taken again with the factors inside. 16-bit floats are summed in float32, and rounded once. The note is for
+sums that may be reordered, and for maxima and minima, which begin with what they are compared to in every lane::
 
     for j in T.serial(indptr[i + 1] - indptr[i], annotations={"sparsetir.dot": 8}):
         top[i] = T.max(top[i], s[indptr[i] + j])
@@ -31,7 +32,7 @@ for maxima and minima, which begin with what they are compared to in every lane:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +44,12 @@ from tvm.runtime import DataType
 from sparsetir.ir import const
 from sparsetir.lower.host.promote_halves import HALVES, widened
 from sparsetir.lower.marks import DOT, PREFETCH, asks, refused
+from sparsetir.lower.nest.compare_nan import opposite
 from sparsetir.lower.nests import COMBINERS, SERIAL, Update, serial, unrolled, vectorized, with_body, without
 from sparsetir.lower.rewriting import (
     alloc,
     cell,
+    conjunction,
     factors,
     get,
     mentions,
@@ -122,6 +125,7 @@ def _emit(
     member, block, lane, rest = (Var(n, k.ty) for n in ("g", "k_0", "k_1", "k_rest"))
     of_member = {} if outer is None or base is None else {outer: base + member.astype(str(outer.ty.dtype))}
     element = lambda at: [member * const(lanes, dtype) + at]  # noqa: E731
+    inside = [substitute(widened(f), of_member) for f in dot.factors]
     width = const(lanes, dtype)
 
     def each(body: tirx.Stmt) -> tirx.Stmt:
@@ -141,18 +145,52 @@ def _emit(
     left = tirx.floormod(dot.loop.extent, width)
     behind = cell("rest", kind)
     tail = serial(rest, left, put(behind, dot.combine(get(behind), term(full * width + rest))))
-    total = dot.combine(get(behind), tirx.BufferLoad(whole, [member]))
-    if dot.factors:
-        total = product([substitute(widened(f), of_member) for f in dot.factors]) * total
+    joined_rest = dot.combine(get(behind), tirx.BufferLoad(whole, [member]))
+    again = Var(f"{k.name}_again", k.ty)
+
+    def unfactored(result: Var) -> tirx.Stmt:
+        return serial(again, dot.loop.extent, put(result, get(result) + product([*inside, term(again)])))
+
+    checks, total = scaled(inside, whole, member, group, unfactored) if inside else ([], joined_rest)
     indices = [substitute(i, of_member) for i in dot.store.indices]
     if dot.combine is tirx.Add:
         total = substitute(widened(dot.start), of_member) + total
     finish = tirx.BufferStore(dot.store.buffer, tirx.Cast(stored, total) if stored in HALVES else total, indices)
     ahead = [each(substitute(f, {k: block * width, **of_member})) for f in fetches]
     sums = serial(block, full, seq(*ahead, each(inner)))
-    ends = seq(*alloc(behind), put(behind, neutral), tail, finish)
+    last = tirx.BufferStore(whole, joined_rest, [member]) if inside else finish
+    ends = seq(*alloc(behind), put(behind, neutral), tail, last)
     joined = totals(acc, whole, group, lanes, dot.combine)
-    return seq(*alloc(acc, whole), each(clear), sums, joined, each(ends))
+    stmts = [*alloc(acc, whole), each(clear), sums, joined, each(ends)]
+    return seq(*stmts, *checks, each(finish)) if inside else seq(*stmts)
+
+
+def scaled(
+    fixed: Sequence[ir.Expr], total: Var, member: Var, group: int, unfactored: Callable[[Var], tirx.Stmt]
+) -> tuple[list[tirx.Stmt], ir.Expr]:
+    """Multiply sums by the factors that were taken out of them.
+
+    Returns statements and the product for `member`. Where a product is not a finite float, the statements take the sum
+    again with the factors inside of it: the distributive law does not hold for infinite factors and overflowing sums.
+
+    args: the factors in terms of `member`, `group` sums, and the loop that adds all unfactored terms to a cell.
+    """
+    kind = str(total.ty.dtype)
+    value: ir.Expr = tirx.BufferLoad(total, [member])
+    if not fixed:
+        return [], value
+    value = product([*fixed, value])
+    if not kind.startswith("float"):
+        return [], value
+    exact = tirx.decl_buffer([group], kind, name="exact", scope="local", layout=None)
+    largest = tirx.max_value(kind)
+    is_finite = lambda x: tirx.abs(x) <= largest  # noqa: E731
+    every = conjunction([is_finite(substitute(value, {member: const(g, str(member.ty.dtype))})) for g in range(group)])
+    one, result = Var("g", member.ty), cell("sum", kind)
+    sums = substitute(unfactored(result), {member: one})
+    again = seq(*alloc(result), put(result, const(0, kind)), sums, tirx.BufferStore(exact, get(result), [one]))
+    repair = tirx.IfThenElse(opposite(every), serial(one, const(group, str(one.ty.dtype)), renewed(again)), None)
+    return [*alloc(exact), repair], tirx.Select(is_finite(value), value, tirx.BufferLoad(exact, [member]))
 
 
 def totals(acc: Var, total: Var, group: int, lanes: int, combine: Any = tirx.Add) -> tirx.Stmt:
@@ -297,6 +335,7 @@ __all__ = [
     "around",
     "match",
     "reduced",
+    "scaled",
     "totals",
     "vectorize",
 ]
