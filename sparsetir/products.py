@@ -103,7 +103,7 @@ def matmul(
         operands = [A, B] if mask is None else [A, B, mask]
         short = renumber(("ik", "kj", "ij")[: len(operands)], operands)
         A, B, *masks = short.values
-        choice = {"complement": complement, "top": top, "above": above}
+        choice: dict[str, Any] = {"complement": complement, "top": top, "above": above}
         return short.restore(_matmul(what, A, B, masks[0] if masks else None, **choice), "ij")
     return _matmul(what, A, B, mask, complement=complement, top=top, above=above)
 
@@ -426,7 +426,8 @@ def _added(function: str, A: Any, B: Any, alpha: Any, beta: Any) -> Any:
     alpha, beta = (real_number(v, name, function) for v, name in ((alpha, "alpha"), (beta, "beta")))
     if _are_long(A, B):
         short = renumber(("ij", "ij"), [A, B])
-        return short.restore(_summed(function, *short.values, alpha, beta), "ij")
+        A, B = short.values
+        return short.restore(_summed(function, A, B, alpha, beta), "ij")
     return _summed(function, A, B, alpha, beta)
 
 

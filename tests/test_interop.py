@@ -1166,3 +1166,18 @@ def test_lists_of_rows_hold_each_once_unless_the_axis_says_so(is_sorted: bool) -
     repeats = sparsetir.build(sparsetir.parse(ROOT_LIST.format(sorted=is_sorted, unique=False)))
     repeats(a=a, rows=np.array(rows, np.int32), Y=y, m=5)
     assert y[2] == sum(x for x, row in zip(a, rows, strict=True) if row == 2)
+
+
+@pytest.mark.parametrize("shape", [(3.5, 3), (3.0, 3), (True, 3), ("3", 3), (None, 3)])
+def test_sizes_that_are_no_integers_are_refused(shape):
+    coords, values = np.array([[0], [0]]), np.array([1.0])
+    with pytest.raises(ArgumentTypeError, match="must be integers, found"):
+        sparsetir.CooTensor(coords, values, shape)
+    with pytest.raises(ArgumentTypeError, match="must be integers, found"):
+        sparsetir.SparseTensor.from_coo(coords, values, shape)
+    eye = sparsetir.SparseTensor.from_dense(np.eye(3))
+    descriptor = {**eye.__binsparse_descriptor__()}
+    inner = descriptor.get("binsparse", descriptor)
+    inner["shape"] = list(shape)
+    with pytest.raises(sparsetir.SparseTIRError):
+        sparsetir.SparseTensor.from_binsparse(descriptor, eye.__binsparse__())

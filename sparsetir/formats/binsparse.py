@@ -17,6 +17,7 @@ from sparsetir.errors import ArgumentError
 from sparsetir.formats.coordinates import CSF
 from sparsetir.formats.format import Array, Format
 from sparsetir.interop import CooTensor, Level, aligned_contiguous, check_level
+from sparsetir.interop.sources import whole_sizes
 
 if TYPE_CHECKING:
     from sparsetir.formats.tensor import SparseTensor
@@ -204,7 +205,7 @@ class _Reader:
     def __init__(self, inner: dict[str, Any], arrays: dict[str, Any]) -> None:
         self.arrays, self.types = arrays, inner["data_types"]
         self.base = int(inner.get("index_base", 0))
-        self.shape = tuple(int(n) for n in inner["shape"])
+        self.shape = whole_sizes(inner["shape"], "the shape of a descriptor")
         if inner.get("fill") and np.any(self.array("fill_value")):
             raise ArgumentError("the tensor is filled with something else than zero, which is not supported")
 

@@ -16,6 +16,7 @@ from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
 from sparsetir.interop.levels import Array, Level
 from sparsetir.interop.structure import check_level, first_outside
 from sparsetir.interop.torch_arrays import is_torch, to_torch, torch_to_numpy
+from sparsetir.scalars import as_whole
 from sparsetir.spare import Copies
 
 
@@ -126,7 +127,7 @@ class CooTensor:
     def __post_init__(self) -> None:
         object.__setattr__(self, "coords", np.asarray(self.coords))
         object.__setattr__(self, "values", np.asarray(self.values))
-        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        object.__setattr__(self, "shape", whole_sizes(self.shape, "the shape of a CooTensor"))
         expected = (len(self.shape), self.values.size)
         if self.coords.shape != expected or self.values.ndim != 1:
             found = f"coords of shape {self.coords.shape} and values of shape {self.values.shape}"
@@ -188,6 +189,15 @@ def holds_own_values(value: Any) -> bool:
     if sp.issparse(value):
         return value.format not in ("dia", "dok", "lil")
     return not hasattr(value, "as_source")
+
+
+def whole_sizes(shape: Any, name: str) -> tuple[int, ...]:
+    """A shape of integers as one of Python's; refuse sizes that a cast would change."""
+    sizes = tuple(as_whole(n) for n in shape)
+    wrong = [n for n in sizes if type(n) is not int]
+    if wrong:
+        raise ArgumentTypeError(f"{name} must be integers, found {wrong[0]!r} in {sizes}")
+    return sizes
 
 
 def open_source(value: Any, name: str) -> Source:

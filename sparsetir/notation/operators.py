@@ -313,7 +313,7 @@ def sliced(tensor: SparseTensor, index: Any) -> Any:
     if lists == [0]:
         return _within(_rows(tensor, asked[0]), others)
     if others[0] != slice(None):  # of all entries only those in the rows are read
-        first = others[0]
+        first: Any = others[0]
         chosen = slice(first, first + 1 or None) if _is_index(first) else first
         tensor, others[0] = _rows(tensor, chosen), 0 if _is_index(first) else slice(None)
     found = tensor if all(at == slice(None) for at in others) else _within(tensor, others)
