@@ -794,3 +794,113 @@ def test_a_tensor_of_more_elements_than_32_bits_count(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     run = subprocess.run([sys.executable, "-c", FEW_ROWS, path], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+@pytest.mark.parametrize("outputs", [2, 9])
+def test_nodes_that_no_edge_reads_reach_no_gradient(value, reduce, outputs):
+    graph, read = Graph(INDEX[:, INDEX[0] != 1], (N, M)), torch.arange(N) != 1
+    x, weight = wanting(real(N, 6), real(outputs, 6))
+    expected = torch.autograd.grad(graph.conv(x, weight, reduce=reduce).square().sum(), (x, weight))
+    with torch.no_grad():
+        x[1] = value
+    x_gradient, weight_gradient = torch.autograd.grad(graph.conv(x, weight, reduce=reduce).square().sum(), (x, weight))
+    close(weight_gradient, expected[1])
+    close(x_gradient[read], expected[0][read])
+    assert not x_gradient[1].any()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", [n for n in CALLS if n not in ("linear", "softmax", "dropout", "edge_sum")])
+def test_gradients_of_operators_do_not_see_nodes_that_no_edge_reads(name, value):
+    x, h, e = wanting(real(6, 7), real(6, 2, 5), real(EDGES, 2))
+
+    def gradients(last: float) -> Any:
+        """With a column N that no edge reads, and a row M that no edge writes."""
+        with torch.no_grad():
+            x[5], h[5] = last, last
+        wide = Graph(torch.cat([INDEX, INDEX[:, :0]], 1), (6, 6))
+        call = CALLS[name].__code__
+        out = type(CALLS[name])(call, {"N": 6, "M": 6, "torch": torch})(wide, x, h, e)
+        return torch.autograd.grad(out[:M].square().sum(), (x, h, e), allow_unused=True)
+
+    for found, expected in zip(gradients(value), gradients(0.0), strict=True):
+        if found is not None:
+            rows = slice(None) if found.shape[0] == EDGES else slice(0, 5)
+            close(found[rows], expected[rows])
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_the_gradient_of_a_maximum_that_is_nan_is_that_of_torch(reduce, is_weighted):
+    x = real(N, 3)
+    x[0, 0] = x[4, 1] = float("nan")
+    x, weight = wanting(x, real(EDGES).abs() + 0.1)
+    graph, scales = Graph(INDEX, (N, M)), weight if is_weighted else torch.ones(EDGES, dtype=x.dtype)
+    total = 0
+    for row in range(M):
+        places = (INDEX[1] == row).nonzero().flatten()
+        if places.numel():
+            messages = x[INDEX[0, places]] * scales[places, None]
+            total = total + (torch.amax if reduce == "max" else torch.amin)(messages, 0).sum()
+    wanted = (x, weight) if is_weighted else (x,)
+    expected = torch.autograd.grad(total, wanted)
+    found = torch.autograd.grad(graph.spmm(x, weight if is_weighted else None, reduce).sum(), wanted)
+    assert expected[0].isnan().any()
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_operands_with_the_negative_bit(name):
+    """torch negates such tensors when something reads them; numpy does not take them."""
+    operands = (real(6, 7), real(6, 2, 5), real(EDGES, 2))
+    graph = Graph(INDEX, (N, M))
+    expected = CALLS[name](graph, *operands)
+    lazy = tuple(torch._neg_view(t.neg()).requires_grad_() for t in operands)
+    assert lazy[0].is_neg()
+    out = CALLS[name](graph, *lazy)
+    close(out, expected)
+    out.backward(torch._neg_view(torch.ones_like(out)))
+    plain = wanting(*operands)
+    CALLS[name](graph, *plain).backward(-torch.ones_like(out))
+    for one, other in zip(lazy, plain, strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        if one.grad is not None:
+            close(one.grad, other.grad)
+
+
+def test_an_edge_index_with_the_negative_bit():
+    close(Graph(torch._neg_view(-INDEX), (N, M)).spmm(real(N, 2)), Graph(INDEX, (N, M)).spmm(real(N, 2)))
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_jit_traces_are_refused(name, is_wanted):
+    """They would keep the result of the traced call as a constant."""
+    graph, operands = Graph(INDEX, (N, M)), (real(6, 7), real(6, 2, 5), real(EDGES, 2))
+    with torch.set_grad_enabled(is_wanted), pytest.raises(LoweringError, match="use torch.export"):
+        torch.jit.trace(lambda *values: CALLS[name](graph, *values), operands, check_trace=False)
+
+
+@pytest.mark.parametrize(
+    ("convert", "message"),
+    [
+        (lambda x: x.to("meta"), "on the device meta, and kernels run on the cpu"),
+        (lambda x: x.to_sparse(), "torch.sparse_coo"),
+        (lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged), "a nested one"),
+    ],
+)
+@pytest.mark.parametrize("name", ["spmm", "sddmm", "softmax", "linear", "attention"])
+def test_tensors_without_memory_that_kernels_read(name, convert, message):
+    graph, operands = Graph(INDEX, (N, M)), {"x": real(N, 2), "v": real(EDGES)}
+    x, v = (convert(t) for t in operands.values())
+    calls = {
+        "spmm": lambda: graph.spmm(x),
+        "sddmm": lambda: graph.sddmm(x, x),
+        "softmax": lambda: graph.softmax(v),
+        "linear": lambda: graph.linear(v, x),
+        "attention": lambda: graph.attention(x, x, x),
+    }
+    with pytest.raises(ArgumentTypeError, match=message):
+        calls[name]()

@@ -169,10 +169,10 @@ def _segment_mean(b: Backward) -> Gradients:
 
 
 def _segment_extreme(b: Backward) -> Gradients:
-    """Entries that are equal share a gradient evenly."""
+    """Entries that are equal share a gradient evenly; none is equal to NaN, whose gradients are divided by none."""
     dtype = b.a.dtype("x")
     is_taken = b.emit(op.astype(op.equal(b["x"], _expanded(b, b.y)), dtype))
-    count = op.maximum(b.emit(calls.segment_reduce(is_taken, b["indptr"])), relax.const(1, dtype))
+    count = b.emit(calls.segment_reduce(is_taken, b["indptr"]))
     return {"x": op.multiply(is_taken, _expanded(b, b.emit(op.divide(b.g, count))))}
 
 

@@ -155,6 +155,28 @@ class SpMM(KernelFunction):
         return None, None, None, None, g_weight, g_x, g.sum(0) if needs_bias else None
 
 
+class ReadLinear(KernelFunction):
+    """A dense layer of nodes some of which no edge reads: NaN and infinities of these reach no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, unread: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(unread, x, weight)
+        return torch.nn.functional.linear(x, weight)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, g: Tensor) -> Any:
+        unread, x, weight = ctx.saved_tensors
+        g_x = g_weight = None
+        if ctx.needs_input_grad[1]:
+            g_x = (g @ weight).masked_fill_(unread, 0)
+        if ctx.needs_input_grad[2]:
+            g_weight = g.t() @ x
+            if not g_weight.isfinite().all():  # which costs less than to clear rows of x each time
+                g_weight = g.t() @ x.masked_fill(unread, 0)
+        return None, g_x, g_weight
+
+
 class Linear(KernelFunction):
     """A layer ``x @ W.T``, W the matrix of the graph."""
 
@@ -376,14 +398,19 @@ class Dynamic(KernelFunction):
         if needs_s or needs_v or needs_a:
             columns = {"TARGETS": s, "SOURCES": t, "EDGES": e, "P_": p, "S": scores, "G": g}
             at_columns, g_v = graph.columns.run("dynamic_columns", dtype, inner, *options, **columns)
-            g_s = at_columns * a if needs_s else None
-            g_a = (at_rows * t).sum(0) + (at_columns * s).sum(0) if needs_a else None
+            g_s = _of_reached(at_columns, a) if needs_s else None
+            g_a = _of_reached(at_rows, t).sum(0) + _of_reached(at_columns, s).sum(0) if needs_a else None
         if e is not None and (needs_e or needs_a):
             edges = {**ends, "edges_data": e, "s_data": scores}
             g_e = graph.rows.run("dynamic_edges", dtype, inner[:-1], options[0], **edges)
             g_a = g_a + (g_e * e).sum(0) if needs_a else None
             g_e = g_e.mul_(a) if needs_e else None
         return None, None, None, at_rows.mul_(a) if needs_t else None, g_s, g_a, g_v, g_e, None
+
+
+def _of_reached(sums: Tensor, factor: Tensor) -> Tensor:
+    """Multiply sums over edges; those of nodes without edges stay 0, also where the factor is NaN or infinite."""
+    return torch.where(sums == 0, sums, sums * factor)
 
 
 class Reorder(KernelFunction):

@@ -221,9 +221,18 @@ class Graph(functions.Graphs):
         if sums is None and (reduce in EXTREMES or x.shape[1] < weight.shape[0]):
             sums = self.spmm(x, reduce=reduce)
         if sums is None:
-            return self.spmm(linear(x, weight), None, reduce, bias=bias, activation=activation)
+            return self.spmm(self._linear(x, weight), None, reduce, bias=bias, activation=activation)
         y = linear(sums, weight, bias)
         return y.relu_() if activation else y
+
+    def _linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """A dense layer of all nodes, in whose gradients only nodes with edges count."""
+        is_wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+        if not is_wanted or self.is_to_trace(x) or torch._C._are_functorch_transforms_active():
+            return linear(x, weight)
+        if torch.is_autocast_enabled("cpu") or x.dtype is not weight.dtype or self.rows.unread is None:
+            return linear(x, weight)
+        return functions.ReadLinear.apply(self.rows.unread, x, weight)
 
     def _sums_of_constant(self, x: Tensor, reduce: str) -> Tensor | None:
         """The sums of features that came before as well and that nothing changes; None of others."""
@@ -571,6 +580,8 @@ class Graph(functions.Graphs):
         self.rows.check()
         if torch._C._are_functorch_transforms_active():
             raise LoweringError(_TRANSFORMED)
+        if torch._C._get_tracing_state() is not None:
+            raise LoweringError("torch.jit.trace would note a result of kernels as a constant: use torch.export instead")
         for name, tensor in tensors.items():
             if tensor is not None and not (
                 isinstance(tensor, Tensor)
@@ -638,9 +649,15 @@ def _number(name: str, value: Any) -> float:
 
 def _fault(name: str, value: Any) -> str:
     """What is wrong with an argument."""
+    if isinstance(value, torch.fx.Proxy):
+        return f"{name} is a torch tensor, found a Proxy of torch.fx.symbolic_trace: trace with torch.export instead"
     if not isinstance(value, Tensor):
         return f"{name} is a torch tensor, found {type(value).__name__}"
-    if not value.is_cpu or value.layout is not torch.strided:
+    if value.is_nested:
+        return f"{name} is a dense tensor, found a nested one: pass {name}.values(), the rows of all its parts"
+    if not value.is_cpu:
+        return f"{name} is on the device {value.device}, and kernels run on the cpu: pass {name}.cpu()"
+    if value.layout is not torch.strided:
         return f"{name} is a dense tensor on the cpu, found one of {value.layout} on {value.device}: convert it"
     return f"{name} is a tensor of floats, found {value.dtype}: pass {name}.float()"
 

@@ -23,7 +23,7 @@ def fingerprint(tensor: Tensor) -> list[Tensor]:
     Sums of the bits of elements, one in `WIDTH` of them, see any one change, and weighted sums of as many neighbours
     that elements were exchanged.
     """
-    flat = tensor.detach().contiguous().flatten()
+    flat = tensor.detach().resolve_neg().contiguous().flatten()
     count = flat.numel() // WIDTH * WIDTH
     rows, bits = flat[:count].view(-1, WIDTH), flat.view(BITS[flat.element_size()])
     whole = bits[:count].view(-1, WIDTH)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 
-from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
 from sparsetir.torch.functions import NAMES
 from sparsetir.torch.graph import Graph
 
@@ -141,6 +141,10 @@ class SparseLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer of x [..., in]; [..., out]."""
+        if isinstance(x, torch.fx.Proxy):
+            raise ArgumentTypeError("x is a Proxy of torch.fx.symbolic_trace: trace the layer with torch.export instead")
+        if torch.jit.is_tracing():
+            raise LoweringError("torch.jit.trace would note a result of kernels as a constant: use torch.export instead")
         if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[-1] != self.in_features:
             found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ArgumentError(f"expected a tensor of shape [..., {self.in_features}], found {found}")

@@ -216,15 +216,16 @@ def ties(draft: EdgeDraft, weighted: bool) -> None:
     one, zero = (f"T.{draft.dtype}({n})" for n in (1, 0))
     line = f"{o} = {o} + T.Select({value} == {y}, {one}, {zero})"
     draft.reduce("ties", ("I", "J", *draft.all), line, f"{o} = 0")
-    draft.spread("share", ("I", *draft.all), f"{o} = {g} / T.max({o}, {one})")
+    draft.spread("share", ("I", *draft.all), f"{o} = T.Select({y} == {y}, {g} / T.max({o}, {one}), {y})")
 
 
 def picked(draft: EdgeDraft, weighted: bool) -> None:
     """``O[i] = sum_j (W[i, j] * X[i] == Y[j]) * W[i, j] * G[j]``: I are the columns of the product."""
     value = _product(draft, draft.rows, weighted)
     y, g, o = draft.columns("Y", draft.all), draft.columns("G", draft.all), draft.rows("O", draft.all, result=True)
-    part = " * ".join([*value.split(" * ")[:-1], g])
-    line = f"{o} = {o} + T.Select({value} == {y}, {part}, T.{draft.dtype}(0))"
+    part = value.split(" * ")[0] if weighted else f"T.{draft.dtype}(1)"
+    # The product with G, which is NaN where the maximum is, makes such gradients NaN.
+    line = f"{o} = {o} + T.Select({value} == {y}, {part}, T.{draft.dtype}(0)) * {g}"
     draft.reduce("picked", ("I", "J", *draft.all), line, f"{o} = 0")
 
 
@@ -232,8 +233,7 @@ def picked_edges(draft: EdgeDraft) -> None:
     """``O[i, j] = sum_k (W[i, j] * X[j, k] == Y[i, k]) * X[j, k] * G[i, k]``."""
     value = _product(draft, draft.columns, True)
     y, g, o = draft.rows("Y", draft.all), draft.rows("G", draft.all), draft.edges("O", result=True)
-    part = f"{value.split(' * ')[-1]} * {g}"
-    line = f"{o} = {o} + T.Select({value} == {y}, {part}, T.{draft.dtype}(0))"
+    line = f"{o} = {o} + T.Select({value} == {y}, {value.split(' * ')[-1]}, T.{draft.dtype}(0)) * {g}"
     draft.reduce("picked", ("I", "J", *draft.all), line, f"{o} = 0", over="K")
 
 

@@ -78,7 +78,8 @@ class Compressed:
         given: dict[str, Any] = {}
         for key, tensor in tensors.items():
             if tensor is not None:
-                given[key] = tensor.detach() if tensor.requires_grad else tensor
+                tensor = tensor.detach() if tensor.requires_grad else tensor
+                given[key] = tensor.resolve_neg() if tensor.is_neg() else tensor
         try:
             if dtype == "bfloat16":  # which numpy does not have
                 return found(**given)
@@ -102,6 +103,13 @@ class Compressed:
         """The same rows with indices of 64 bits, for tensors of more elements than 32 count."""
         order = None if self.order is None else self.order.astype(np.int64)
         return Compressed(self.indptr.astype(np.int64), self.indices.astype(np.int64), self.columns, order)
+
+    @cached_property
+    def unread(self) -> torch.Tensor | None:
+        """A column of bools, true for columns of the graph without edges; None where each has one."""
+        is_read = np.zeros((self.columns, 1), bool)
+        is_read[self.indices] = True
+        return None if is_read.all() else torch.from_numpy(~is_read)
 
     @cached_property
     def places(self) -> Array:
@@ -130,6 +138,7 @@ class Compressed:
         del state["tensors"], state["kept"]
         state.pop("places", None)
         state.pop("widened", None)
+        state.pop("unread", None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -221,7 +230,7 @@ def read(graph: Any, num_nodes: Any = None) -> Edges:
         raise ArgumentTypeError(f"a graph is {expected}; found {type(graph).__name__}")
     if num_nodes is None and isinstance(graph, torch.Tensor) and hasattr(graph, "sparse_size"):
         num_nodes = _sizes_of(graph)
-    array = torch.as_tensor(graph)
+    array = torch.as_tensor(graph).resolve_conj().resolve_neg()
     if array.device.type != "cpu":
         raise ArgumentTypeError(f"the graph is on {array.device}, kernels run on the cpu: pass it .cpu()")
     if array.requires_grad:
