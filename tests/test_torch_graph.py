@@ -879,7 +879,7 @@ def test_an_edge_index_with_the_negative_bit():
 def test_jit_traces_are_refused(name, is_wanted):
     """They would keep the result of the traced call as a constant."""
     graph, operands = Graph(INDEX, (N, M)), (real(6, 7), real(6, 2, 5), real(EDGES, 2))
-    with torch.set_grad_enabled(is_wanted), pytest.raises(LoweringError, match="use torch.export"):
+    with torch.set_grad_enabled(is_wanted), pytest.raises(LoweringError, match=r"use torch\.export"):
         torch.jit.trace(lambda *values: CALLS[name](graph, *values), operands, check_trace=False)
 
 

@@ -12,7 +12,7 @@ HINTS = [
     (
         r"Undefined variable: (\w+)",
         r"\1 is not defined here: an axis or a buffer is declared before it is used, "
-        "an iteration variable lives inside its own sp_iter only",
+        "an iteration variable lives inside its own sp_iter only; several are a list, `as [i, j]` with brackets",
     ),
     (
         r"too many values to unpack \(expected (\d+)\)",
@@ -40,7 +40,8 @@ HINTS = [
     (
         r"Mismatched type on argument #1 when calling: `\S*BufferStore\(.* got `ir.TensorRegion`"
         r"|TensorRegion is not a primitive operand.*",
-        "a buffer is read with fewer subscripts than it has dimensions; give one subscript per axis",
+        "a buffer is read with fewer subscripts than it has dimensions, or with a slice `:`; "
+        "give one subscript per axis, an iteration variable or a number",
     ),
     (
         r"Mismatched type on argument #1 when calling: `\S*BufferStore\(.* got `(?:ffi\.)?(\w+)`",

@@ -581,7 +581,7 @@ class Graph(functions.Graphs):
         if torch._C._are_functorch_transforms_active():
             raise LoweringError(_TRANSFORMED)
         if torch._C._get_tracing_state() is not None:
-            raise LoweringError("torch.jit.trace would note a result of kernels as a constant: use torch.export instead")
+            raise LoweringError("torch.jit.trace would keep results of kernels as constants: use torch.export instead")
         for name, tensor in tensors.items():
             if tensor is not None and not (
                 isinstance(tensor, Tensor)

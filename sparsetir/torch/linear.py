@@ -142,9 +142,9 @@ class SparseLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The layer of x [..., in]; [..., out]."""
         if isinstance(x, torch.fx.Proxy):
-            raise ArgumentTypeError("x is a Proxy of torch.fx.symbolic_trace: trace the layer with torch.export instead")
+            raise ArgumentTypeError("x is a Proxy of torch.fx.symbolic_trace: trace with torch.export instead")
         if torch.jit.is_tracing():
-            raise LoweringError("torch.jit.trace would note a result of kernels as a constant: use torch.export instead")
+            raise LoweringError("torch.jit.trace would keep results of kernels as constants: use torch.export instead")
         if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[-1] != self.in_features:
             found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ArgumentError(f"expected a tensor of shape [..., {self.in_features}], found {found}")
