@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import ml_dtypes  # noqa: F401  makes numpy know bfloat16
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -576,3 +577,29 @@ def test_a_condition_is_not_named_in_another_branch(dtype: str) -> None:
     }  # fmt: skip
     sparsetir.build(program)(**arguments)
     np.testing.assert_array_equal(arguments["a"].astype(np.float32), [0, 0, -3])
+
+
+@pytest.mark.parametrize("optimised", [None, {"kind": "llvm", "opt-level": 0}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "T.min(E[x], T.Cast('float64', C[x]))",
+        "T.min(E[x], T.Cast('float64', T.Cast('float32', C[x])))",
+        "T.Cast('float64', T.min(T.Cast('float32', E[x]), T.Cast('float32', C[x])))",
+        "T.min(E[x], T.Cast('float64', T.Cast('int32', C[x])))",
+    ],
+)
+def test_a_bfloat16_that_may_be_absent_is_converted_in_the_meaning_of_a_name(value: str, optimised: Any) -> None:
+    text = f"""
+@T.prim_func
+def least(c: T.handle, e: T.handle, k: T.handle, n: T.int32, m: T.int32):
+    X = T.dense_fixed(n)
+    K = T.sparse_fixed(None, (n, m), k, sorted=False)
+    C = T.match_sparse_buffer(c, (K,), "bfloat16")
+    E = T.match_sparse_buffer(e, (X,), "float64")
+    with T.sp_iter([X], "S", "least") as [x]:
+        E[x] = {value}
+"""
+    e, c = np.array([1.0, -9, 5]), np.array([-4, 3]).astype("bfloat16")
+    sparsetir.build(sparsetir.parse(text), optimised)(c=c, e=e, k=np.array([2, 0], np.int32), n=3, m=2)
+    assert e.tolist() == [1, -9, -4]

@@ -23,6 +23,7 @@ import tvm
 from tvm import ir, tirx
 from tvm.ir import Var
 
+from sparsetir import op
 from sparsetir.lower.nests import with_body
 from sparsetir.lower.rewriting import collect
 from sparsetir.walks import structural_mutate
@@ -57,6 +58,25 @@ def rounded(value: ir.Expr, lanes: str) -> ir.Expr:
     return tirx.reinterpret(f"{KIND}{lanes}", tirx.Let(bits, tirx.reinterpret(f"uint32{lanes}", value), half))
 
 
+def converted(value: ir.Expr, wanted: str) -> ir.Expr:
+    """Convert an expression to another dtype of one lane.
+
+    Both branches of a choice are converted: LLVM's code for TVM chooses between no bfloat16.
+    """
+    given, lanes = _kind(value)
+    if given == wanted or KIND not in (given, wanted):
+        return tirx.Cast(f"{wanted}{lanes}", value)
+    if given == KIND and op.is_if_then_else(value):
+        condition, first, second = value.args
+        return tirx.if_then_else(condition, converted(first, wanted), converted(second, wanted))
+    if given == KIND and isinstance(value, tirx.FloatImm):
+        return tirx.const(float(value.value), wanted)
+    if wanted == KIND:
+        return rounded(value if given == "float32" else tirx.Cast(f"float32{lanes}", value), lanes)
+    wide = widened(value, lanes)
+    return wide if wanted == "float32" else tirx.Cast(f"{wanted}{lanes}", wide)
+
+
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.ConvertHalves")
 def ConvertHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Write out the conversions of a function that binds names in expressions."""
@@ -65,14 +85,7 @@ def ConvertHalves(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.Pri
 
     def on_cast(cast: tirx.Cast, mutator: Any) -> ir.Expr:
         inner = mutator.default_mutate(cast)
-        (given, lanes), (wanted, _) = _kind(inner.value), _kind(inner)
-        if given == wanted or KIND not in (given, wanted):
-            return inner
-        if wanted == KIND:
-            value = inner.value if given == "float32" else tirx.Cast(f"float32{lanes}", inner.value)
-            return rounded(value, lanes)
-        value = widened(inner.value, lanes)
-        return value if wanted == "float32" else tirx.Cast(f"{wanted}{lanes}", value)
+        return converted(inner.value, _kind(inner)[0])
 
     return with_body(func, structural_mutate(func.body, [(tirx.Cast, on_cast)]))
 
