@@ -269,7 +269,7 @@ STATEMENT = {
     "variable after its iteration": (
         '    with T.sp_iter([I], "S") as [i]:\n        B[i] = 0\n    B[i] = 1  #!',
         "i is not defined here: an axis or a buffer is declared before it is used, "
-        "an iteration variable lives inside its own sp_iter only",
+        "an iteration variable lives inside its own sp_iter only; several are a list, `as [i, j]` with brackets",
     ),
     "too few subscripts in a store": (
         '    with T.sp_iter([I, J], "SR") as [i, j]:\n        A[i] = 0  #!',
@@ -281,11 +281,13 @@ STATEMENT = {
     ),
     "too few subscripts in a load": (
         '    with T.sp_iter([I, J], "SR") as [i, j]:\n        B[i] = A[i]  #!',
-        "a buffer is read with fewer subscripts than it has dimensions; give one subscript per axis",
+        "a buffer is read with fewer subscripts than it has dimensions, or with a slice `:`; "
+        "give one subscript per axis, an iteration variable or a number",
     ),
     "too few subscripts in an expression": (
         '    with T.sp_iter([I, J], "SR") as [i, j]:\n        B[i] = A[i] * B[i]  #!',
-        "a buffer is read with fewer subscripts than it has dimensions; give one subscript per axis",
+        "a buffer is read with fewer subscripts than it has dimensions, or with a slice `:`; "
+        "give one subscript per axis, an iteration variable or a number",
     ),
     "float subscript": (
         '    with T.sp_iter([I], "S") as [i]:\n        B[B[i]] = 0  #!',
