@@ -22,7 +22,7 @@ from sparsetir.call.refilling import Refill
 from sparsetir.call.rows import ROWS
 from sparsetir.call.selecting import least_of, top_of
 from sparsetir.call.small import function_for, limits
-from sparsetir.errors import ArgumentError, ArgumentTypeError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
 from sparsetir.formats.compressed import compressed_rows
 from sparsetir.formats.hypersparse import has_hypersparse, renumber
 from sparsetir.formats.tensor import SparseTensor
@@ -93,6 +93,8 @@ def matmul(
     kernel = _made_before(what, A, B)
     if kernel is not None and A.shape[1] == B.shape[0]:
         return _product(kernel, {"A": A, "B": B}, mask, top, above)
+    if mask is None and not selects and type(B) is np.ndarray and type(A) in ROWS:
+        return later.provided("operators").matmul(A, B)
     if _is_one_dense(A, B):
         if mask is not None or selects:
             raise ArgumentError("mask=, top= and above= choose entries of sparse results, but an operand is dense")
@@ -105,7 +107,8 @@ def matmul(
         A, B, *masks = short.values
         choice: dict[str, Any] = {"complement": complement, "top": top, "above": above}
         return short.restore(_matmul(what, A, B, masks[0] if masks else None, **choice), "ij")
-    return _matmul(what, A, B, mask, complement=complement, top=top, above=above)
+    product = None if selects else _by_columns(A, B, mask, complement=complement)
+    return _matmul(what, A, B, mask, complement=complement, top=top, above=above) if product is None else product
 
 
 def _matmul(what: Any, A: Any, B: Any, mask: Any, *, complement: bool, top: Any, above: Any) -> Any:
@@ -121,6 +124,34 @@ def _matmul(what: Any, A: Any, B: Any, mask: Any, *, complement: bool, top: Any,
 
 def _are_matrices(*values: Any) -> bool:
     return all(interop.is_sparse(v) and len(v.shape) == 2 for v in values)
+
+
+def _are_columns(A: Any, B: Any, mask: Any) -> bool:
+    """Return whether the first operand is stored by columns, so that those of the result can be computed as rows."""
+    if not (sp.issparse(A) and sp.issparse(B) and (mask is None or sp.issparse(mask))):
+        return False
+    if A.format != "csc" or B.format not in ("csr", "csc") or not len(A.shape) == len(B.shape) == 2:
+        return False
+    return bool(A.shape[1] == B.shape[0] and (mask is None or mask.shape == (A.shape[0], B.shape[1])))
+
+
+def _by_columns(A: Any, B: Any, mask: Any, *, complement: bool) -> Any:
+    """Multiply the transposes, whose compressed rows are the columns of `A`; None of other or wrong operands.
+
+    Neither `A` nor the result is converted then.
+    """
+    if not _are_columns(A, B, mask):
+        return None
+    rows, columns = (sp.csr_array, sp.csc_array) if isinstance(A, sp.sparray) else (sp.csr_matrix, sp.csc_matrix)
+    try:
+        second = _rows(interop.compressed_of(rows, A.indptr, A.indices, A.data, A.shape[::-1]), "A", "matmul")
+        first = _rows(B.T, "B", "matmul")
+        if type(first) is not rows:
+            first = interop.compressed_of(rows, first.indptr, first.indices, first.data, first.shape)
+        product = matmul(first, second, mask=None if mask is None else mask.T, complement=complement)
+    except SparseTIRError:  # said again in terms of the operands as they came
+        return None
+    return interop.sorted_rows(columns, product.indptr, product.indices, product.data, product.shape[::-1])
 
 
 def _product(kernel: AssembledKernel, named: dict[str, Any], mask: Any, top: Any, above: Any) -> Any:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -341,3 +343,45 @@ def test_tensors_of_derived_classes() -> None:
         np.testing.assert_array_equal(found.numpy(), D @ X.numpy())
     with pytest.raises(ArgumentTypeError, match="requires grad"):
         sparsetir.matmul(S, X.requires_grad_())
+
+
+# ------------------------------------------------------------------ frames of warm calls
+
+
+def count_frames(call: Callable[[], Any]) -> int:
+    """Count the Python functions that a warm call enters."""
+    for _ in range(8):  # plans, compiled validation and functions for small products are there then
+        call()
+    count = [0]
+
+    def note(_frame: Any, event: str, _argument: Any) -> None:
+        count[0] += event == "call"
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count[0]
+
+
+def test_warm_calls_enter_few_functions() -> None:
+    A = sp.random_array((300, 300), density=0.05, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    A.sort_indices()
+    x, B, S = np.ones(300, "float32"), np.ones((300, 8), "float32"), sparsetir.SparseTensor.from_any(A)
+    kernel = sparsetir.build(sparsetir.ops.spmm())
+    bound, T = kernel.bind(A=A), A.T
+    calls: dict[str, tuple[Callable[[], Any], int]] = {
+        "matmul(A, B)": (lambda: sparsetir.matmul(A, A), 75),
+        "matmul(A.T, A)": (lambda: sparsetir.matmul(T, A), 310),
+        "matmul(A, x)": (lambda: sparsetir.matmul(A, x), 75),
+        "matmul(A, dense)": (lambda: sparsetir.matmul(A, B), 75),
+        "einsum": (lambda: sparsetir.einsum("ij,j->i", A, x), 70),
+        "kernel": (lambda: kernel(A=A, B=B), 30),
+        "bound kernel": (lambda: bound(B=B), 8),
+        "SparseTensor @ x": (lambda: S @ x, 120),
+        "SparseTensor @ dense": (lambda: S @ B, 120),
+        "SparseTensor @ SparseTensor": (lambda: S @ S, 450),
+    }
+    frames = {name: count_frames(call) for name, (call, _) in calls.items()}
+    assert not {name: count for name, count in frames.items() if count > calls[name][1]}

@@ -705,3 +705,36 @@ def test_dense_operands_that_do_not_fit() -> None:
         sparsetir.multiply(A, np.ones((1, 4, 3)))
     with pytest.raises(ArgumentTypeError, match=r"A of matmul is a sparse matrix"):
         sparsetir.matmul(np.ones((2, 2)), np.ones((2, 2)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "bool"])
+@pytest.mark.parametrize("other", [sp.csr_array, sp.csc_array, sp.csr_matrix, sp.csc_matrix], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kind", [sp.csc_array, sp.csc_matrix], ids=lambda f: f.__name__)
+def test_products_of_columns_are_those_of_rows(kind, other, dtype):
+    """Class, dtype, order of entries, masks and empty operands."""
+    rng = np.random.default_rng(5)
+    for m, p, n in ((6, 5, 7), (1, 4, 1), (0, 3, 2), (3, 0, 4), (40, 30, 20)):
+        A, B = (sp.random_array(s, density=0.4, rng=rng, format="csr") for s in ((m, p), (p, n)))
+        A, B = (sp.csr_array((x * 9).astype(dtype)) for x in (A, B))
+        M = sp.random_array((m, n), density=0.5, rng=rng, format="csr", dtype="float32")
+        for how in ({}, {"mask": M}, {"mask": M, "complement": True}):
+            expected = sparsetir.matmul(A, B, **how)
+            found = sparsetir.matmul(kind(A), other(B), **how)
+            assert type(found) is kind
+            assert found.dtype == expected.dtype
+            assert found.shape == (m, n)
+            as_rows = sp.csr_array(found)
+            for array in ("indptr", "indices", "data"):
+                np.testing.assert_allclose(getattr(as_rows, array), getattr(expected, array), rtol=1e-5)
+            assert all(np.all(np.diff(found.indices[a:b]) > 0) for a, b in itertools.pairwise(found.indptr))
+
+
+def test_products_of_columns_name_the_operand_that_is_wrong():
+    A = sp.random_array((6, 5), density=0.5, format="csc", dtype="float32", rng=np.random.default_rng(0))
+    for name in ("A", "B"):
+        for number in (-1, 9, 2**31 - 1):
+            operands = {"A": A.copy(), "B": sp.csr_array(A.T, copy=True)}
+            wrong = operands[name]
+            wrong.indices[-1] = number
+            with pytest.raises(StructureError, match=f"of {name} hold {number} at position {wrong.nnz - 1}"):
+                sparsetir.matmul(**operands)

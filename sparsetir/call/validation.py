@@ -7,7 +7,7 @@ reads outside of the arrays, whatever they hold. Both only decide: `sparsetir.in
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,8 @@ LANES = 8  # numbers of a chunk's result: one line of the cache
 LISTED_SHARE = 4  # of all entries, up to which listed rows are validated alone
 
 _long = partial(const, dtype=LONG)
-_calls: dict[tuple[str, str, str], int] = {}
+_calls: dict[tuple[str, np.dtype[Any], str], int] = {}
+_functions: dict[tuple[str, np.dtype[Any], str], Any] = {}
 
 
 def is_sound(
@@ -52,7 +53,7 @@ def is_sound(
     if listed is not None and _is_small_share(indptr, indices, listed, parent_count):
         return _are_listed_sound(order, indptr, indices, listed, length)
     size, dtype = indices.size, indices.dtype
-    function = None if size < 2 or indptr.dtype != dtype else _function("rows", str(dtype), order)
+    function = None if size < 2 or indptr.dtype != dtype or not dtype.isnative else _function("rows", dtype, order)
     if function is None:
         return interop.is_sound(
             level, indptr, indices, parent_count=parent_count, length=length, need_sorted=need_sorted
@@ -67,41 +68,50 @@ def is_sound(
 
 def _is_accepted(out: np.ndarray, dtype: np.dtype[Any], length: int) -> bool:
     """Return whether the indices lie in the range, and the row pointers and indices descend nowhere in a row."""
-    limit = min(length, 1 << (8 * dtype.itemsize - 1))
-    rows: list[list[int]] = out.tolist()
-    if any(row[3] or not 0 <= row[0] < limit for row in rows):
-        return False
-    return sum(row[1] for row in rows) == sum(row[2] for row in rows)
+    limit, inside = min(length, 1 << (8 * dtype.itemsize - 1)), 0
+    for largest, falls, between, faults in out[:, :4].tolist():
+        if faults or not 0 <= largest < limit:
+            return False
+        inside += falls - between
+    return inside == 0
 
 
 def _is_small_share(indptr: np.ndarray, indices: np.ndarray, listed: np.ndarray, rows: int) -> bool:
     """Return whether listed rows have few of the entries, as their row pointers say, which need not be right."""
     size = indices.size
-    if not 0 < listed.size * LISTED_SHARE < size or indptr.shape != (rows + 1,) or indptr.dtype != indices.dtype:
+    if (
+        not indices.dtype.isnative
+        or not 0 < listed.size * LISTED_SHARE < size
+        or indptr.shape != (rows + 1,)
+        or indptr.dtype != indices.dtype
+    ):
         return False
     entries = int(np.subtract(indptr[1:].take(listed), indptr.take(listed), dtype=np.int64).sum())
     return 0 <= entries * LISTED_SHARE < size and bool(indptr[0] == 0 and indptr[-1] == size)
 
 
 def _are_listed_sound(order: str, indptr: np.ndarray, indices: np.ndarray, listed: np.ndarray, length: int) -> bool:
-    function = _function("listed", str(indices.dtype), order, at_once=True)
+    function = _function("listed", indices.dtype, order, at_once=True)
     out = np.empty((1, LANES), np.int64)
     listed = np.ascontiguousarray(listed, np.int64)
     function(len(indptr) - 1, indices.size, len(listed), indptr, indices, listed, out)
     return _is_accepted(out, indices.dtype, length)
 
 
-def _function(name: str, idtype: str, order: str, *, at_once: bool = False) -> Any:
+def _function(name: str, dtype: np.dtype[Any], order: str, *, at_once: bool = False) -> Any:
     """Return a compiled function; None while too few calls asked for it."""
-    key = name, idtype, order
+    key = name, dtype, order
+    function = _functions.get(key)
+    if function is not None:
+        return function
     count = _calls.get(key, 0)
     if not at_once and count < CALLS_UNTIL_COMPILED:
         _calls[key] = count + 1
         return None
-    return _compiled(*key)
+    _functions[key] = _compiled(name, dtype.name, order)
+    return _functions[key]
 
 
-@cache
 def _compiled(name: str, idtype: str, order: str) -> Any:
     func = (_all_rows if name == "rows" else _listed_rows)(idtype, order)
     func = func.with_attr({"global_symbol": f"validate_{name}", "tirx.noalias": True})

@@ -156,6 +156,8 @@ def passed(value: Any, at: int) -> Any:
     ArgumentTypeError
         When it is none that can be computed with, or torch expects gradients of what is computed with it.
     """
+    if type(value) is np.ndarray:
+        return value
     if is_torch(value):
         check_detached(value, f"operands[{at}]", "einsum")
     return admitted(value, at)

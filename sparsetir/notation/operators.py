@@ -60,6 +60,10 @@ def _is_operand(value: Any) -> bool:
 
 def matmul(left: Any, right: Any) -> Any:
     """``left @ right``; of two sparse matrices a `SparseTensor`, else dense."""
+    if type(right) is np.ndarray and right.ndim in (1, 2) and isinstance(left, (SparseTensor, sp.sparray, sp.spmatrix)):
+        shape = left.shape
+        if len(shape) == 2 and shape[1] == right.shape[0]:
+            return einsum("xy,y->x" if right.ndim == 1 else "xy,yz->xz", left, right, result="dense")
     if not (_is_operand(left) and _is_operand(right)) or _is_number(left) or _is_number(right):
         return NotImplemented
     left, right = (v if is_sparse(v) or is_torch(v) else np.asarray(v) for v in (left, right))

@@ -108,7 +108,12 @@ class KernelStep(Step):
 
     @property
     def kernel(self) -> Any:
-        return _kernel(self.nest, self.name) if self.tuned is None else self.tuned
+        return self._baseline if self.tuned is None else self.tuned
+
+    @cached_property
+    def _baseline(self) -> Any:
+        """The kernel that no search chose, shared by all steps of this form."""
+        return _kernel(self.nest, self.name)
 
     def script(self) -> str:
         return _printed(program(self.written, self.name)) if self.tuned is None else str(self.tuned.script())
