@@ -373,7 +373,7 @@ def test_warm_calls_enter_few_functions() -> None:
     bound, T = kernel.bind(A=A), A.T
     calls: dict[str, tuple[Callable[[], Any], int]] = {
         "matmul(A, B)": (lambda: sparsetir.matmul(A, A), 75),
-        "matmul(A.T, A)": (lambda: sparsetir.matmul(T, A), 310),
+        "matmul(A.T, A)": (lambda: sparsetir.matmul(T, A), 340),
         "matmul(A, x)": (lambda: sparsetir.matmul(A, x), 75),
         "matmul(A, dense)": (lambda: sparsetir.matmul(A, B), 75),
         "einsum": (lambda: sparsetir.einsum("ij,j->i", A, x), 70),
@@ -381,7 +381,7 @@ def test_warm_calls_enter_few_functions() -> None:
         "bound kernel": (lambda: bound(B=B), 8),
         "SparseTensor @ x": (lambda: S @ x, 120),
         "SparseTensor @ dense": (lambda: S @ B, 120),
-        "SparseTensor @ SparseTensor": (lambda: S @ S, 450),
+        "SparseTensor @ SparseTensor": (lambda: S @ S, 480),
     }
     frames = {name: count_frames(call) for name, (call, _) in calls.items()}
     assert not {name: count for name, count in frames.items() if count > calls[name][1]}
