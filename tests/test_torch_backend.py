@@ -20,7 +20,7 @@ with warnings.catch_warnings():
     from torch_geometric.nn import conv
     from torch_geometric.utils import softmax
 
-from sparsetir.torch import Graph, SparseLinear, patch_pyg  # noqa: E402
+from sparsetir.torch import Graph, SparseLinear, patch_pyg, recent  # noqa: E402
 from sparsetir.torch.messages import Messages  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -29,6 +29,12 @@ torch.manual_seed(0)
 INDEX, X, TYPES = torch.randint(0, N - 2, (2, E)), torch.randn(N, F), torch.randint(0, 3, (E,))
 I, J = INDEX
 WEIGHT = torch.rand(E)
+
+
+@pytest.fixture(autouse=True)
+def structures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Build the structures of small graphs when they are first used, as those of large ones are."""
+    monkeypatch.setattr(recent, "MIN_USES", 0)
 
 
 @pytest.fixture(autouse=True)

@@ -69,6 +69,21 @@ LAYERS: dict[str, tuple[Any, tuple[Any, ...], bool]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def structures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Build the structures of small graphs when they are first used, as those of large ones are."""
+    monkeypatch.setattr(recent, "MIN_USES", 0)
+
+
+@pytest.fixture
+def structures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that are built."""
+    built: list[Any] = []
+    build = Graph.__init__
+    monkeypatch.setattr(Graph, "__init__", lambda self, *a, **b: built.append(self) or build(self, *a, **b))
+    return built
+
+
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What reaches a graph, as products or as attention."""
@@ -525,3 +540,61 @@ def test_kept_contents_are_compared_bit_by_bit():
         tensor_again = tensor.clone()
         assert contents.get(contents.key([tensor_again], ())) == count
     assert contents.key([index.float().to_sparse()], ()) is None
+
+
+HISTORIES = {
+    "new": lambda step, index: torch.randint(0, N, index.shape, generator=torch.Generator().manual_seed(step)),
+    "same": lambda step, index: index,
+    "equal": lambda step, index: index.clone(),
+    "alternating": lambda step, index: index.flip(0) if step % 2 else index,
+    "mutated": lambda step, index: index.copy_(index.roll(1, 1).flip(0)),
+}
+SMALL = {
+    "sage": lambda: conv.SAGEConv(F, 4),
+    "gin": lambda: conv.GINConv(network()),
+    "gcn": lambda: conv.GCNConv(F, 4),
+    "gat": lambda: conv.GATConv(F, 4, heads=2),
+    "gatv2": lambda: conv.GATv2Conv(F, 4),
+    "transformer": lambda: conv.TransformerConv(F, 4),
+    "rgcn": lambda: conv.RGCNConv(F, 4, 3),
+}
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize("name", SMALL)
+def test_structures_of_small_graphs_are_built_for_edges_that_come_again(name, history, structures, monkeypatch):
+    monkeypatch.setattr(recent, "MIN_USES", 6)
+    layer, index, patch = SMALL[name](), INDEX.clone(), patch_pyg()
+    for step in range(24):
+        index = HISTORIES[history](step, index)
+        others = (TYPES,) if name == "rgcn" else ()
+        expected = passes(layer, index, *others)
+        with patch:
+            same(passes(layer, index, *others), expected)
+    if history == "new":
+        assert not structures
+    elif history != "mutated":
+        assert 0 < len(structures) <= 4
+
+
+def test_many_edges_have_a_structure_at_once(structures, monkeypatch):
+    monkeypatch.setattr(recent, "MIN_USES", 6)
+    layer, index = conv.SAGEConv(F, 4), torch.randint(0, N, (2, recent.MAX_PLAIN_EDGES + 1))
+    with patch_pyg():
+        found = passes(layer, index)
+    same(found, passes(layer, index))
+    assert len(structures) == 1
+
+
+def test_counts_of_uses_are_bounded(monkeypatch):
+    monkeypatch.setattr(recent, "MIN_USES", 6)
+    monkeypatch.setattr(recent, "MAX_COUNTED", 5)
+    graphs = recent.Graphs()
+    for step in range(20):
+        assert not graphs.is_worth(torch.full((2, 3), step))
+    assert len(graphs.uses) == 5
+    assert not graphs.counted
+    index = torch.zeros(2, 3, dtype=torch.int64)
+    assert [graphs.is_worth(index.clone()) for _ in range(8)] == [False] * 6 + [True] * 2
+    index += 1
+    assert not graphs.is_worth(index)

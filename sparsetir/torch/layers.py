@@ -60,6 +60,9 @@ def gcn(original: Callable[..., Any], graphs: Graphs, norm: Callable[..., Any]) 
 
     @wraps(original)
     def forward(self: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
+        is_edges = not torch.compiler.is_compiling() and type(edge_index) is Tensor
+        if is_edges and self._cached_edge_index is None and not graphs.is_worth(edge_index):
+            return original(self, x, edge_index, edge_weight)
         from torch_geometric.nn import GCNConv
 
         weights = () if edge_weight is None else (edge_weight,)
@@ -86,11 +89,14 @@ def sage(original: Callable[..., Any], graphs: Graphs) -> Callable[..., Any]:
 
     @wraps(original)
     def forward(self: Any, x: Any, edge_index: Any, size: Any = None) -> Any:
+        if not torch.compiler.is_compiling() and type(edge_index) is Tensor and not graphs.is_worth(edge_index):
+            return original(self, x, edge_index, size)
         from torch_geometric.nn import SAGEConv
 
         sources, targets = x if isinstance(x, tuple) and len(x) == 2 else (x, x)
         is_fit = is_usual(self, SAGEConv, ("sum", "add", "mean", "max", "min"), edge_index, sources, targets)
-        if not is_fit or size is not None or self.project or not _is_plain(self.lin_l, sources):
+        is_fit = is_fit and size is None and not self.project and _is_plain(self.lin_l, sources)
+        if not is_fit:
             return original(self, x, edge_index, size)
         graph = graphs.of_both(edge_index, (1, 0), targets.shape[0], sources.shape[0])
         out = graph.conv(sources, self.lin_l.weight, self.lin_l.bias, self.aggr)

@@ -40,6 +40,8 @@ def _selecting(original: Callable[..., Any], graphs: Graphs) -> Callable[..., An
         is_usual = type(src) in PLAIN and src.dtype in NAMES and src.is_cpu and src.dim() > 0
         if torch.compiler.is_compiling() or not is_usual or self.node_dim not in (0, -src.dim()) or index.dim() != 1:
             return original(self, src, index)
+        if not graphs.is_worth(index):
+            return original(self, src, index)
         whole, is_target = index._base, None
         if whole is not None and whole.dim() == 2 and whole.shape[0] == 2 and whole.is_contiguous():
             row = (index.storage_offset() - whole.storage_offset()) // max(whole.shape[1], 1)
@@ -84,12 +86,18 @@ def _normalizing(original: Callable[..., Any], graphs: Graphs) -> Callable[..., 
     return softmax
 
 
-def _remembering(original: Callable[..., Any]) -> Callable[..., Any]:
+def _remembering(original: Callable[..., Any], graphs: Graphs) -> Callable[..., Any]:
     """A function of tensors that gives for the same ones, or for equal ones, what it gave before."""
     recent, contents = Recent(), Contents()
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        edges = args[0] if args else None
+        if type(edges) is Tensor and not torch.compiler.is_compiling() and not graphs.is_worth(edges):
+            result = original(*args, **kwargs)
+            if type(result) is tuple and type(result[0]) is Tensor:
+                graphs.share_count(edges, result[0])
+            return result
         given = pytree.tree_leaves((args, kwargs))
         tensors = [value for value in given if isinstance(value, Tensor)]
         if not tensors or not all(map(_is_constant, tensors)) or torch.compiler.is_compiling():
@@ -178,11 +186,11 @@ def _replacements(graphs: Graphs) -> dict[Any, Any]:
     from torch_geometric.nn.conv.message_passing import MessagePassing
 
     functions = (gcn_conv.gcn_norm, utils.remove_self_loops, utils.add_self_loops)
-    remembered = {function: _remembering(function) for function in functions}
+    remembered = {function: _remembering(function, graphs) for function in functions}
     return {
         MessagePassing._index_select: _selecting(MessagePassing._index_select, graphs),
         base.scatter: _scattering(base.scatter),
-        RGCNConv.forward: relational.replaced(RGCNConv.forward, _remembering(relational.Pairs.of)),
+        RGCNConv.forward: relational.replaced(RGCNConv.forward, graphs, _remembering(relational.Pairs.of, graphs)),
         GCNConv.forward: layers.gcn(GCNConv.forward, graphs, remembered[gcn_conv.gcn_norm]),
         SAGEConv.forward: layers.sage(SAGEConv.forward, graphs),
         utils.softmax: _normalizing(utils.softmax, graphs),

@@ -20,6 +20,9 @@ from sparsetir.torch.kept import BITS
 
 MAX_PLACES = 256  # index tensors that live and are known by their memory
 MOST_EDGES, LEAST_KEPT = 1 << 23, 4  # of what is kept for later passes; the last few are kept anyway
+MAX_PLAIN_EDGES = 1 << 14  # up to that many, a structure costs more than a few layers gain by it
+MIN_USES = 16  # of so few edges, before they are worth a structure
+MAX_COUNTED = 1 << 12  # contents whose uses are counted
 LANES = 64  # interleaved sums of a checksum
 
 
@@ -55,10 +58,10 @@ def bits(tensor: Tensor) -> Tensor | None:
 
 def checksum(whole: Tensor) -> bytes:
     """Return a short key of all bytes of `bits`, computed at the speed of memory: equal keys need a full comparison."""
-    flat = whole.flatten()
-    count = flat.numel() // LANES * LANES
-    sums, tail = flat[:count].view(-1, LANES).sum(0), flat[count:]
-    return hashlib.blake2b(sums.numpy().tobytes() + tail.numpy().tobytes(), digest_size=16).digest()
+    flat = whole.numpy().reshape(-1)
+    count = flat.size // LANES * LANES
+    sums, tail = flat[:count].reshape(-1, LANES).sum(0), flat[count:]
+    return hashlib.blake2b(sums.tobytes() + tail.tobytes(), digest_size=16).digest()
 
 
 class Contents:
@@ -103,6 +106,45 @@ class Graphs:
         self.by_place = Cache[tuple[Any, ...]](MAX_PLACES)
         self.by_targets = Cache[Hashable](MAX_PLACES)
         self.recent = Recent()
+        self.uses: OrderedDict[Hashable, list[int]] = OrderedDict()  # by contents
+        self.counted: dict[int, tuple[Any, int, list[int]]] = {}  # the same counts by the tensors that were seen
+
+    def is_worth(self, index: Tensor) -> bool:
+        """Count one use of edges, and return whether a structure of them pays: if they are many, or come often."""
+        if index.numel() > 2 * MAX_PLAIN_EDGES or not MIN_USES or torch._C._are_functorch_transforms_active():
+            return True
+        owner = _owner(index)
+        if type(owner) is not Tensor or owner.is_inference():
+            return True
+        entry = self.counted.get(id(owner))
+        is_counted = entry is not None and entry[0]() is owner and entry[1] == owner._version
+        count = entry[2] if entry is not None and is_counted else self._count(owner, self._uses_of(owner))
+        count[0] += 1
+        return count[0] > MIN_USES
+
+    def share_count(self, index: Tensor, derived: Tensor) -> None:
+        """Count uses of edges that were derived from others as uses of these, whose contents were seen already."""
+        entry = self.counted.get(id(_owner(index)))
+        if entry is not None and not derived.is_inference():
+            self._count(_owner(derived), entry[2])
+
+    def _count(self, owner: Tensor, count: list[int]) -> list[int]:
+        key = id(owner)
+        forget = lambda _dead: self.counted.pop(key, None)  # noqa: E731
+        self.counted[key] = ref(owner, forget), owner._version, count
+        return count
+
+    def _uses_of(self, index: Tensor) -> list[int]:
+        """Return the count that all tensors with this content share."""
+        whole = bits(index)
+        if whole is None:
+            return [0]
+        key = (index.shape, index.dtype, checksum(whole))
+        count = self.uses.setdefault(key, [0])
+        self.uses.move_to_end(key)
+        if len(self.uses) > MAX_COUNTED:
+            self.uses.popitem(last=False)
+        return count
 
     def of(self, targets: Tensor, sources: Tensor | None, rows: int, columns: int) -> Graph:
         """The graph of edges between nodes; without sources each edge has a column of its own."""

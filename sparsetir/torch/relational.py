@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sparsetir.torch.graph import Graph
 from sparsetir.torch.layers import is_usual
+from sparsetir.torch.recent import Graphs
 
 REDUCTIONS = ("sum", "add", "mean", "max", "min")
 
@@ -62,13 +63,13 @@ def _times(x: Tensor, weight: Tensor) -> Tensor:
     return torch.einsum("abc,bcd->abd", blocks, weight).flatten(1)
 
 
-def replaced(original: Callable[..., Any], pairs_of: Callable[..., Pairs]) -> Callable[..., Any]:
+def replaced(original: Callable[..., Any], graphs: Graphs, pairs_of: Callable[..., Pairs]) -> Callable[..., Any]:
     """``RGCNConv.forward`` over pairs, where it does nothing else."""
 
     @wraps(original)
     def forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
         sources, targets = x if isinstance(x, tuple) else (x, x)
-        if not _is_fit(self, sources, targets, edge_index, edge_type):
+        if not _is_fit(self, sources, targets, edge_index, edge_type) or not graphs.is_worth(edge_index):
             return original(self, x, edge_index, edge_type)
         weight = self.weight
         if self.num_bases is not None:
