@@ -111,7 +111,7 @@ class Graphs:
 
     def is_worth(self, index: Tensor) -> bool:
         """Count one use of edges, and return whether a structure of them pays: if they are many, or come often."""
-        if index.numel() > 2 * MAX_PLAIN_EDGES or not MIN_USES or torch._C._are_functorch_transforms_active():
+        if index.shape[-1:] > (MAX_PLAIN_EDGES,) or not MIN_USES or torch._C._are_functorch_transforms_active():
             return True
         owner = _owner(index)
         if type(owner) is not Tensor or owner.is_inference():
