@@ -157,6 +157,7 @@ def test_fingerprints_tell_crosswise_exchanges(dtype):
 
 def test_sums_of_constant_features_are_computed_once(monkeypatch):
     made, calls = Graph(sp.coo_array(([1.0, 2.0, 3.0], ([2, 0, 1], [0, 1, 2])), shape=(3, 3))), []
+    run = structure.Compressed.run
     monkeypatch.setattr(structure.Compressed, "run", lambda self, *a, **b: calls.append(a) or run(self, *a, **b))
     x, (weight,) = real(3, 2), wanting(real(2, 2))
 
