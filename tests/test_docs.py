@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,7 +69,7 @@ def with_output(path: Path) -> list[tuple[Block, Block | None]]:
     """Every block that is code, and the text block that follows it at once: what it prints."""
     text, found = path.read_text(encoding="utf-8"), blocks(path)
     pairs: list[tuple[Block, Block | None]] = []
-    for block, after in zip(found, [*found[1:], None], strict=True):
+    for block, after in zip_longest(found, found[1:]):
         if block.language == "text":
             continue
         belongs = after is not None and after.language == "text" and not text[block.end : after.start].strip()
