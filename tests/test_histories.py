@@ -197,6 +197,30 @@ def test_only_the_length_stands_for_no_entry(index: int) -> None:
         kernel(indices=np.array([0, index, 1, 2], np.int32), **given)
 
 
+@pytest.mark.parametrize("layout", ["read-only", "unaligned", "strided"])
+def test_index_arrays_of_any_layout_are_validated_in_any_call(layout: str) -> None:
+    """Also once a compiled function validates them."""
+    kernel, A, B = sparsetir.build(sparsetir.ops.spmm()), csr([0, 2, 1]), np.eye(3, dtype=np.float32)
+    arrays = {"a": A.data, "indptr": A.indptr, "indices": A.indices}
+    for name in arrays:
+        for _ in range(8):
+            result = kernel(**{**arrays, name: laid_out_as(layout, arrays[name])}, B=B)
+            np.testing.assert_array_equal(result, A.toarray())
+        wrong = laid_out_as(layout, np.array([0, 3, 1], np.int32))
+        with pytest.raises(StructureError, match="hold 3 at position 1"):
+            kernel(**{**arrays, name: laid_out_as(layout, arrays[name]), "indices": wrong}, B=B)
+
+
+def laid_out_as(layout: str, array: np.ndarray) -> np.ndarray:
+    """The array read-only, at an odd address, or with gaps."""
+    if layout == "strided":
+        return np.repeat(array, 2)[::2]
+    made = np.zeros(array.nbytes + 1, np.uint8)[1 if layout == "unaligned" else 0 :][: array.nbytes].view(array.dtype)
+    made[...] = array
+    made.flags.writeable = layout != "read-only"
+    return made
+
+
 @pytest.mark.slow
 def test_ever_new_shapes_take_the_short_way() -> None:
     kernel = sparsetir.build(sparsetir.ops.spmm())

@@ -53,7 +53,8 @@ def is_sound(
     if listed is not None and _is_small_share(indptr, indices, listed, parent_count):
         return _are_listed_sound(order, indptr, indices, listed, length)
     size, dtype = indices.size, indices.dtype
-    function = None if size < 2 or indptr.dtype != dtype or not dtype.isnative else _function("rows", dtype, order)
+    is_served = size >= 2 and indptr.dtype == dtype and _are_passable(indptr, indices)
+    function = _function("rows", dtype, order) if is_served else None
     if function is None:
         return interop.is_sound(
             level, indptr, indices, parent_count=parent_count, length=length, need_sorted=need_sorted
@@ -62,8 +63,13 @@ def is_sound(
         return False
     chunks = 1 if size < MAX_SERIAL_ENTRIES else get_num_threads()
     out = np.empty((chunks, LANES), np.int64)
-    function(parent_count, size, chunks, indptr, indices, out)
+    function(parent_count, size, chunks, *map(interop.writable_alias, (indptr, indices)), out)
     return _is_accepted(out, dtype, length)
+
+
+def _are_passable(*arrays: np.ndarray) -> bool:
+    """Return whether compiled functions take the arrays as they are."""
+    return all(a.flags.c_contiguous and a.flags.aligned and a.dtype.isnative for a in arrays)
 
 
 def _is_accepted(out: np.ndarray, dtype: np.dtype[Any], length: int) -> bool:
@@ -79,12 +85,9 @@ def _is_accepted(out: np.ndarray, dtype: np.dtype[Any], length: int) -> bool:
 def _is_small_share(indptr: np.ndarray, indices: np.ndarray, listed: np.ndarray, rows: int) -> bool:
     """Return whether listed rows have few of the entries, as their row pointers say, which need not be right."""
     size = indices.size
-    if (
-        not indices.dtype.isnative
-        or not 0 < listed.size * LISTED_SHARE < size
-        or indptr.shape != (rows + 1,)
-        or indptr.dtype != indices.dtype
-    ):
+    if not _are_passable(indptr, indices) or indptr.dtype != indices.dtype:
+        return False
+    if not 0 < listed.size * LISTED_SHARE < size or indptr.shape != (rows + 1,):
         return False
     entries = int(np.subtract(indptr[1:].take(listed), indptr.take(listed), dtype=np.int64).sum())
     return 0 <= entries * LISTED_SHARE < size and bool(indptr[0] == 0 and indptr[-1] == size)
@@ -94,7 +97,8 @@ def _are_listed_sound(order: str, indptr: np.ndarray, indices: np.ndarray, liste
     function = _function("listed", indices.dtype, order, at_once=True)
     out = np.empty((1, LANES), np.int64)
     listed = np.ascontiguousarray(listed, np.int64)
-    function(len(indptr) - 1, indices.size, len(listed), indptr, indices, listed, out)
+    arrays = map(interop.writable_alias, (indptr, indices, listed))
+    function(len(indptr) - 1, indices.size, len(listed), *arrays, out)
     return _is_accepted(out, indices.dtype, length)
 
 

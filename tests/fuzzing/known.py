@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fuzzing.case import Case, CodeCase, Finding, is_special
+from fuzzing.case import Case, Finding
 
 
 def is_of(front: str, *words: str, outcome: str = "") -> Callable[[str, Case, Finding], bool]:
@@ -18,14 +18,8 @@ def is_of(front: str, *words: str, outcome: str = "") -> Callable[[str, Case, Fi
     return belongs
 
 
-def is_not_finite(front: str, case: Case, finding: Finding) -> bool:
-    return front in ("einsum", "lazy") and isinstance(case, CodeCase) and is_special(case)
-
-
 #: class -> whether a finding of a front belongs to it
 KNOWN: dict[str, Callable[[str, Case, Finding], bool]] = {
-    "factors taken out of sums that are not finite or empty": is_not_finite,
-    "lazy products of functions of sparse arrays": is_of("lazy", outcome="wrong"),
     "lazy arrays of ranks 0 and 1": is_of("lazy", outcome="unclear"),
     "operators of bools": is_of("tensors", "boolean negative", outcome="unclear"),
     "bfloat16 on processors that have it": lambda front, case, finding: "bitcast" in finding.detail,
