@@ -39,6 +39,17 @@ def as_whole(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
+def is_real(value: Any) -> bool:
+    """Return whether a value is one real number: others are compared with no limits.
+
+    Examples
+    --------
+    >>> is_real(2), is_real(np.float32(0.5)), is_real("2"), is_real(np.ones(2))
+    (True, True, False, False)
+    """
+    return isinstance(value, Real)
+
+
 def as_int64(value: int) -> int:
     """The number of 64 bits with a sign whose bits are those of an integer: TVM's calls pass no others.
 

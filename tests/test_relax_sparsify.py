@@ -286,6 +286,9 @@ def test_blocks_are_seen() -> None:
     [
         ({"decide": "guess"}, "decide is 'measure' or 'predict'"),
         ({"rows": 0}, "rows must be positive"),
+        ({"rows": np.ones(2)}, "rows must be positive"),
+        ({"most_dense": "1"}, "rows must be positive"),
+        ({"decide": np.ones(2)}, "decide is 'measure' or 'predict'"),
         ({"most_dense": 2.0}, "most_dense from 0 to 1"),
         ({"tune": True}, "tune needs a database"),
     ],

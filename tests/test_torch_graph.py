@@ -588,6 +588,8 @@ def test_gradients_of_gradients_are_refused():
         ),
         (lambda g: g.conv(real(5, 2), real(3, 2), activation=1), ArgumentError, "activation is None"),
         (lambda g: g.dropout(real(8), 1.5), ArgumentError, "dropout is a probability, from 0 to 1; found 1.5"),
+        (lambda g: g.dropout(real(8), np.eye(2)), ArgumentError, "dropout is a probability, from 0 to 1; found"),
+        (lambda g: g.attention(real(4, 2), real(5, 2), real(5, 2), "2"), ArgumentError, "scale is a finite number"),
         (lambda g: g.dropout(real(7)), ArgumentError, "values has one value for each edge"),
         (lambda g: g.dropout(real(8), seed=7), ArgumentError, "seed is a tensor of one int64, .* found int"),
         (

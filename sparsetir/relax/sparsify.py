@@ -38,6 +38,7 @@ from sparsetir.relax.legalize import Uses
 from sparsetir.relax.lowered import emitted, known, product
 from sparsetir.relax.operators import call as sparse_call
 from sparsetir.relax.operators import constant
+from sparsetir.scalars import is_real
 from sparsetir.tuning import tune_many
 
 MOST_DENSE = 0.7  # of weights that are worth a look
@@ -287,9 +288,9 @@ class SparsifyWeights:
         target: Any = None,
         progress: bool = False,
     ) -> None:
-        if decide not in ("measure", "predict"):
+        if not isinstance(decide, str) or decide not in ("measure", "predict"):
             raise ArgumentError(f"decide is 'measure' or 'predict', found {decide!r}")
-        if rows < 1 or not 0 <= most_dense <= 1:
+        if not (is_real(rows) and is_real(most_dense)) or rows < 1 or not 0 <= most_dense <= 1:
             raise ArgumentError(f"rows must be positive and most_dense from 0 to 1; found {rows} and {most_dense}")
         if tune and database is None:
             raise ArgumentError("tune needs a database, in which sparsetir.relax.build finds what was tuned")

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from sparsetir.errors import ArgumentError, ArgumentTypeError, LoweringError
+from sparsetir.scalars import is_real
 from sparsetir.torch import functions, structure
 from sparsetir.torch.programs import Sizes
 
@@ -629,7 +630,7 @@ def _scaled(q: Any, scale: Any) -> tuple[Any, float | None]:
 
 def _dropping(rate: Any, training: bool, seed: Any) -> tuple[float, Tensor | None]:
     """The probability of dropout, and the number that tells what is dropped; 0 and None where nothing is."""
-    if isinstance(rate, Tensor) or not 0 <= rate <= 1:
+    if not is_real(rate) or not 0 <= rate <= 1:
         raise ArgumentError(f"dropout is a probability, from 0 to 1; found {rate!r}")
     if not rate or not training:
         return 0.0, None
@@ -642,7 +643,7 @@ def _dropping(rate: Any, training: bool, seed: Any) -> tuple[float, Tensor | Non
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, Tensor) or not math.isfinite(value):
+    if not is_real(value) or not math.isfinite(value):
         raise ArgumentError(f"{name} is a finite number, found {value!r}")
     return float(value)
 
