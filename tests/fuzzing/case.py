@@ -76,6 +76,8 @@ class Front(ABC):
         How many groups of cases the tests run.
     optimised : bool
         Whether LLVM always optimises.
+    fenced : bool
+        Whether some groups have their arrays between unreadable pages.
     patience : int
         A group ends when so many cases were refused and none was right: what is refused is the same in all.
     """
@@ -83,6 +85,7 @@ class Front(ABC):
     name: str
     groups: int = 5
     optimised = False
+    fenced = True
     patience = 3
 
     @abstractmethod

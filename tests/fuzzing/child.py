@@ -57,7 +57,7 @@ def surroundings(front: Front, group: int) -> Any:
     stack = contextlib.ExitStack()
     if not front.optimised and group % OPTIMISED_EVERY != OPTIMISED_EVERY - 1:
         stack.enter_context(quick_code())
-    if group % FENCED_EVERY == 1:
+    if front.fenced and group % FENCED_EVERY == 1:
         stack.enter_context(everything().within())
     return stack
 

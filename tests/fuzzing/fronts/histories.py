@@ -103,6 +103,7 @@ class Histories(Front):
     """Calls of ten kernels, bound and unbound, with arguments of every class, layout and fault."""
 
     name, groups, patience = "histories", 6, 1 << 30
+    fenced = False  # at a page's end other arrays are aligned than their copies
 
     def draw(self, rng: Random) -> Iterator[Case]:
         way = rng.choice(["alone"] * 10 + ["threads", "threads", "fork"])
