@@ -153,3 +153,43 @@ def test_a_bound_kernel_writes_to_memory_that_nobody_has() -> None:
     held = weakref.ref(third)
     del third
     assert bound(B=other) is held()
+
+
+# ---------------------------------------------------------------------------------------------- sizes of axes
+
+
+RAGGED = """@T.prim_func
+def expand(x: T.handle, s: T.handle, ptr: T.handle, ptr2: T.handle,
+           b: T.int32, l: T.int32, m: T.int32, tot: T.int32, tot2: T.int32):
+    B = T.dense_fixed(b)
+    J = T.dense_variable(B, (l, tot), ptr)
+    K = T.dense_variable(J, (m, tot2), ptr2)
+    X = T.match_sparse_buffer(x, (B,), "float32")
+    S = T.match_sparse_buffer(s, (B, J, K), "float32")
+    with T.sp_iter([B, J, K], "SSS", "expand") as [i, j, k]:
+        S[i, j, k] = X[i]
+"""
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+def test_positions_of_an_output_axis_are_inferred_from_its_row_pointers(idtype: str) -> None:
+    """Of nested axes too: the number of rows of the inner one is the last row pointer of the outer one."""
+    text = RAGGED if idtype == "int32" else RAGGED.replace("T.int32", "T.int64")
+    if idtype == "int64":
+        text = text.replace("tot), ptr)", 'tot), ptr, "int64")').replace("tot2), ptr2)", 'tot2), ptr2, "int64")')
+        text = text.replace("dense_fixed(b)", 'dense_fixed(b, "int64")')
+    kernel = sparsetir.build(sparsetir.parse(text))
+    outer, inner = np.array([0, 2, 2, 3], idtype), np.array([0, 1, 3, 4], idtype)
+    found = kernel(X=np.array([1, 2, 3], "float32"), ptr=outer, ptr2=inner, l=2, m=2)
+    assert found.tolist() == [1, 1, 1, 3]
+    with pytest.raises(sparsetir.SparseTIRError):
+        kernel(X=np.array([1, 2, 3], "float32"), ptr=outer, ptr2=np.array([0, 1, 3, -4], idtype), l=2, m=2)
+
+
+def test_a_matrix_under_the_name_of_its_values_is_refused_by_name() -> None:
+    kernel = sparsetir.build(sparsetir.ops.spmm())
+    A = sp.csr_array(np.eye(3, dtype="float32"))
+    with pytest.raises(
+        sparsetir.errors.ArgumentTypeError, match=r"a is the array of the values that A stores.*pass it as A="
+    ):
+        kernel(a=A, B=np.ones((3, 2), "float32"))

@@ -288,7 +288,8 @@ class AssembledKernel(Saved):
         for name in self.rows.matrices:
             loads = [x for x in collect(iteration.block, ir.TensorLoad) if str(x.source.name) == name]
             axes = {over.get(x.indices[0]) if isinstance(x.indices[0], Var) else None for x in loads}
-            listing[name] = columns.get(axes.pop(), name) if len(axes) == 1 else name
+            axis = axes.pop() if len(axes) == 1 else None
+            listing[name] = name if axis is None else columns.get(axis, name)
         # A matrix that is read by another one's indices must not list rows itself: it is validated first, as a whole.
         chains = {name for name, by in listing.items() if by == name}
         return {name: by for name, by in listing.items() if by != name and by in chains}

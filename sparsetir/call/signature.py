@@ -164,6 +164,9 @@ class Signature:
         if interop.is_torch(value):
             interop.check_detached(value, name, "a kernel")
         if interop.is_sparse(value):
+            if buffer is not None and name != buffer.name and not buffer.is_dense:
+                message = f"{name} is the array of the values that {buffer.name} stores, found a sparse"
+                raise ArgumentTypeError(f"{message} {type(value).__name__}: pass it as {buffer.name}=...")
             if buffer is None or buffer.is_dense:
                 found = f"{name} is dense in this kernel, found a sparse {type(value).__name__}"
                 raise ArgumentTypeError(f"{found}: pass a dense array of it")
@@ -254,7 +257,23 @@ class Signature:
         return replace(level, length=self.length[axis].known(args.sizes), width=width, **rules)
 
     def _infer(self, args: Arguments) -> None:
-        """Sizes from array shapes, until nothing new is learnt."""
+        """Infer sizes from array shapes, and numbers of positions from row pointers, until nothing new is learnt."""
+        self._infer_from_shapes(args)
+        while any(not p.is_array and p.name not in args.sizes for p in self.params) and self._infer_from_pointers(args):
+            self._infer_from_shapes(args)
+        self._require_sizes(args)
+
+    def _infer_from_pointers(self, args: Arguments) -> bool:
+        """Infer how many positions an axis has from its last row pointer; return whether a size was learnt."""
+        before = len(args.sizes)
+        for axis, (indptr, _) in self.axes_of_array.items():
+            pointers = None if indptr is None else args.arrays.get(indptr)
+            if pointers is not None and pointers.ndim == 1 and len(pointers) and pointers[-1] >= 0:
+                name = args.given.get(str(indptr), self.shown(str(indptr)))
+                self._unify(args, sizes.Size(axis.count), int(pointers[-1]), f"the last element of {name}")
+        return len(args.sizes) > before
+
+    def _infer_from_shapes(self, args: Arguments) -> None:
         before = -1
         while before != len(args.sizes):
             before = len(args.sizes)
@@ -265,6 +284,9 @@ class Signature:
                 for d, size in enumerate(shape):
                     if size.known(args.sizes) != array.shape[d]:
                         self._unify(args, size, array.shape[d], self._dimension(args, storage, d))
+
+    def _require_sizes(self, args: Arguments) -> None:
+        """Raise where a size is unknown, or does not fit its dtype."""
         for name in self.narrow_sizes:
             if args.sizes.get(name, 0) > LARGEST_INT32:
                 found = f"{name} is {args.sizes[name]} from {args.sources[name]}, which does not fit int32"
@@ -415,7 +437,7 @@ class Signature:
 
 
 def _is_compressed_sound(
-    level: interop.Level, indptr: Any, indices: Any, need_sorted: bool, lengths: dict[str, int]
+    level: interop.Level, indptr: Any, indices: Any, need_sorted: bool, lengths: dict[str, Any]
 ) -> bool:
     """Return whether arrays of compressed rows are surely right."""
     if level.kind != "sparse_variable" or indptr is None or indices is None or indices.ndim != 1:

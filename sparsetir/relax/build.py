@@ -35,10 +35,10 @@ def MarkOpaque(mod: ir.IRModule, _ctx: Any) -> ir.IRModule:
 
 
 @relax.expr_functor.mutator
-class _ZeroHider(relax.PyExprMutator):  # type: ignore[misc]
+class _ZeroHider(relax.PyExprMutator):
     """Give scalar zeros of products and quotients a dimension, which legalization does not fold."""
 
-    def visit_call_(self, call: relax.Call) -> relax.Expr:  # type: ignore[override]
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
         if call.op not in (ir.Op.get("relax.multiply"), ir.Op.get("relax.divide")):
             return call

@@ -111,7 +111,7 @@ def _remembering(original: Callable[..., Any], graphs: Graphs) -> Callable[..., 
         content = contents.key(tensors, options)
         entry = None if content is None else contents.get(content)
         is_new = entry is None or not _is_as_kept(*entry[1:])
-        result = original(*args, **kwargs) if is_new else entry[0]
+        result = original(*args, **kwargs) if entry is None or is_new else entry[0]
         parts = [v for v in pytree.tree_leaves(result) if isinstance(v, Tensor)]
         # The tensors themselves are kept, so that no other has their identity.
         owners = [*tensors, *parts]

@@ -138,7 +138,9 @@ class Pieces:
         repeated: set[Axis] = set()
         for store in _stores(stmt):
             buffer = self.structure.program.buffers.get(store.buffer)
-            some = [] if buffer is None else [a for a in buffer.axes if not a.unique]
+            if buffer is None:
+                continue
+            some = [a for a in buffer.axes if not a.unique]
             needed = {up for a in some for up in (a, *a.ancestors)}
             own = {a for a, i in zip(buffer.axes, store.indices, strict=True) if axis_of.get(i) is a} if some else set()
             if not needed <= own - set(self.structure.axes) or (some and not isinstance(stmt, tirx.BufferStore)):
