@@ -76,16 +76,17 @@ def evaluate(subscripts: str, values: Sequence[Value], dtype: str | None = None)
     order = kept + "".join(dict.fromkeys(c for c in "".join(letters) if c not in kept))
     sizes = sizes_of(values, letters)
     shape = tuple(sizes[c] for c in order)
-    product, mask = np.ones(shape, widest(dtype)), np.ones(shape, bool)
+    product, size, mask = np.ones(shape, widest(dtype)), np.ones(shape), np.ones(shape, bool)
     with np.errstate(all="ignore"):
         for value, own in zip(values, letters, strict=True):
             data, stored = value.dense()
             product = product * spread(data.astype(product.dtype), own, order)
+            size = size * spread(value.sizes().astype(np.float64), own, order)
             mask &= spread(stored, own, order)
         product = np.where(mask, product, np.zeros((), product.dtype))
         axes = tuple(range(len(kept), len(order)))
         total = product.any(axis=axes) if dtype == "bool" else product.sum(axis=axes)
-        size = np.abs(product).sum(axis=axes) if dtype != "bool" else total
+        size = np.where(mask, size, 0).sum(axis=axes)
     return Result(total, mask.any(axis=axes), size, int(np.prod(shape[len(kept) :], dtype=np.int64)), dtype)
 
 

@@ -151,6 +151,15 @@ class Value:
                 mask[place] = True
         return whole, mask
 
+    def sizes(self) -> Array:
+        """The sums of the absolute values of entries with one coordinate, which bound what their sum rounds."""
+        if self.coords is None or not self.has_repeats():
+            return np.abs(self.dense()[0])
+        whole = np.zeros(self.shape, np.float64)
+        with np.errstate(all="ignore"):
+            np.add.at(whole, tuple(self.coords), np.abs(self.data).astype(np.float64))
+        return whole
+
     def has_repeats(self) -> bool:
         """Return whether two entries have the same coordinates."""
         return self.coords is not None and len(np.unique(self.coords, axis=1).T) < self.coords.shape[1]

@@ -126,9 +126,10 @@ class Products(CodeFront):
         a, b = a.astype(wide), b.astype(wide)
         with np.errstate(all="ignore"):
             if call == "maximum":
-                return None if wide is np.complex128 or np.isnan(a + b).any() else near(np.maximum(a, b), dtype)
+                return None if wide is np.complex128 or np.isnan(a + b).any() else near(np.maximum(a, b), values, dtype)
             want = np.where(in_a, alpha * a, 0) + np.where(in_b, beta * b, 0)
-            size = np.nan_to_num(abs(alpha * a) + abs(beta * b), posinf=0)
+            one, other = (value.sizes().astype(np.float64) for value in values)
+            size = np.nan_to_num(abs(alpha) * one + abs(beta) * other, posinf=0)
         return Expected(want, 4 * EPSILON[dtype] * size) if dtype in EPSILON else Expected(wrapped(want, dtype))
 
     def simpler(self, case: CodeCase) -> Iterator[Mapping[str, Any]]:
@@ -141,11 +142,10 @@ class Products(CodeFront):
         return f"{super().label(case)} {case.facts['call']}"
 
 
-def near(want: Array, dtype: str) -> Expected:
+def near(want: Array, values: list[Value], dtype: str) -> Expected:
     """What sums of repeated entries may miss by rounding."""
-    return (
-        Expected(want, 8 * EPSILON[dtype] * np.nan_to_num(abs(want), posinf=0)) if dtype in EPSILON else Expected(want)
-    )
+    size = sum(value.sizes().astype(np.float64) for value in values)
+    return Expected(want, 4 * EPSILON[dtype] * np.nan_to_num(size, posinf=0)) if dtype in EPSILON else Expected(want)
 
 
 def cut(result: Result, kept: Array) -> Expected:
