@@ -23,7 +23,7 @@ from sparsetir.call.rows import ROWS
 from sparsetir.call.selecting import least_of, top_of
 from sparsetir.call.small import function_for, limits
 from sparsetir.errors import ArgumentError, ArgumentTypeError, SparseTIRError
-from sparsetir.formats.compressed import compressed_rows
+from sparsetir.formats.compressed import add_duplicates, compressed_rows
 from sparsetir.formats.hypersparse import has_hypersparse, renumber
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor
@@ -47,7 +47,8 @@ def matmul(
     ----------
     A : sparse matrix, shape (m, p)
         Of scipy, a torch tensor with a sparse layout, a `SparseTensor` or a `CooTensor`. Rows may be unsorted and hold
-        entries with the same coordinates. One of the operands may be a dense matrix or vector, of numpy or torch.
+        entries with the same coordinates, which are added up before dtypes meet. One of the
+        operands may be a dense matrix or vector, of numpy or torch.
     B : sparse matrix, shape (p, n)
     mask : sparse matrix, shape (m, n), optional
         Entries of the product are computed where it stores one, whatever its value.
@@ -641,8 +642,10 @@ def _has_wide_indices(value: Any) -> bool:
 
 
 def _cast(value: Any, dtype: str) -> Any:
+    """Convert an operand to another dtype; entries with the same coordinates are added up before, in their own."""
     if _dtype_name(value) == dtype:
         return value
+    value = add_duplicates(value)
     if interop.is_torch(value):
         import torch
 

@@ -16,7 +16,7 @@ from sparsetir import interop
 from sparsetir.build import build
 from sparsetir.caches import remember
 from sparsetir.errors import ArgumentError, OffsetError
-from sparsetir.formats.compressed import compressed_rows
+from sparsetir.formats.compressed import add_duplicates, compressed_rows
 from sparsetir.formats.tensor import SparseTensor
 from sparsetir.interop import CooTensor, as_numpy, is_sparse, is_torch, recast, to_torch
 from sparsetir.notation.emit import Program, program
@@ -339,7 +339,8 @@ def classed_pattern(value: Any, family: str) -> Any:
 
 
 def cast(value: Any, dtype: str) -> Any:
-    """A value in another dtype."""
+    """Convert a value to another dtype; entries with the same coordinates are added up before, in their own."""
+    value = add_duplicates(value) if is_sparse(value) else value
     if isinstance(value, SparseTensor):
         return value.with_values([piece.values.astype(dtype) for piece in value.pieces])
     if isinstance(value, CooTensor):
