@@ -381,6 +381,26 @@ def test_orders_follow_the_pattern() -> None:
     assert [s.members for s in contractions(sampled, "ij", sizes, needs_pattern=True)] == [(0, 1, 2)]
 
 
+def test_orders_keep_a_sparse_operand_outermost_where_an_intermediate_result_is_large() -> None:
+    """A relational convolution: [r, i, f] has far more elements than the sum has products below an entry."""
+    sizes = {"r": 200, "i": 4000, "j": 4000, "f": 32, "o": 32}
+    others = [Value("jf"), Value("rfo")]
+    few, many = (Value("rij", stored, "rij") for stored in (150_000.0, 1e9))
+    assert [s.members for s in contractions([few, *others], "io", sizes)] == [(0, 1, 2)]
+    assert len(contractions([many, *others], "io", sizes)) == 2
+    rng = np.random.default_rng(0)
+    coords = np.stack([rng.integers(0, n, 30_000) for n in (50, 3000, 3000)])
+    edges = sparsetir.SparseTensor.from_any(CooTensor(coords, np.ones(30_000, "float32"), (50, 3000, 3000)), "csf")
+    X, W = rng.random((3000, 16), dtype="float32"), rng.random((50, 16, 16), dtype="float32")
+    step = einsum_expression("rij,jf,rfo->io", edges, X, W)
+    assert [s.members for s in step.steps] == [(0, 1, 2)]
+    assert step.script().count("T.sp_iter([R, I, J, ") == 1
+    expected = np.zeros((3000, 16), "float32")
+    r, i, j = edges.coords
+    np.add.at(expected, i, edges.values[:, None] * np.einsum("ef,efo->eo", X[j], W[r]))
+    np.testing.assert_allclose(step(edges, X, W), expected, rtol=1e-4)
+
+
 def test_orders_follow_what_was_counted() -> None:
     """A banded matrix, twice, and the aggregates of its rows: the product with them is small, which no size tells."""
     n = 4000

@@ -18,11 +18,14 @@ from sparsetir.notation.statistics import Statistics
 EXHAUSTIVE = 6  # operands of which every grouping is weighed
 # Times relative to that of a product in a vector loop below stored entries.
 DENSE_PRODUCT = 1 / 16  # two dense operands go to BLAS
+NESTED = 1 / 4  # two vector loops or more below an entry use what they read from memory again
 SCALAR = 6  # of a product where all loops run over stored entries
 ENTERED = 16  # of one that is entered into a computed pattern
 STARTED = 16  # of the beginning and end of a loop over a row of a sparse operand
 STEP = 20_000  # products in the time that one more call takes
 LARGEST = 2.0**34  # elements of an intermediate result
+CACHED = 1 << 20  # elements of a result that is read again before it leaves the cache
+SPILLED = 8  # of each element more: fresh memory is written, and read again in another order
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,8 @@ class _Search:
         written = math.prod(extents[c] for c in made.letters) if made.stored is None else made.stored
         if written > LARGEST:
             return math.inf
+        if made.stored is None and set(made.letters) != set(self.output):
+            written += SPILLED * max(written - CACHED, 0)
         sparse = [value for value in members if value.stored is not None]
         letters = set("".join(value.letters for value in members))
         if not sparse:
@@ -170,7 +175,7 @@ class _Search:
             rows = sum(self._met(part, set("".join(v.letters for v in part))) for part in before)
             return STEP + written + ENTERED * self._met(members, letters) + STARTED * rows
         sparse.sort(key=lambda v: (v is not made, v.path[0] not in made.letters))
-        return STEP + written + self._driven(sparse, letters)
+        return STEP + written + self._driven(sparse, letters, made)
 
     @staticmethod
     def _even(first: Value, second: Value, sizes: Mapping[str, int]) -> float:
@@ -194,7 +199,7 @@ class _Search:
             products *= self.known[pair].products / max(self.even[pair], 1.0)
         return products * math.prod(self.sizes[c] for c in letters - bound)
 
-    def _driven(self, sparse: list[Value], letters: set[str]) -> float:
+    def _driven(self, sparse: list[Value], letters: set[str], made: Value) -> float:
         """Products where loops run over the stored entries of sparse operands."""
         bound: set[str] = set()
         products, searches, rows = 1.0, 0.0, 0.0
@@ -212,6 +217,8 @@ class _Search:
             bound |= fresh
         free = letters - bound
         steps = products * (math.prod(self.sizes[c] for c in free) if free else SCALAR)
+        if len(free) > 1 and not free.isdisjoint(made.letters):
+            steps *= NESTED
         return steps * (1 + searches) + STARTED * rows
 
     # -------------------------------------------------------------- many steps
