@@ -20,6 +20,7 @@ with warnings.catch_warnings():
 import sparsetir.torch  # noqa: E402
 from sparsetir.torch import Graph, patch_pyg, recent, relational  # noqa: E402
 
+checksum = recent.checksum
 pytestmark = pytest.mark.filterwarnings("ignore")
 N, E, F = 20, 90, 6
 torch.manual_seed(0)
@@ -577,13 +578,48 @@ def test_structures_of_small_graphs_are_built_for_edges_that_come_again(name, hi
         assert 0 < len(structures) <= 4
 
 
-def test_many_edges_have_a_structure_at_once(structures, monkeypatch):
+@pytest.mark.parametrize(("edges", "features"), [(63_000, F), (2_000, 500)])
+@pytest.mark.parametrize("kind", ["sage", "gin", "gcn"])
+def test_much_work_has_a_structure_at_once(kind, edges, features, structures, monkeypatch):
     monkeypatch.setattr(recent, "MIN_USES", 6)
-    layer, index = conv.SAGEConv(F, 4), torch.randint(0, N, (2, recent.MAX_PLAIN_EDGES + 1))
+    make = {"sage": conv.SAGEConv, "gin": lambda i, o: conv.GINConv(torch.nn.Linear(i, o)), "gcn": conv.GCNConv}[kind]
+    outputs = 4 if kind != "gcn" else features  # the sums of GCNConv are those of its outputs
+    wide, narrow = make(features, outputs), make(outputs, 4)
+    index, x = torch.randint(0, N, (2, edges)), torch.randn(N, features)
+    for step in range(2):
+        edge_index = (index + step) % N
+        expected = [passes(wide, edge_index, x=x), passes(narrow, edge_index, x=x[:, :outputs])]
+        with patch_pyg():
+            found = [passes(wide, edge_index, x=x), passes(narrow, edge_index, x=x[:, :outputs])]
+        for one, other in zip(found, expected, strict=True):
+            for a, b in zip(one, other, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()))
+        assert len(structures) == step + 1  # the narrow layer alone would have none
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_new_edges_are_not_read_in_full(name, monkeypatch):
+    monkeypatch.setattr(recent, "MIN_USES", 9)  # three selections by each of three layers
+    read: list[Any] = []
+    monkeypatch.setattr(recent, "checksum", lambda whole: read.append(whole) or checksum(whole))
+    layers, others = [SMALL[name]() for _ in range(3)], (TYPES,) if name == "rgcn" else ()
     with patch_pyg():
-        found = passes(layer, index)
-    same(found, passes(layer, index))
-    assert len(structures) == 1
+        for step in range(8):
+            index = HISTORIES["new"](step, INDEX)
+            for layer in layers:
+                passes(layer, index, *others)
+    assert not read
+
+
+def test_evolving_edges_are_read_once_each(monkeypatch):
+    monkeypatch.setattr(recent, "MIN_USES", 6)
+    read: list[Any] = []
+    monkeypatch.setattr(recent, "checksum", lambda whole: read.append(whole) or checksum(whole))
+    graphs, index = recent.Graphs(), torch.zeros(2, 100, dtype=torch.int64)
+    for step in range(12):
+        index[0, 1] = step  # not a sampled column
+        assert not any(graphs.is_worth(index[row]) for row in (0, 1, 0))
+    assert len(read) == 11
 
 
 def test_counts_of_uses_are_bounded(monkeypatch):

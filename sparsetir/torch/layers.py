@@ -61,8 +61,8 @@ def gcn(original: Callable[..., Any], graphs: Graphs, norm: Callable[..., Any]) 
     @wraps(original)
     def forward(self: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
         is_edges = not torch.compiler.is_compiling() and type(edge_index) is Tensor
-        if is_edges and self._cached_edge_index is None and not graphs.is_worth(edge_index):
-            return original(self, x, edge_index, edge_weight)
+        if is_edges and self._cached_edge_index is None and not graphs.is_worth(edge_index, self.out_channels):
+            return graphs.run_plainly(original, self, x, edge_index, edge_weight)
         from torch_geometric.nn import GCNConv
 
         weights = () if edge_weight is None else (edge_weight,)
@@ -89,8 +89,10 @@ def sage(original: Callable[..., Any], graphs: Graphs) -> Callable[..., Any]:
 
     @wraps(original)
     def forward(self: Any, x: Any, edge_index: Any, size: Any = None) -> Any:
-        if not torch.compiler.is_compiling() and type(edge_index) is Tensor and not graphs.is_worth(edge_index):
-            return original(self, x, edge_index, size)
+        is_edges = not torch.compiler.is_compiling() and type(edge_index) is Tensor
+        features = x.shape[-1] if isinstance(x, Tensor) else x[0].shape[-1]
+        if is_edges and not graphs.is_worth(edge_index, features):
+            return graphs.run_plainly(original, self, x, edge_index, size)
         from torch_geometric.nn import SAGEConv
 
         sources, targets = x if isinstance(x, tuple) and len(x) == 2 else (x, x)

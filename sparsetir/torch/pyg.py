@@ -40,7 +40,7 @@ def _selecting(original: Callable[..., Any], graphs: Graphs) -> Callable[..., An
         is_usual = type(src) in PLAIN and src.dtype in NAMES and src.is_cpu and src.dim() > 0
         if torch.compiler.is_compiling() or not is_usual or self.node_dim not in (0, -src.dim()) or index.dim() != 1:
             return original(self, src, index)
-        if not graphs.is_worth(index):
+        if not graphs.is_worth(index, src.shape[1:].numel()):
             return original(self, src, index)
         whole, is_target = index._base, None
         if whole is not None and whole.dim() == 2 and whole.shape[0] == 2 and whole.is_contiguous():
@@ -93,7 +93,7 @@ def _remembering(original: Callable[..., Any], graphs: Graphs) -> Callable[..., 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         edges = args[0] if args else None
-        if type(edges) is Tensor and not torch.compiler.is_compiling() and not graphs.is_worth(edges):
+        if type(edges) is Tensor and not torch.compiler.is_compiling() and not graphs.is_worth(edges, uses=0):
             result = original(*args, **kwargs)
             if type(result) is tuple and type(result[0]) is Tensor:
                 graphs.share_count(edges, result[0])

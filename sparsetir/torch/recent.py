@@ -6,7 +6,8 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any
 from weakref import ref
 
@@ -20,9 +21,12 @@ from sparsetir.torch.kept import BITS
 
 MAX_PLACES = 256  # index tensors that live and are known by their memory
 MOST_EDGES, LEAST_KEPT = 1 << 23, 4  # of what is kept for later passes; the last few are kept anyway
-MAX_PLAIN_EDGES = 1 << 14  # up to that many, a structure costs more than a few layers gain by it
-MIN_USES = 16  # of so few edges, before they are worth a structure
-MAX_COUNTED = 1 << 12  # contents whose uses are counted
+MIN_BUILD_WORK = 1_000_000  # edges times features of one layer that pay for a structure which is used in a few layers
+MIN_FEATURES = 16  # an edge costs as much with fewer
+MIN_USES = 32  # by layers of less work, before they are worth a structure
+MAX_COUNTED = 1 << 12  # contents, and samples of contents, whose uses are counted
+SAMPLED_COLUMNS = 16
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 LANES = 64  # interleaved sums of a checksum
 
 
@@ -64,6 +68,12 @@ def checksum(whole: Tensor) -> bytes:
     return hashlib.blake2b(sums.tobytes() + tail.tobytes(), digest_size=16).digest()
 
 
+def sample(index: Tensor) -> Hashable:
+    """Return the shape, the dtype and a few columns of edges: equal edges have equal ones."""
+    step = max(index.shape[-1] // SAMPLED_COLUMNS, 1) if index.dim() else 1
+    return index.shape, index.dtype, index.numpy()[..., ::step].tobytes()
+
+
 class Contents:
     """Values by the contents of tensors, compared bit by bit, as far as these are not too large."""
 
@@ -99,6 +109,10 @@ def _place(index: Tensor | None) -> tuple[Any, ...] | None:
     return None if index is None else (index.data_ptr(), index.numel(), index.dtype, *index.stride())
 
 
+class _Local(threading.local):
+    is_plain = False
+
+
 class Graphs:
     """The graphs of edge indices, by their memory or else by what they hold."""
 
@@ -106,21 +120,38 @@ class Graphs:
         self.by_place = Cache[tuple[Any, ...]](MAX_PLACES)
         self.by_targets = Cache[Hashable](MAX_PLACES)
         self.recent = Recent()
-        self.uses: OrderedDict[Hashable, list[int]] = OrderedDict()  # by contents
+        self.uses: OrderedDict[Hashable, list[int]] = OrderedDict()  # by samples and by contents
         self.counted: dict[int, tuple[Any, int, list[int]]] = {}  # the same counts by the tensors that were seen
+        self.local = _Local()
 
-    def is_worth(self, index: Tensor) -> bool:
-        """Count one use of edges, and return whether a structure of them pays: if they are many, or come often."""
-        if index.shape[-1:] > (MAX_PLAIN_EDGES,) or not MIN_USES or torch._C._are_functorch_transforms_active():
+    def is_worth(self, index: Tensor, features: int = 0, uses: int = 1) -> bool:
+        """Count uses of edges, and return whether a structure pays: if it saves much at once, or is used often."""
+        if self.local.is_plain:
+            return False
+        if not MIN_USES or torch._C._are_functorch_transforms_active():
             return True
-        owner = _owner(index)
-        if type(owner) is not Tensor or owner.is_inference():
-            return True
+        owner = index._base
+        if owner is None:
+            owner = index
         entry = self.counted.get(id(owner))
-        is_counted = entry is not None and entry[0]() is owner and entry[1] == owner._version
-        count = entry[2] if entry is not None and is_counted else self._count(owner, self._uses_of(owner))
-        count[0] += 1
+        if entry is not None and entry[0]() is owner and entry[1] == owner._version:
+            count = entry[2]
+        elif type(owner) is not Tensor or owner.is_inference():
+            return True
+        elif index.shape and index.shape[-1] * max(features, MIN_FEATURES) >= MIN_BUILD_WORK:
+            count = self._count(owner, [MIN_USES + 1])  # layers of less work use the structure, too
+        else:
+            count = self._count(owner, self._uses_of(owner))
+        count[0] += uses
         return count[0] > MIN_USES
+
+    def run_plainly(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function in which no edges are worth a structure, and none are counted."""
+        before, self.local.is_plain = self.local.is_plain, True
+        try:
+            return function(*args)
+        finally:
+            self.local.is_plain = before
 
     def share_count(self, index: Tensor, derived: Tensor) -> None:
         """Count uses of edges that were derived from others as uses of these, whose contents were seen already."""
@@ -135,15 +166,33 @@ class Graphs:
         return count
 
     def _uses_of(self, index: Tensor) -> list[int]:
-        """Return the count that all tensors with this content share."""
+        """Return the count that all tensors with this content share.
+
+        A content is read in full only if its sample came before, so that edges which never return cost little.
+        """
+        if index.layout is not torch.strided or not index.is_cpu or index.dtype not in INTEGERS:
+            return [0]
+        few = sample(index)
+        first = self.uses.get(few)
+        if first is None:
+            return self._keep_uses(few, [0])
         whole = bits(index)
         if whole is None:
             return [0]
-        key = (index.shape, index.dtype, checksum(whole))
-        count = self.uses.setdefault(key, [0])
-        self.uses.move_to_end(key)
-        if len(self.uses) > MAX_COUNTED:
-            self.uses.popitem(last=False)
+        key = (few, checksum(whole))
+        count = self.uses.get(key)
+        if count is None:  # The first content with this sample was not read: it is taken for this one.
+            count, first = first, [0]
+        self._keep_uses(few, first)
+        return self._keep_uses(key, count)
+
+    def _keep_uses(self, key: Hashable, count: list[int]) -> list[int]:
+        """Keep a count as the most recent one."""
+        self.uses[key] = count
+        with suppress(KeyError):  # another thread may have dropped it
+            self.uses.move_to_end(key)
+            while len(self.uses) > MAX_COUNTED:
+                self.uses.popitem(last=False)
         return count
 
     def of(self, targets: Tensor, sources: Tensor | None, rows: int, columns: int) -> Graph:

@@ -69,7 +69,10 @@ def replaced(original: Callable[..., Any], graphs: Graphs, pairs_of: Callable[..
     @wraps(original)
     def forward(self: Any, x: Any, edge_index: Any, edge_type: Any = None) -> Any:
         sources, targets = x if isinstance(x, tuple) else (x, x)
-        if not _is_fit(self, sources, targets, edge_index, edge_type) or not graphs.is_worth(edge_index):
+        is_edges = not torch.compiler.is_compiling() and type(edge_index) is Tensor
+        if is_edges and not graphs.is_worth(edge_index, self.out_channels):
+            return graphs.run_plainly(original, self, x, edge_index, edge_type)
+        if not _is_fit(self, sources, targets, edge_index, edge_type):
             return original(self, x, edge_index, edge_type)
         weight = self.weight
         if self.num_bases is not None:
