@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from sparsetir.errors import ScheduleError
+from sparsetir.errors import ScheduleError, checks_keywords
 from sparsetir.scalars import as_whole
 from sparsetir.schedules import carry, panels, rows, sums
 
@@ -24,7 +24,7 @@ def _with_fields(cls: type) -> type:
     meanings = (fill(c.meaning, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT) for c in DECLARED)
     listed = "\n".join(f"    {c.name} : int\n{text}" for c, text in zip(DECLARED, meanings, strict=True))
     cls.__doc__ = f"{cls.__doc__}\n\n    Parameters\n    ----------\n{listed}\n    "
-    return dataclass(frozen=True)(cls)
+    return checks_keywords(dataclass(frozen=True)(cls))
 
 
 @_with_fields

@@ -3,9 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import wraps
+from typing import Any, TypeVar
+
+Makes = TypeVar("Makes", bound=Callable[..., Any])
 
 _latest: ContextVar[SparseTIRError | None] = ContextVar("_latest", default=None)
 
@@ -74,6 +80,43 @@ class OffsetError(ArgumentError):
 
 class ArgumentTypeError(SparseTIRError, TypeError):
     """A kernel was called with an argument of wrong type or dtype, or with a wrong name."""
+
+
+def checks_keywords(maker: Makes, owner: str | None = None) -> Makes:
+    """Make a function, or the constructor of a class, name a keyword that it does not have, and the closest it has."""
+    owner = owner or maker.__name__
+    if not isinstance(maker, type):
+        return _checked(maker, owner)  # type: ignore[return-value]
+    if "__init__" in vars(maker):
+        setattr(maker, "__init__", _checked(vars(maker)["__init__"], owner))  # noqa: B010 - mypy refuses it
+    return maker  # type: ignore[return-value]
+
+
+def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        try:
+            return function(*args, **keywords)
+        except TypeError:
+            # Only a failed call pays for the signature: searches make thousands of objects.
+            taken = list(inspect.signature(function).parameters.values())
+            if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
+                raise
+            known = [p.name for p in taken if p.name != "self" and p.kind is not p.POSITIONAL_ONLY]
+            unknown = next((keyword for keyword in keywords if keyword not in known), None)
+            if unknown is None:
+                raise
+            raise ArgumentTypeError(unknown_keyword(name, unknown, known)) from None
+
+    return call
+
+
+def unknown_keyword(owner: str, unknown: str, known: Sequence[str]) -> str:
+    """Say that there is no such keyword, and which are closest."""
+    close = difflib.get_close_matches(unknown, known)
+    hint = f"Did you mean {' or '.join(close)}?" if close else "Leave it out."
+    listed = f"one of {', '.join(known)}" if known else "no keywords"
+    return f"{unknown}: expected {listed}, got a name that {owner} does not have. {hint}"
 
 
 class StructureError(ArgumentError):

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -25,14 +27,15 @@ from sparsetir import formats, ops
 from sparsetir.errors import ArgumentError, ArgumentTypeError, ExecutorLostError, TuningError
 from sparsetir.machine import CORES, machine_name
 from sparsetir.schedules import Choices
-from sparsetir.tuning import Candidate, Database, tune_sparse
+from sparsetir.tuning import Candidate, Database, tune_sparse, workers
 from sparsetir.tuning.database import Key, Record
 from sparsetir.tuning.evaluator import Evaluator
 from sparsetir.tuning.executors import opened
 from sparsetir.tuning.fleet import Fleet, sendable, slots_of
 from sparsetir.tuning.measure import Place
+from sparsetir.tuning.pool import packed
 from sparsetir.tuning.served import ROOM, Order, alone, described, threads_for, token_of, untuned, work
-from sparsetir.tuning.workers import Lost
+from sparsetir.tuning.workers import Lost, RemoteWorker, prepare
 
 pytestmark = [
     pytest.mark.usefixtures("quick_comparisons"),
@@ -400,3 +403,64 @@ def test_a_process_that_dies_as_it_begins_is_begun_again() -> None:
     assert desk.place is place
     with pytest.raises(TuningError, match="a worker process could not begin: it was killed"):
         described(Answers(Lost("was killed"), Lost("was killed")))  # type: ignore[arg-type]
+
+
+def script(search: str) -> str:
+    """Write a script that prints the error of a search."""
+    return f"""
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+import numpy as np, scipy.sparse as sp, sparsetir
+
+def stop():
+    raise KeyError("no licence")
+
+def search(executor):
+    A = sp.random_array((20, 20), density=0.1, format="csr", dtype="float32", rng=np.random.default_rng(0))
+    inputs = {{"A": A, "B": np.ones((20, 8), "float32")}}
+    try:
+        sparsetir.tune_sparse(sparsetir.ops.spmm(), inputs, max_trials=1, formats=[], executor=executor, progress=False)
+    except Exception as error:
+        print("OUTCOME", type(error).__name__, error, flush=True)
+
+{search}
+"""
+
+
+POOL = 'ProcessPoolExecutor(1, get_context("spawn")'
+STARTS = {
+    "by name": ('search("processes:1")', "below `if __name__ =="),
+    "a pool": (f"with {POOL}) as pool:\n    search(pool)", "below `if __name__ =="),
+    "an import that fails": (
+        'if __name__ != "__main__":\n    raise ValueError("no such device")\nsearch("processes:1")',
+        "ValueError: no such device",
+    ),
+    "an initializer": (
+        f'if __name__ == "__main__":\n    with {POOL}, initializer=stop) as pool:\n        search(pool)',
+        "KeyError: 'no licence'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STARTS)
+def test_why_the_processes_of_a_pool_cannot_start(case: str, tmp_path: Path) -> None:
+    search, expected = STARTS[case]
+    path = tmp_path / "script.py"
+    path.write_text(script(search))
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=110, check=False)
+    outcomes = [line for line in done.stdout.splitlines() if line.startswith("OUTCOME")]
+    assert len(outcomes) == 1, done.stderr  # none of a process of the pool
+    assert outcomes[0].startswith("OUTCOME ExecutorLostError the worker processes of the executor cannot start: ")
+    assert expected in outcomes[0]
+
+
+def test_why_a_process_of_a_search_cannot_begin(monkeypatch: pytest.MonkeyPatch, evaluator: Evaluator) -> None:
+    monkeypatch.setattr(workers.Process, "idle", [])
+    monkeypatch.setattr(workers, "BEGIN", workers.BEGIN.replace("import tvm", "import tvm_that_is_not_there"))
+    worker = RemoteWorker(packed(evaluator) or b"", 20.0)
+    worker.post(prepare, None)
+    with pytest.raises(ExecutorLostError, match="could not begin: ModuleNotFoundError: No module named 'tvm_that"):
+        worker.result()
+    monkeypatch.setattr(sys, "executable", "/there/is/no/such/python")
+    with pytest.raises(ExecutorLostError, match=r"could not be started: .*No such file"):
+        RemoteWorker(b"", 20.0)

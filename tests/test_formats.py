@@ -525,7 +525,7 @@ def test_formats_say_what_they_expect():
         formats.csf((0, 2))
     with pytest.raises(ArgumentError, match="csf does not know its dimensions yet"):
         formats.csf().rules
-    with pytest.raises(ArgumentTypeError, match="format bsr takes other parameters"):
+    with pytest.raises(ArgumentTypeError, match="width: expected one of r, c, idtype, got a name that bsr"):
         SparseTensor.from_dense(small(), "bsr", width=3)
     with pytest.raises(ArgumentError, match="r of bsr must be a whole number from 1 on, found 0"):
         formats.bsr(0)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -15,9 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import sparsetir
-from sparsetir import ops
+from sparsetir import formats, ops
 from sparsetir.doubtful import warn_of_doubtful
-from sparsetir.errors import ArgumentError, ArgumentTypeError, ScriptError, ScriptWarning, VerifyError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, ScheduleError, ScriptError, ScriptWarning, VerifyError
 from sparsetir.formats.text import parse
 from sparsetir.ir import decode
 from sparsetir.schedules import Choices
@@ -315,3 +316,34 @@ def test_nothing_is_doubtful_about_the_pieces_of_a_format(text: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sparsetir.build(parts)
+
+
+CONSTRUCTORS = {
+    "Choices": (sparsetir.Choices, ["tile", "chunks", "prefetch"]),
+    "Accumulators": (sparsetir.Accumulators, ["kind", "order", "insertion"]),
+    **{name: (maker, None) for name, maker in formats.REGISTRY.items()},
+}
+
+
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+def test_a_keyword_that_a_constructor_does_not_have(name: str) -> None:
+    make, some = CONSTRUCTORS[name]
+    parameters = inspect.signature(make).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        pytest.skip("it takes any name")
+    with pytest.raises(ArgumentTypeError, match=f"^nonsense: expected .* got a name that {name} does not have"):
+        make(nonsense=3)
+    for known in some or parameters:
+        wrong = known[:1] + known[2:] if len(known) > 2 else known * 2
+        if wrong not in parameters:
+            with pytest.raises(ArgumentTypeError, match=rf"^{wrong}: .* Did you mean .*{known}"):
+                make(**{wrong: 3})
+
+
+def test_other_wrong_arguments_of_a_constructor() -> None:
+    with pytest.raises(ScheduleError, match="tile must be"):
+        sparsetir.Choices(tile="many")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="positional"):
+        sparsetir.Accumulators(*range(9))  # type: ignore[call-arg, arg-type]
+    assert next(iter(inspect.signature(sparsetir.Choices).parameters)) == "tile"
+    assert sparsetir.Choices(tile=8).changed(tile=16) == sparsetir.Choices(tile=16)

@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -24,6 +24,7 @@ from sparsetir.threads import get_num_threads
 from sparsetir.tuning.candidate import Candidate
 from sparsetir.tuning.database import Key, Record
 from sparsetir.tuning.evaluator import Evaluator, Formats, Prepared
+from sparsetir.tuning.executors import start_error
 from sparsetir.tuning.measure import Measurement, Place, reason
 from sparsetir.tuning.pool import ALLOWED, TIMEOUT, Pool, packed
 from sparsetir.tuning.served import (
@@ -109,9 +110,12 @@ class Fleet(Formats):
         self.path = spooled(self.payload)
         try:
             self.place = self._main_place()
-        except BaseException:
+        except BaseException as error:
             self.close()
-            raise
+            why = start_error(executor) if isinstance(error.__cause__, BrokenExecutor) else None
+            if why is None:
+                raise
+            raise ExecutorLostError(f"the worker processes of the executor cannot start: {why}") from error
 
     # -------------------------------------------------------------------------------------------- where it runs
 

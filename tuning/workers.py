@@ -34,12 +34,18 @@ from sparsetir.tuning.shelf import keep
 
 WORKERS = max(1, min(4, CORES))
 # TVM loads torch where it is installed, which takes seconds; arguments of torch are not sent (`SENT`).
+# The parent takes the first answer for that of `begin`: a text is the reason why there is no evaluator.
 BEGIN = """
 import sys
-sys.modules["torch"] = None
-import tvm
-del sys.modules["torch"]
-from sparsetir.tuning.workers import serve
+try:
+    sys.modules["torch"] = None
+    import tvm
+    del sys.modules["torch"]
+    from sparsetir.tuning.workers import serve
+except BaseException as error:
+    from multiprocessing.connection import Connection
+    Connection(int(sys.argv[1])).send(f"{type(error).__name__}: {error}")
+    raise
 serve(int(sys.argv[1]), int(sys.argv[2]))
 """
 WORKER = "SPARSETIR_WORKER"  # in the environment of a worker
@@ -237,14 +243,16 @@ class RemoteWorker:
         """Send the evaluator to a process, then every job that waits; its answer is awaited with the first result."""
         self.has_begun = False
         for attempt in range(1, BEGINNINGS + 1):
-            self.process = Process.take(self.threads)
+            self.process = None
             try:
+                self.process = Process.take(self.threads)
                 self.process.connection.send((begin, (self.payload,)))
                 for job in self.jobs:
                     self.process.connection.send(job)
                 return
             except OSError as error:  # it died a moment ago
-                self.process.kill()
+                if self.process is not None:
+                    self.process.kill()
                 if attempt == BEGINNINGS:
                     raise ExecutorLostError(f"a worker process could not be started: {error}") from error
 

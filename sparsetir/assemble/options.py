@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from sparsetir.errors import ArgumentError
+from sparsetir.errors import ArgumentError, checks_keywords
 
 if TYPE_CHECKING:
     from sparsetir.assemble.program import Assembly
@@ -20,6 +20,7 @@ KINDS = ("both", "bits", "bytes", "table", "segments")
 ORDERS = ("stored", "nonempty", "clustered", "banded")
 
 
+@checks_keywords
 @dataclass(frozen=True)
 class Accumulators:
     """How a kernel collects the rows of a result whose pattern it computes, for ``sparsetir.build(schedule=...)``.

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, StructureError, checks_keywords
 from sparsetir.formats.arrays import Array, changes, put, take
 from sparsetir.formats.estimate import Estimate
 from sparsetir.formats.memory import check_memory, check_values, fits
@@ -301,8 +301,9 @@ def register(name: str) -> Callable[[Maker], Maker]:
     """
 
     def keep(maker: Maker) -> Maker:
-        REGISTRY[name] = maker
-        return maker
+        checked = checks_keywords(maker, name)
+        REGISTRY[name] = checked
+        return checked
 
     return keep
 
