@@ -773,6 +773,26 @@ def test_an_element_that_moves_stays_in_memory() -> None:
     assert tvm_ffi.structural_equal(applied(main, PromoteRegisters), as_module(main)["main"])
 
 
+@pytest.mark.parametrize(("subscript", "is_held"), [("i + 4", True), ("B[i]", False), ("i // 2", False)])
+def test_lanes_have_registers_where_their_elements_are_different_ones(subscript: str, is_held: bool) -> None:
+    text = f"""
+@tir.prim_func(s_tir=True)
+def main(x: tir.Buffer((4,), "float32"), b: tir.handle, y: tir.Buffer((8,), "float32"), n: tir.int32):
+    B = tir.match_buffer(b, (4,), "int32", align=4)
+    for j in range(n):
+        for i in tir.unroll(4):
+            y[{subscript}] = y[{subscript}] + x[i]
+"""
+    func = applied(tvm.script.from_source(text, {"tir": tir}), PromoteRegisters)
+    assert bool(_stores(func.body, "acc")) == is_held
+    y, at = np.zeros(8, "float32"), np.array([5, 5, 0, 5], "int32")
+    compiled(func)(np.array([1, 2, 3, 4], "float32"), at, y, 2)
+    targets = {"i + 4": np.arange(4) + 4, "B[i]": at, "i // 2": np.arange(4) // 2}[subscript]
+    want = np.zeros(8, "float32")
+    np.add.at(want, np.tile(targets, 2), np.tile([1, 2, 3, 4], 2))
+    np.testing.assert_array_equal(y, want)
+
+
 def test_a_subscript_that_the_loop_changes_stays_in_memory() -> None:
     @tir.prim_func(s_tir=True)
     def main(y: tir.handle, n: tir.int32) -> None:

@@ -164,6 +164,22 @@ def is_one_to_one(indices: Sequence[ir.Expr], ranges: dict[Var, ir.Range]) -> bo
     return len(found.indices) > 0
 
 
+def are_different(indices: Sequence[ir.Expr], ranges: dict[Var, ir.Range], facts: Facts) -> bool:
+    """Whether different values of the variables of `ranges` make different subscripts of one element.
+
+    An array that is read on the way may hold a number twice, unless it is a list of `facts.distinct`.
+    """
+    plain = [_entry(uncast(i), facts) for i in indices]
+    known = [i for i in plain if not any(mentions(x, list(ranges)) for x in collect(i, ir.TensorLoad))]
+    return bool(known) and is_one_to_one(known, ranges)
+
+
+def _entry(index: ir.Expr, facts: Facts) -> ir.Expr:
+    """The place of an entry in a list that holds nothing twice, for the entry."""
+    is_listed = isinstance(index, ir.TensorLoad) and str(index.source.name) in facts.distinct
+    return uncast(index.indices[0]) if is_listed and len(index.indices) == 1 else index
+
+
 class _Steps:
     """The steps of one loop."""
 
@@ -205,14 +221,7 @@ class _Steps:
 
     def _are_different(self, indices: list[ir.Expr]) -> bool:
         """Whether subscripts that do not move within a step differ from step to step."""
-        plain = [self._entry(uncast(i)) for i in indices]
-        known = [i for i in plain if not any(mentions(x, [self.step]) for x in collect(i, ir.TensorLoad))]
-        return bool(known) and is_one_to_one(known, self.range)
-
-    def _entry(self, index: ir.Expr) -> ir.Expr:
-        """The place of an entry in a list that holds nothing twice, for the entry."""
-        is_listed = isinstance(index, ir.TensorLoad) and str(index.source.name) in self.facts.distinct
-        return uncast(index.indices[0]) if is_listed and len(index.indices) == 1 else index
+        return are_different(indices, self.range, self.facts)
 
     def _is_block(self, sites: list[Site], column: list[ir.Expr]) -> bool:
         """Whether each step has as many elements of its own, one block after the other."""
@@ -279,4 +288,4 @@ def is_shared(buffer: Var, loop: tirx.For, facts: Facts) -> bool:
     return _Steps(loop, facts).shares(buffer)
 
 
-__all__ = ["Facts", "is_one_to_one", "is_shared", "shared_array"]
+__all__ = ["Facts", "are_different", "is_one_to_one", "is_shared", "shared_array"]

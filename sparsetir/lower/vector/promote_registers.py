@@ -21,9 +21,10 @@ after::
         for k in T.vectorized(16):
             c[io * 4 + ii, k] = acc[ii * 16 + k]
 
-A *lane* is an inner loop that moves the element; all others repeat it. What does not depend on the repeating loops
-and guards the element guards its first load and last store too. Where the statement before the loop initialises just
-these elements, the registers begin with that.
+A *lane* is an inner loop that moves the element; all others repeat it. Different lanes must have different elements:
+rows that share a target, as those of ``y[b[i]] = y[b[i]] + ...``, stay in memory. What does not depend on the repeating
+loops and guards the element guards its first load and last store too. Where the statement before the loop initialises
+just these elements, the registers begin with that.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from tvm import ir, tirx
 from tvm.ir import Var
 
 from sparsetir.ir import const
+from sparsetir.lower.checks.apart import Facts, are_different
+from sparsetir.lower.marks import DISTINCT, INDPTR, names_in
 from sparsetir.lower.nests import PARALLEL, SERIAL, each_lane, most, place_of, with_body
 from sparsetir.lower.rewriting import all_same, alloc, collect, conjunction, conjuncts, mentions, same, seq, substitute
 from sparsetir.walks import structural_mutate
@@ -187,7 +190,13 @@ def _initial(stmt: tirx.Stmt, site: Site) -> ir.Expr | None:
     return other.at(site.lanes, stmt.value) if agree else None
 
 
-def keep(loop: tirx.For, before: tirx.Stmt | None = None) -> tirx.Stmt | None:
+def _are_apart(site: Site, facts: Facts) -> bool:
+    """Whether different lanes of a store have different elements, so that each can have a register of its own."""
+    ranges = {lane.loop_var: ir.Range.from_min_extent(lane.min, lane.extent) for lane in site.lanes}
+    return not ranges or are_different(site.store.indices, ranges, facts)
+
+
+def keep(loop: tirx.For, facts: Facts, before: tirx.Stmt | None = None) -> tirx.Stmt | None:
     """`loop` with its running values in local cells; None where it is no reduction of a few elements.
 
     Where the statement `before` it is given, the result stands for both, and is None unless that initialises the cells.
@@ -195,7 +204,7 @@ def keep(loop: tirx.For, before: tirx.Stmt | None = None) -> tirx.Stmt | None:
     if loop.kind != SERIAL or any(f.kind == PARALLEL for f in collect(loop.body, tirx.For)):
         return None
     sites = _sites(loop)
-    if not sites or not _agree(sites, loop):
+    if not sites or not _agree(sites, loop) or not _are_apart(sites[0], facts):
         return None
     first = sites[0]
     start = None if before is None else _initial(before, first)
@@ -226,11 +235,11 @@ def keep(loop: tirx.For, before: tirx.Stmt | None = None) -> tirx.Stmt | None:
     return tirx.IfThenElse(runs, both, None) if start is None else both
 
 
-def _keep_pairs(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
+def _keep_pairs(stmts: list[tirx.Stmt], facts: Facts) -> list[tirx.Stmt]:
     """The statements of a sequence, an initialisation and the loop behind it as one."""
     out: list[tirx.Stmt] = []
     for stmt in stmts:
-        both = keep(stmt, out[-1]) if out and isinstance(stmt, tirx.For) else None
+        both = keep(stmt, facts, out[-1]) if out and isinstance(stmt, tirx.For) else None
         if both is None:
             out.append(stmt)
         else:
@@ -241,13 +250,14 @@ def _keep_pairs(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PromoteRegisters")
 def PromoteRegisters(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Rewrite every accumulating loop of a function, the outermost that allows it."""
+    facts = Facts(names_in(func, INDPTR), names_in(func, DISTINCT))
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
-        kept = keep(node)
+        kept = keep(node, facts)
         return mutator.default_mutate(node) if kept is None else kept
 
     def on_seq(node: tirx.SeqStmt, mutator: Any) -> tirx.Stmt:
-        return seq(*(mutator.mutate(s) for s in _keep_pairs(list(node.seq))))
+        return seq(*(mutator.mutate(s) for s in _keep_pairs(list(node.seq), facts)))
 
     body = structural_mutate(func.body, [(tirx.For, on_for), (tirx.SeqStmt, on_seq)])
     return with_body(func, body)
