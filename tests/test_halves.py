@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from tvm import tirx
+from tvm.target import codegen
 
 import sparsetir
 from sparsetir import formats, ops
@@ -284,3 +285,91 @@ def test_rows_that_are_cut_are_rounded_once(dtype: str) -> None:
     B = np.full((4000, 9), 0.7).astype(HALVES[dtype])
     found = kernel("spmm", dtype, chunks=6, carry=1)(A=A, B=B)
     check_once_rounded(found, wide @ B.astype(np.float64), dtype)
+
+
+# ---------------------------------------------------------------- every slot, for every processor
+
+PROCESSORS = ("x86-64-v3", "x86-64-v4", "znver4", "sapphirerapids", "")
+OVER_SCRATCH = """
+@T.prim_func
+def program(a: T.handle, y: T.handle, q: T.handle, n: T.int32):
+    X = T.dense_fixed(n)
+    D = T.dense_fixed(1)
+    A = T.match_sparse_buffer(a, (X,), "{dtype}")
+    Q = T.alloc_sparse_buffer((X,), "{dtype}")
+    R = T.match_sparse_buffer(q, (X,), "{dtype}")
+    Y = T.match_sparse_buffer(y, (D,), "{dtype}")
+    with T.sp_iter([X], "S", "fill") as [i]:
+        Q[i] = {filled}
+    with T.sp_iter([X], "S", "read") as [i]:
+        R[i] = {read}
+    with T.sp_iter([X], "R", "reduce") as [i]:
+        with T.init():
+            Y[0] = T.Cast("{dtype}", -9)
+        Y[0] = {reduced}
+"""
+FILLED = {
+    "copy": ("A[i]", lambda a: a),
+    "sum": ("A[i] + A[i]", lambda a: a + a),
+    "literal": ("T.Cast('{dtype}', 0.75)", lambda a: np.full_like(a, 0.75)),
+    "choice": ("T.if_then_else(i % 2 == 0, A[i], T.Cast('{dtype}', -2))", lambda a: np.where(_even(a), a, -2)),
+    "select": ("T.Select(A[i] > T.Cast('{dtype}', 0), A[i], -A[i])", lambda a: np.abs(a)),
+    "exponential": ("T.exp(A[i])", lambda a: np.exp(a)),
+    "rounded": ("T.Cast('{dtype}', T.Cast('float32', A[i]) * T.float32(1.001))", lambda a: a * np.float32(1.001)),
+}
+READ = {
+    "copy": ("Q[i]", lambda q: q),
+    "negative": ("-Q[i]", lambda q: -q),
+    "bounded": ("T.min(Q[i], T.Cast('{dtype}', 1))", lambda q: np.minimum(q, 1)),
+    "exponential": ("T.exp(Q[i])", lambda q: np.exp(q)),
+    "absent": ("T.if_then_else(i % 2 == 0, Q[i], T.Cast('{dtype}', 3))", lambda q: np.where(_even(q), q, 3)),
+}
+REDUCED = {
+    "sum": ("Y[0] + Q[i]", lambda q: q.sum() - 9),
+    "max": ("T.max(Y[0], Q[i])", lambda q: max(q.max(), -9)),
+    "min": ("T.min(Y[0], Q[i])", lambda q: min(q.min(), -9)),
+}
+
+
+def _even(a: np.ndarray) -> np.ndarray:
+    return np.arange(len(a)) % 2 == 0
+
+
+def _runs_here(processor: str) -> bool:
+    """Whether this machine has the instructions of a processor that tests compile for."""
+    wanted = {"": (), "x86-64-v3": ("avx2", "fma"), "x86-64-v4": ("avx512f", "avx512bw", "avx512vl")}.get(processor)
+    native = sparsetir.compile.target.native_target()
+    return wanted is not None and all(codegen.target_has_features(feature, native) for feature in wanted)
+
+
+@pytest.mark.sampled(60)
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("reduced", REDUCED)
+@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("filled", FILLED)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_scratch_of_halves(dtype: str, filled: str, read: str, reduced: str, processor: str) -> None:
+    """Scratch rounds as memory does, whatever is stored in it and read from it."""
+    steps = {"filled": FILLED[filled], "read": READ[read], "reduced": REDUCED[reduced]}
+    texts = {name: text.format(dtype=dtype) for name, (text, _) in steps.items()}
+    target = {"kind": "llvm", "mcpu": processor} if processor else None
+    kernel = sparsetir.build(sparsetir.parse(OVER_SCRATCH.format(dtype=dtype, **texts)), target)
+    if not _runs_here(processor):
+        return
+    A = dense((1, 45), dtype, 5)[0]
+    result, total = np.zeros_like(A), np.zeros(1, A.dtype)
+    kernel(A=A, R=result, Y=total)
+    q = FILLED[filled][1](A.astype(np.float32)).astype(HALVES[dtype]).astype(np.float32)
+    np.testing.assert_allclose(
+        result.astype(np.float32), READ[read][1](q), rtol=2 * limits(dtype)["rtol"] if "exp" in filled + read else 1e-7
+    )
+    np.testing.assert_allclose(total.astype(np.float32), REDUCED[reduced][1](q), rtol=2 * limits(dtype)["rtol"])
+
+
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("op", ["spmm", "spmv", "sddmm", "linear", "mttkrp", "triangles"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_ready_programs_of_halves_compile_for_every_processor(dtype: str, op: str, processor: str) -> None:
+    target = {"kind": "llvm", "mcpu": processor} if processor else None
+    assert sparsetir.build(getattr(ops, op)(dtype), target).source("ll")
