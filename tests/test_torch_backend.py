@@ -20,7 +20,7 @@ with warnings.catch_warnings():
     from torch_geometric.nn import conv
     from torch_geometric.utils import softmax
 
-from sparsetir.torch import Graph, SparseLinear, patch_pyg, recent  # noqa: E402
+from sparsetir.torch import Graph, SparseLinear, patch_pyg, recent, traced  # noqa: E402
 from sparsetir.torch.messages import Messages  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -427,3 +427,75 @@ def test_other_options_are_refused():
     with pytest.raises(Exception, match="has no modes; found mode='max-autotune'"):
         torch.compile(sums, backend="sparsetir", mode="max-autotune")(X, INDEX)
     assert "sparsetir" in torch.compiler.list_backends()
+
+
+# ------------------------------------------------------------------ few edges
+
+
+@pytest.fixture
+def structures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that are built, where none were before."""
+    monkeypatch.setattr(traced, "GRAPHS", recent.Graphs())
+    built: list[Any] = []
+    build = Graph.__init__
+    monkeypatch.setattr(Graph, "__init__", lambda self, *a, **b: built.append(self) or build(self, *a, **b))
+    return built
+
+
+class Deep(torch.nn.Module):
+    """Two layers and a readout of each half of the nodes."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([kind(F, F), kind(F, F)])
+
+    def forward(self, x: Any, edge_index: Any, half: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x, edge_index).relu()
+        return x.new_zeros(2, F).index_add(0, half, x)
+
+
+KINDS = {
+    "sage": conv.SAGEConv,
+    "gcn": conv.GCNConv,
+    "gat": conv.GATConv,
+    "gin": lambda inputs, outputs: conv.GINConv(torch.nn.Linear(inputs, outputs)),
+}
+EDGES = {
+    "new": lambda step, index: torch.randint(0, N, index.shape, generator=torch.Generator().manual_seed(step)),
+    "same": lambda step, index: index,
+    "equal": lambda step, index: index.clone(),
+    "mutated": lambda step, index: index.copy_(index.roll(step, 1).flip(0)),
+}
+
+
+@pytest.mark.parametrize("mode", ["gradients", "inference"])
+@pytest.mark.parametrize("edges", EDGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_structures_of_few_edges_are_built_when_they_come_again(kind, edges, mode, structures, monkeypatch):
+    monkeypatch.setattr(recent, "MIN_USES", 40)
+    torch.manual_seed(0)
+    model, index, half = Deep(KINDS[kind]), INDEX.clone(), (torch.arange(N) >= N // 2).long()
+    call = compiled(model)
+    parameters = list(model.parameters())
+    for step in range(24 if edges == "same" else 60):
+        index = EDGES[edges](step, index)
+        if mode == "inference":
+            with torch.inference_mode():
+                same([call(X, index.clone(), half)], [model(X, index.clone(), half)])
+            continue
+        found = passes(lambda x, i=index: call(x, i, half), [X], parameters)
+        same(found, passes(lambda x, i=index: model(x, i, half), [X], parameters))
+    if edges == "new":
+        assert not structures
+    elif edges == "equal":
+        assert 0 < len(structures) <= 4
+
+
+def test_much_work_has_a_structure_at_once(structures, monkeypatch):
+    monkeypatch.setattr(recent, "MIN_USES", 40)
+    call = compiled(sums)
+    for step in range(2):
+        x, index = torch.randn(N, 500), torch.randint(0, N, (2, 2000), generator=torch.Generator().manual_seed(step))
+        torch.testing.assert_close(call(x, index), sums(x, index), rtol=1e-4, atol=1e-3)
+        assert len(structures) == 2 * (step + 1)  # one has a column for each edge

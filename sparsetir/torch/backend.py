@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import operator
 import warnings
 from collections.abc import Callable, Mapping
@@ -12,8 +13,9 @@ from typing import Any
 import torch
 
 from sparsetir.errors import ArgumentError
-from sparsetir.torch import traced
+from sparsetir.torch import recent, traced
 from sparsetir.torch.messages import Messages, value
+from sparsetir.torch.recent import INTEGERS
 
 DENSE = ("eager", "aot_eager", "inductor")
 
@@ -44,14 +46,16 @@ def compile_graph(
         Other options, or a mode.
     """
     dense = _checked(dict(options or {}), mode)
+    plain = _copy(module) if dense == "eager" else None
     messages = Messages(module)
     messages.replace()
     _warn(messages.left())
-    if dense == "eager":
+    edges = _edge_inputs(module)
+    if plain is not None:
         _call_directly(module)
     module.recompile()
-    if dense == "eager":
-        return module.forward
+    if plain is not None:
+        return _choose_by_edges(module, plain, edges) if edges else module.forward
     from torch._dynamo.backends.registry import lookup_backend
 
     return lookup_backend(dense)(module, inputs)
@@ -65,6 +69,61 @@ def _checked(options: dict[str, Any], mode: str | None) -> str:
         found = f"dense={dense!r}" if dense not in DENSE else ", ".join(options)
         raise ArgumentError(f'options are {{"dense": one of {", ".join(map(repr, DENSE))}}}; found {found}')
     return str(dense)
+
+
+def _copy(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Copy a program, but not its parameters."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return torch.fx.GraphModule(module, graph)
+
+
+def _edge_inputs(module: torch.fx.GraphModule) -> dict[int, tuple[int, int]]:
+    """Return the inputs that edges are computed from: their places, how many calls use each, and the most features."""
+    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+    inputs: dict[int, tuple[int, int]] = {}
+    for node in module.graph.nodes:
+        if node.op != "call_function" or node.target is not traced.along_edges:
+            continue
+        shape = value(node).shape[1:] if value(node) is not None else ()
+        features = math.prod(size for size in shape if isinstance(size, int))
+        for origin in _origins([edge for edge in node.args[:2] if isinstance(edge, torch.fx.Node)]):
+            calls, most = inputs.get(nodes.index(origin), (0, 0))
+            inputs[nodes.index(origin)] = calls + 1, max(most, features)
+    return inputs
+
+
+def _origins(nodes: list[torch.fx.Node]) -> list[torch.fx.Node]:
+    """Return the inputs of integers that values are computed from."""
+    seen: dict[torch.fx.Node, None] = {}
+    while nodes:
+        node = nodes.pop()
+        if node not in seen:
+            seen[node] = None
+            nodes += node.all_input_nodes
+    return [node for node in seen if node.op == "placeholder" and _is_edges(value(node))]
+
+
+def _is_edges(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.dim() > 0 and tensor.dtype in INTEGERS
+
+
+def _choose_by_edges(
+    module: torch.fx.GraphModule, plain: torch.fx.GraphModule, edges: dict[int, tuple[int, int]]
+) -> Callable[..., Any]:
+    """Run a program along structures where the edges are worth these, and otherwise as torch traced it."""
+    _call_directly(plain)
+    plain.recompile()
+    along, as_traced = module.forward, plain.forward
+
+    def run(*inputs: Any) -> Any:
+        is_much, are_worth = False, True
+        for place, (calls, features) in edges.items():
+            is_much = is_much or recent.is_much(inputs[place], features)
+            are_worth = traced.GRAPHS.is_worth(inputs[place], features, calls) and are_worth
+        return along(*inputs) if is_much or are_worth else as_traced(*inputs)
+
+    return run
 
 
 def _call_directly(module: torch.fx.GraphModule) -> None:

@@ -109,6 +109,11 @@ def _place(index: Tensor | None) -> tuple[Any, ...] | None:
     return None if index is None else (index.data_ptr(), index.numel(), index.dtype, *index.stride())
 
 
+def is_much(index: Tensor, features: int) -> bool:
+    """Return whether one layer along edges gains as much by a structure as this costs."""
+    return bool(index.shape) and index.shape[-1] * max(features, MIN_FEATURES) >= MIN_BUILD_WORK
+
+
 class _Local(threading.local):
     is_plain = False
 
@@ -136,12 +141,14 @@ class Graphs:
         entry = self.counted.get(id(owner))
         if entry is not None and entry[0]() is owner and entry[1] == owner._version:
             count = entry[2]
-        elif type(owner) is not Tensor or owner.is_inference():
-            return True
-        elif index.shape and index.shape[-1] * max(features, MIN_FEATURES) >= MIN_BUILD_WORK:
+        elif type(owner) is not Tensor or is_much(index, features):
+            if type(owner) is not Tensor or owner.is_inference():
+                return True
             count = self._count(owner, [MIN_USES + 1])  # layers of less work use the structure, too
         else:
-            count = self._count(owner, self._uses_of(owner))
+            count = self._uses_of(owner)
+            if not owner.is_inference():  # otherwise it has no version
+                self._count(owner, count)
         count[0] += uses
         return count[0] > MIN_USES
 
