@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd import forward_ad as _forward_level
 
-from sparsetir.errors import LoweringError
+from sparsetir.errors import LoweringError, OffsetError
 from sparsetir.torch.programs import Sizes
 
 if TYPE_CHECKING:
@@ -310,6 +310,10 @@ class Attention(KernelFunction):
         scale, rate = options
         ctx.graph, ctx.inner, ctx.options = graph, inner, (scale, e is not None, rate)
         keep = any(ctx.needs_input_grad)
+        if not keep and e is None and rate == 0 and q.dtype in (torch.float32, torch.float64):
+            mixed = _block_attention(graph.rows, q, k, v, scale)
+            if mixed is not None:
+                return mixed
         given = {"Q": q, "KEYS": k, "V": v, "edges_data": e, "edges_v_data": e, "seed_data": seed}
         found = graph.rows.run("attention", NAMES[q.dtype], inner, *ctx.options, keep, **given)
         if not keep:
@@ -331,6 +335,21 @@ class Attention(KernelFunction):
         if ctx.needs_input_grad[6]:
             g_e = graph.rows.run("attention_edges", dtype, inner[:-1], rate, p__data=p, s_data=s, Q=q, G=g)
         return None, None, None, g_q, g_k, g_v, g_e, None
+
+
+def _block_attention(rows: Compressed, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor | None:
+    """Attention where edges are full blocks, whose scores are products of matrices; None where they are not."""
+    if rows.blocks is None or 0 in (*q.shape, *v.shape):
+        return None
+    from sparsetir.relax.torch_ops import TORCH_OPERATORS
+
+    _, indptr, indices = rows.blocks
+    by_heads = [(t if t.dim() == 3 else t[:, None]).resolve_neg().transpose(0, 1).contiguous() for t in (q, k, v)]
+    try:
+        mixed = TORCH_OPERATORS["attention"].run(*by_heads, indptr, indices, scale).transpose(0, 1).contiguous()
+    except OffsetError:
+        return None
+    return mixed if q.dim() == 3 else mixed[:, 0]
 
 
 class Additive(KernelFunction):

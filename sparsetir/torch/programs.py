@@ -251,9 +251,7 @@ def softmax(draft: EdgeDraft) -> None:
     _softmax(draft, value, draft.edges("O", result=True), heads)
 
 
-def _softmax(
-    draft: EdgeDraft, value: str, o: str, heads: Axes, rate: float = 0.0, rises: str = ""
-) -> str:
+def _softmax(draft: EdgeDraft, value: str, o: str, heads: Axes, rate: float = 0.0, rises: str = "") -> str:
     """Write the shares of edges; those that are dropped with a minus. What to multiply values with is returned.
 
     `rises`: the part of the value that differs among the edges of a row, if the value rises with it.
