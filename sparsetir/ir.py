@@ -17,7 +17,7 @@ from tvm import ir, s_tir, tirx
 from tvm.ir import Call, Var
 
 from sparsetir import op
-from sparsetir.errors import VerifyError
+from sparsetir.errors import ArgumentTypeError, VerifyError
 from sparsetir.walks import structural_mutate, structural_walk
 
 SPARSE_ITER = "sparse_iter"
@@ -404,6 +404,9 @@ def decode(func: tirx.PrimFunc) -> Program:
     >>> [axis.name for axis in program.axes.values()]
     ['I', 'J', 'J_dense', 'K']
     """
+    if not isinstance(func, tirx.PrimFunc):
+        fault = f"func: expected a PrimFunc, got {type(func).__name__}."
+        raise ArgumentTypeError(f"{fault} Pass a program, as of sparsetir.parse.")
     program = Program(func)
     storage: dict[Var, Var] = {}
     params = set(func.params)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, ParamSpec
 
 from tvm import tirx
 
-from sparsetir.errors import ArgumentError
+from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.rules import INDEX_DTYPES
 from sparsetir.scalars import VALUE_DTYPES, as_whole, dtype_name
 
@@ -33,6 +33,9 @@ def once(make: Callable[P, tirx.PrimFunc]) -> Callable[P, tirx.PrimFunc]:
         bound.apply_defaults()
         for argument, value in bound.arguments.items():
             bound.arguments[argument] = _spelled(make.__name__, argument, value, signature.parameters[argument].default)
+            if not isinstance(bound.arguments[argument], Hashable):
+                fault = f"{argument}: expected {signature.parameters[argument].annotation}, got {type(value).__name__}."
+                raise ArgumentTypeError(f"{fault} See help(sparsetir.ops.{make.__name__}).")
         return made(*bound.args, **bound.kwargs)
 
     return program

@@ -77,7 +77,7 @@ def dtype_name(value: Any) -> str:
         return "bfloat16"
     try:
         return np.dtype(held).name
-    except TypeError:  # no dtype
+    except (TypeError, ValueError, SyntaxError):  # no dtype
         return str(held)
 
 

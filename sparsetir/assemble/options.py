@@ -75,11 +75,11 @@ class Accumulators:
             whole = isinstance(found, int) and not isinstance(found, bool)
             if not whole or not 0 <= found <= most:
                 raise ArgumentError(f"{name} is a number of entries from 0 to {most}; found {found!r}")
-        if self.kind not in KINDS:
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
             raise ArgumentError(f"expected one of the kinds {', '.join(KINDS)}; found {self.kind!r}")
         if not isinstance(self.counted, bool):
             raise ArgumentError(f"counted is True or False, found {self.counted!r}")
-        if self.order not in ORDERS:
+        if not isinstance(self.order, str) or self.order not in ORDERS:
             raise ArgumentError(f"expected one of the orders {', '.join(ORDERS)}; found {self.order!r}")
         if self.block is not None and not _is_block(self.block):
             raise ArgumentError(f"block is three positive sizes (r, q, s) or None, found {self.block!r}")

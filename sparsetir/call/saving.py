@@ -21,7 +21,7 @@ from typing import Any
 from sparsetir.compile.cache import SHIPPED, content_key
 from sparsetir.compile.compiled import Compiled
 from sparsetir.compile.disk_cache import writing
-from sparsetir.errors import ArgumentError, FileFormatError, MissingFileError
+from sparsetir.errors import ArgumentError, ArgumentTypeError, FileFormatError, MissingFileError
 
 HEAD = b"SparseTIR kernel 1\n"
 Libraries = dict[str, tuple[bytes, dict[str, Any]]]
@@ -83,6 +83,8 @@ def load(path: str | Path) -> Any:
     ...     print(sparsetir.load(path))
     Kernel spmv(A: float32[m, n] csr, x: float32[n]) -> y: float32[m]
     """
+    if not isinstance(path, (str, Path)):
+        raise ArgumentTypeError(f"path: expected a str or Path, got {type(path).__name__}. Pass the path of a kernel.")
     path = Path(path)
     if not path.is_file():
         raise MissingFileError(f"there is no file {path}")

@@ -57,7 +57,7 @@ def lower(func: Any, stage: int = 3, **sizes: int) -> Any:
     VerifyError
         The program breaks a rule of stage I, or `stage` is neither 2 nor 3.
     """
-    if stage not in (2, 3):
+    if not isinstance(stage, int) or stage not in (2, 3):
         raise VerifyError(f"stage must be 2 or 3, found {stage!r}; stage 1 is the function itself")
     if sizes:
         func = with_sizes(func, sizes)

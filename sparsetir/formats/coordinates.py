@@ -101,6 +101,9 @@ class CSF(Layout):
         super().__post_init__()
         if self.order is None:
             return
+        if not isinstance(self.order, Sequence) or not all(isinstance(d, (int, np.integer)) for d in self.order):
+            fault = f"order: expected numbers of dimensions, got {self.order!r}."
+            raise ArgumentError(f"{fault} Pass a tuple such as (1, 0).")
         order = tuple(int(d) for d in self.order)
         object.__setattr__(self, "order", order)
         if sorted(order) != list(range(len(order))) or not order:

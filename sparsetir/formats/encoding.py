@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from sparsetir.errors import ArgumentError
+from sparsetir.errors import ArgumentError, ArgumentTypeError
 
 KINDS = ("dense", "batch", "compressed", "loose_compressed", "singleton", "structured", "range")
 PROPERTIES = ("nonunique", "nonordered", "soa")
@@ -127,6 +127,8 @@ def parse(text: str) -> Encoding:
     ArgumentError
         The text is no encoding; the message quotes the part that is wrong.
     """
+    if not isinstance(text, str):
+        raise ArgumentTypeError(f"text: expected an encoding, got {type(text).__name__}. Pass a string.")
     wide = WIDE.match(text)
     body = re.sub(r"^\s*map\s*=", "", wide.group(1)) if wide else text
     match = MAP.match(body)

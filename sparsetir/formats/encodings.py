@@ -17,7 +17,7 @@ from sparsetir.formats.coordinates import COO, CSF
 from sparsetir.formats.description import axis_name, describe
 from sparsetir.formats.diagonals import DIA
 from sparsetir.formats.encoding import Encoding, LevelText, parse
-from sparsetir.formats.format import Array, Entries, Format, Packed, register
+from sparsetir.formats.format import Array, Entries, Format, Packed, check_idtype, register
 from sparsetir.formats.layouts import CSC, CSR, DCSR
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.special import NM
@@ -191,6 +191,7 @@ class Encoded(Format):
     name = "encoded"
 
     def __init__(self, text: str, idtype: str | None = None) -> None:
+        check_idtype(idtype)
         self.text = text
         self.encoding: Encoding = parse(text)
         self.idtype = idtype or _idtype(self.encoding)

@@ -23,7 +23,7 @@ SHARED = ("bsr", "coo", "csc", "csr")
 
 def to_scipy(tensor: SparseTensor, format: str | None, *, copy: bool) -> Any:
     """The tensor as a scipy.sparse array."""
-    if format is not None and format not in SCIPY:
+    if format is not None and (not isinstance(format, str) or format not in SCIPY):
         raise ArgumentError(f"scipy has the formats {', '.join(SCIPY)}, found {format!r}")
     if tensor.ndim != 2:
         if format not in (None, "coo"):

@@ -272,7 +272,8 @@ class Format:
 
 def check_idtype(idtype: str | None) -> None:
     """Raise `ArgumentTypeError` unless `idtype` is one that an axis can have."""
-    if idtype not in (None, *IDTYPES):
+    is_name = isinstance(idtype, (str, np.dtype)) and idtype in IDTYPES  # an array is compared element by element
+    if idtype is not None and not is_name:
         raise ArgumentTypeError(f"idtype must be one of {', '.join(IDTYPES)}, found {idtype!r}")
 
 
@@ -331,6 +332,9 @@ def make(name: str, **parameters: Any) -> Format:
     >>> formats.make("bsr", r=4, c=2)
     bsr(r=4, c=2)
     """
+    if not isinstance(name, str):
+        fault = f"format: expected the name of a format, got {type(name).__name__}."
+        raise ArgumentTypeError(f"{fault} Pass one such as 'csr'.")
     if name not in REGISTRY:
         raise ArgumentError(f"no format is called {name!r}; there are {', '.join(sorted(REGISTRY))}")
     try:

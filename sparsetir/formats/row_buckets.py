@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.errors import ArgumentError
+from sparsetir.errors import ArgumentError, ArgumentTypeError
 from sparsetir.formats.arrays import Array, begins, index_dtype, spread
 from sparsetir.formats.description import describe
 from sparsetir.formats.estimate import Estimate
@@ -27,6 +27,9 @@ WIDTHS = (1, 2, 4, 8, 16, 32)
 
 def check_widths(name: str, widths: Sequence[int]) -> tuple[int, ...]:
     """`widths` as a tuple; `ArgumentError` unless they are whole numbers from 1 on in ascending order."""
+    if not isinstance(widths, Sequence):
+        fault = f"widths of {name}: expected a sequence of numbers, got {type(widths).__name__}."
+        raise ArgumentTypeError(f"{fault} Pass a tuple.")
     found = tuple(widths)
     for width in found:
         check_positive(name, widths=width)

@@ -19,7 +19,7 @@ from sparsetir.formats import format as limits
 from sparsetir.formats.arithmetic import Operators
 from sparsetir.formats.arrays import index_array
 from sparsetir.formats.encoding import Encoding
-from sparsetir.formats.format import Array, CapacityError, Entries, Format, make
+from sparsetir.formats.format import Array, CapacityError, Entries, Format, check_idtype, make
 from sparsetir.formats.memory import MemoryLimitError
 from sparsetir.formats.origin import Origin, open_dense, open_origin
 from sparsetir.formats.stored import Piece, amounts
@@ -151,6 +151,8 @@ class SparseTensor(Operators):
     @classmethod
     def from_file(cls, path: str | Path, format: str | Format | None = None, **options: Any) -> SparseTensor:
         """`from_any` of what `sparsetir.read` finds in a file (.mtx, .npz, .smtx, .tns)."""
+        if not isinstance(path, (str, Path)):
+            raise ArgumentTypeError(f"path: expected a str or Path, got {type(path).__name__}. Pass one of a file.")
         return cls.from_any(Path(path), format, **options)
 
     @classmethod
@@ -216,6 +218,7 @@ class SparseTensor(Operators):
         before: SparseTensor | None = None,
     ) -> SparseTensor:
         """Pack the entries of `origin`: with the values that they have in another tensor, if there is one."""
+        check_idtype(idtype)
         shape = origin.source.shape
         if format is None and len(shape) == 2 and is_hypersparse(shape[:1], origin.source.values.size):
             format = "dcsr"
@@ -476,6 +479,9 @@ def _named(format: str | Format | None, ndim: int, parameters: dict[str, Any]) -
         if parameters:
             raise ArgumentError(f"{format!r} has its parameters; {', '.join(parameters)} go with the name of a format")
         return format
+    if format is not None and not isinstance(format, str):
+        fault = f"format: expected a name, an encoding or a Format, got {type(format).__name__}."
+        raise ArgumentTypeError(f"{fault} Pass one such as 'csr' or formats.csr().")
     if format is not None and "->" in format:
         return encodings.format(format)
     return make(format or ("csr" if ndim == 2 else "csf"), **parameters)

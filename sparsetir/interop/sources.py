@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -193,6 +193,8 @@ def holds_own_values(value: Any) -> bool:
 
 def whole_sizes(shape: Any, name: str) -> tuple[int, ...]:
     """A shape of integers as one of Python's; refuse sizes that a cast would change."""
+    if not isinstance(shape, (Sequence, Iterator, np.ndarray)) or getattr(shape, "ndim", 1) != 1:
+        raise ArgumentTypeError(f"{name} must be integers, found {type(shape).__name__}; pass a tuple")
     sizes = tuple(as_whole(n) for n in shape)
     wrong = [n for n in sizes if type(n) is not int]
     if wrong:

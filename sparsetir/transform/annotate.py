@@ -91,7 +91,7 @@ def set_search(func: tirx.PrimFunc, iteration: str, strategy: str) -> Edit:
     VerifyError
         "hoist" would read what the iteration writes.
     """
-    if strategy not in SEARCHES:
+    if not isinstance(strategy, str) or strategy not in SEARCHES:
         raise ScheduleError(f"the search of an iteration is one of {', '.join(SEARCHES)}, found {strategy!r}")
     if strategy == "merge":
         editor = Editor(func)

@@ -46,9 +46,22 @@ class Edit(NamedTuple):
 # ---------------------------------------------------------------------------------------------- by name
 
 
+def find_entries(iteration: SpIter, refs: Sequence[Ref]) -> list[Entry]:
+    """Return the entries that a list of references names."""
+    return [find_entry(iteration, ref) for ref in _listed(refs)]
+
+
+def _listed(refs: Any) -> list[Any]:
+    if not isinstance(refs, (Sequence, ir.Array)):
+        raise ScheduleError(f"axes: expected names of axes, got {type(refs).__name__}. Pass a list of strings.")
+    return list(refs)
+
+
 def find_entry(iteration: SpIter, ref: Ref) -> Entry:
     """The entry that `ref` names: its text in the list, the name of its axis, or the names of its fused axes."""
-    names = [ref] if isinstance(ref, str) else list(ref)
+    names = [ref] if isinstance(ref, str) else _listed(ref)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ScheduleError(f"axis: expected the name of an axis or names of fused axes, got {ref!r}. Pass strings.")
     exact = [e for e in iteration.entries if [label(e)] == names]
     found = exact or [e for e in iteration.entries if [a.name for a in e.axes] == names]
     if len(found) == 1:
@@ -211,6 +224,9 @@ class Editor:
 
         Unless `merged`, neither it nor what is inside it walks several axes as one, or an axis that it computes.
         """
+        if not isinstance(name, str):
+            fault = f"iteration: expected the name of an sp_iter, got {type(name).__name__}."
+            raise ScheduleError(f"{fault} Pass a string.")
         found = [p for p in self.facts.places if p.iteration.name == name]
         if len(found) == 1:
             inside = [] if merged else [found[0], *self.nested(found[0].iteration)]
@@ -402,4 +418,4 @@ def is_declaration(stmt: tirx.Stmt) -> bool:
     return isinstance(stmt, (tirx.DeclBuffer, tirx.AllocBuffer))
 
 
-__all__ = ["Edit", "Editor", "find_entry", "is_sp_iter", "label", "make_iteration", "rebuilt"]
+__all__ = ["Edit", "Editor", "find_entries", "find_entry", "is_sp_iter", "label", "make_iteration", "rebuilt"]

@@ -10,7 +10,7 @@ from tvm import tirx
 from sparsetir.errors import ScheduleError
 from sparsetir.ir import Axis, Entry, SpIter, label
 from sparsetir.rules import fuse_fault
-from sparsetir.transform.editing import Edit, Editor, Ref, find_entry, rebuilt
+from sparsetir.transform.editing import Edit, Editor, Ref, find_entries, rebuilt
 
 
 def sparse_fuse(func: tirx.PrimFunc, iteration: str, axes: Sequence[Ref]) -> Edit:
@@ -34,7 +34,7 @@ def sparse_fuse(func: tirx.PrimFunc, iteration: str, axes: Sequence[Ref]) -> Edi
     """
     editor = Editor(func)
     found = editor.iteration(iteration)
-    entries = [find_entry(found, ref) for ref in axes]
+    entries = find_entries(found, axes)
     first = _first_of_neighbours(found, entries)
     members = tuple(a for e in entries for a in e.axes)
     _check_chain(found, entries, members)

@@ -11,7 +11,7 @@ from sparsetir.errors import ScheduleError
 from sparsetir.ir import Axis, Entry, SpIter, label
 from sparsetir.lower.checks.dependence import Steps, footprint, order_faults
 from sparsetir.rules import Place
-from sparsetir.transform.editing import Edit, Editor, Ref, find_entry, rebuilt
+from sparsetir.transform.editing import Edit, Editor, Ref, find_entries, rebuilt
 
 
 def sparse_reorder(func: tirx.PrimFunc, iteration: str, order: Sequence[Ref]) -> Edit:
@@ -47,7 +47,7 @@ def sparse_reorder(func: tirx.PrimFunc, iteration: str, order: Sequence[Ref]) ->
 
 
 def _permutation(iteration: SpIter, order: Sequence[Ref]) -> list[Entry]:
-    entries = [find_entry(iteration, ref) for ref in order]
+    entries = find_entries(iteration, order)
     listed = ", ".join(label(e) for e in iteration.entries)
     for entry in entries:
         if entries.count(entry) > 1:
