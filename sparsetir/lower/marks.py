@@ -35,6 +35,7 @@ INDPTR = "sparsetir.indptr"
 STRUCTURE = "sparsetir.structure"
 ASCENDING = "sparsetir.ascending"
 DISTINCT = "sparsetir.distinct"
+FIBERS = "sparsetir.fibers"
 SCRATCH = "sparsetir.scratch"
 FREE_SUMS = "sparsetir.free_sums"
 FINITE = "sparsetir.finite"
@@ -269,8 +270,16 @@ TABLE = (
         "function",
         "names of the lists that hold nothing twice",
         "align_params",
-        "check_schedule promote_halves",
+        "check_schedule promote_halves promote_registers",
         "without it no list is one",
+    ),
+    Mark(
+        FIBERS,
+        "function",
+        "lists of groups that hold nothing twice, as name:size of a group",
+        "align_params",
+        "promote_registers",
+        "without it no list has such groups",
     ),
     Mark(
         SCRATCH,

@@ -12,7 +12,7 @@ three kinds of subscripts does so in all accesses::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, sym, tirx
@@ -27,10 +27,14 @@ from sparsetir.walks import structural_mutate
 
 @dataclass(frozen=True)
 class Facts:
-    """Arrays of which something is known: row pointers never fall, `distinct` lists hold nothing twice."""
+    """Arrays of which something is known: row pointers never fall, `distinct` lists hold nothing twice.
+
+    Lists in `fibers`, as name:size, hold nothing twice in each group of so many entries.
+    """
 
     pointers: set[str]
     distinct: set[str]
+    fibers: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,15 +173,28 @@ def are_different(indices: Sequence[ir.Expr], ranges: dict[Var, ir.Range], facts
 
     An array that is read on the way may hold a number twice, unless it is a list of `facts.distinct`.
     """
-    plain = [_entry(uncast(i), facts) for i in indices]
+    plain = [_entry(uncast(i), ranges, facts) for i in indices]
     known = [i for i in plain if not any(mentions(x, list(ranges)) for x in collect(i, ir.TensorLoad))]
     return bool(known) and is_one_to_one(known, ranges)
 
 
-def _entry(index: ir.Expr, facts: Facts) -> ir.Expr:
-    """The place of an entry in a list that holds nothing twice, for the entry."""
-    is_listed = isinstance(index, ir.TensorLoad) and str(index.source.name) in facts.distinct
-    return uncast(index.indices[0]) if is_listed and len(index.indices) == 1 else index
+def _entry(index: ir.Expr, ranges: dict[Var, ir.Range], facts: Facts) -> ir.Expr:
+    """The place of an entry in a list for the entry, where the steps meet none twice in it."""
+    if not isinstance(index, ir.TensorLoad) or len(index.indices) != 1:
+        return index
+    name, place = str(index.source.name), uncast(index.indices[0])
+    sizes = [int(size) for other, _, size in (f.rpartition(":") for f in facts.fibers) if other == name]
+    is_listed = name in facts.distinct or any(_is_in_one(place, size, ranges) for size in sizes)
+    return place if is_listed else index
+
+
+def _is_in_one(place: ir.Expr, size: int, ranges: dict[Var, ir.Range]) -> bool:
+    """Whether places lie in one group of a list for all values of the variables of `ranges`."""
+    wide, analyzer = Wide(), sym.Analyzer()
+    for var, values in ranges.items():
+        analyzer.bind(wide.of(var), wide.range(values.min, values.extent))
+    group = analyzer.simplify(tirx.floordiv(wide.of(place), const(size, WIDE)))
+    return not mentions(group, [wide.of(var) for var in ranges])
 
 
 class _Steps:

@@ -18,11 +18,11 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import ir, tirx
+from tvm import ir, sym, tirx
 from tvm.ir import Var
 
-from sparsetir.ir import Axis, decode
-from sparsetir.lower.marks import ASCENDING, DISTINCT, INDPTR, STRUCTURE
+from sparsetir.ir import Axis, decode, substitute_args
+from sparsetir.lower.marks import ASCENDING, DISTINCT, FIBERS, INDPTR, STRUCTURE
 from sparsetir.walks import structural_mutate
 
 NOALIAS = "tirx.noalias"
@@ -45,6 +45,20 @@ def _has_one_fiber(axis: Axis) -> bool:
     """Whether all positions of an axis belong together: a root, or below one position."""
     above = None if axis.parent is None else axis.parent.count
     return above is None or (isinstance(above, tirx.IntImm) and int(above) == 1)
+
+
+def _fibers(axis: Axis) -> str:
+    """The list that holds the coordinates of an axis in groups of one size, none twice in a group, as name:size."""
+    if not axis.unique or not isinstance(axis.width, tirx.IntImm) or axis.kind != "sparse_fixed":
+        return ""
+    if axis.rule is None:
+        return "" if axis.indices is None else f"{axis.indices.name}:{int(axis.width)}"
+    slot, begin, *above = (Var(f"at_{n}", ir.PrimType(axis.idtype)) for n in range(2 + len(axis.ancestors)))
+    load = substitute_args(axis.rule, [*above, slot, begin + slot])
+    if not isinstance(load, ir.TensorLoad) or len(load.indices) != 1:
+        return ""
+    start = sym.Analyzer().simplify(tirx.floormod(load.indices[0] - slot, axis.width))
+    return f"{load.source.name}:{int(axis.width)}" if isinstance(start, tirx.IntImm) and int(start) == 0 else ""
 
 
 def realign(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -78,5 +92,8 @@ def AlignParams(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimF
     distinct = sorted({str(a.indices.name) for a in alone if a.indices is not None})
     if distinct:
         func = func.with_attr(DISTINCT, distinct)
+    fibers = sorted({f for f in map(_fibers, program.axes.values()) if f})
+    if fibers:
+        func = func.with_attr(FIBERS, fibers)
     out = realign(func).with_attr(NOALIAS, True).with_attr(INDPTR, pointers)
     return out.with_attr(STRUCTURE, sorted({*pointers, *indices})).with_attr(ASCENDING, ascending)

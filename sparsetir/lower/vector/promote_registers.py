@@ -39,7 +39,7 @@ from tvm.ir import Var
 
 from sparsetir.ir import const
 from sparsetir.lower.checks.apart import Facts, are_different
-from sparsetir.lower.marks import DISTINCT, INDPTR, names_in
+from sparsetir.lower.marks import DISTINCT, FIBERS, INDPTR, names_in
 from sparsetir.lower.nests import PARALLEL, SERIAL, each_lane, most, place_of, with_body
 from sparsetir.lower.rewriting import all_same, alloc, collect, conjunction, conjuncts, mentions, same, seq, substitute
 from sparsetir.walks import structural_mutate
@@ -250,7 +250,7 @@ def _keep_pairs(stmts: list[tirx.Stmt], facts: Facts) -> list[tirx.Stmt]:
 @tvm.tirx.transform.prim_func_pass(opt_level=0, name="sparsetir.PromoteRegisters")
 def PromoteRegisters(func: tirx.PrimFunc, _mod: ir.IRModule, _ctx: Any) -> tirx.PrimFunc:
     """Rewrite every accumulating loop of a function, the outermost that allows it."""
-    facts = Facts(names_in(func, INDPTR), names_in(func, DISTINCT))
+    facts = Facts(names_in(func, INDPTR), names_in(func, DISTINCT), names_in(func, FIBERS))
 
     def on_for(node: tirx.For, mutator: Any) -> tirx.Stmt:
         kept = keep(node, facts)
