@@ -597,6 +597,16 @@ def test_much_work_has_a_structure_at_once(kind, edges, features, structures, mo
         assert len(structures) == step + 1  # the narrow layer alone would have none
 
 
+def test_a_wide_layer_after_a_narrow_one_has_a_structure(structures, monkeypatch):
+    monkeypatch.setattr(recent, "MIN_USES", 6)
+    index = torch.randint(0, N, (2, 4_000))
+    with patch_pyg():
+        passes(conv.SAGEConv(F, 4), index)
+        assert not structures
+        passes(conv.SAGEConv(600, 4), index, x=torch.randn(N, 600))
+        assert len(structures) == 1
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_new_edges_are_not_read_in_full(name, monkeypatch):
     monkeypatch.setattr(recent, "MIN_USES", 9)  # three selections by each of three layers

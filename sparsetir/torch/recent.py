@@ -126,7 +126,7 @@ class Graphs:
         self.by_targets = Cache[Hashable](MAX_PLACES)
         self.recent = Recent()
         self.uses: OrderedDict[Hashable, list[int]] = OrderedDict()  # by samples and by contents
-        self.counted: dict[int, tuple[Any, int, list[int]]] = {}  # the same counts by the tensors that were seen
+        self.counted: dict[int, tuple[Any, int, list[int], bool]] = {}  # the same counts by the tensors that were seen
         self.local = _Local()
 
     def is_worth(self, index: Tensor, features: int = 0, uses: int = 1) -> bool:
@@ -141,6 +141,8 @@ class Graphs:
         entry = self.counted.get(id(owner))
         if entry is not None and entry[0]() is owner and entry[1] == owner._version:
             count = entry[2]
+            if not entry[3] and count[0] <= MIN_USES and is_much(index, features // 2):
+                count = self._count(owner, [MIN_USES + 1])  # a wide layer after narrow ones
         elif type(owner) is not Tensor or is_much(index, features):
             if type(owner) is not Tensor or owner.is_inference():
                 return True
@@ -164,12 +166,12 @@ class Graphs:
         """Count uses of edges that were derived from others as uses of these, whose contents were seen already."""
         entry = self.counted.get(id(_owner(index)))
         if entry is not None and not derived.is_inference():
-            self._count(_owner(derived), entry[2])
+            self._count(_owner(derived), entry[2], is_derived=True)
 
-    def _count(self, owner: Tensor, count: list[int]) -> list[int]:
+    def _count(self, owner: Tensor, count: list[int], is_derived: bool = False) -> list[int]:
         key = id(owner)
         forget = lambda _dead: self.counted.pop(key, None)  # noqa: E731
-        self.counted[key] = ref(owner, forget), owner._version, count
+        self.counted[key] = ref(owner, forget), owner._version, count, is_derived
         return count
 
     def _uses_of(self, index: Tensor) -> list[int]:
