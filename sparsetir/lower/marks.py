@@ -246,7 +246,7 @@ TABLE = (
         "function",
         "names of the row pointers; every function of the dialect has it",
         "align_params",
-        "check_schedule balance_nonzeros fuse_loops promote_halves split_merge_path",
+        "check_schedule balance_nonzeros fuse_loops promote_halves promote_registers split_merge_path",
         "functions without it pass through",
     ),
     Mark(
