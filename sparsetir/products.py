@@ -150,7 +150,11 @@ def _by_columns(A: Any, B: Any, mask: Any, *, complement: bool) -> Any:
         if type(first) is not rows:
             first = interop.compressed_of(rows, first.indptr, first.indices, first.data, first.shape)
         product = matmul(first, second, mask=None if mask is None else mask.T, complement=complement)
-    except SparseTIRError:  # said again in terms of the operands as they came
+    except (
+        SparseTIRError,
+        ValueError,
+        IndexError,
+    ):  # scipy checks what it transposes; the product by rows says it clearly
         return None
     return interop.sorted_rows(columns, product.indptr, product.indices, product.data, product.shape[::-1])
 
