@@ -89,7 +89,7 @@ def checks_keywords(maker: Makes, owner: str | None = None) -> Makes:
         return _checked(maker, owner)  # type: ignore[return-value]
     if "__init__" in vars(maker):
         setattr(maker, "__init__", _checked(vars(maker)["__init__"], owner))  # noqa: B010 - mypy refuses it
-    return maker  # type: ignore[return-value]
+    return maker
 
 
 def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
